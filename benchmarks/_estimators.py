@@ -1,4 +1,4 @@
-"""Training by the Estimator as a case to measure. Not a script."""
+"""Benchmark cases that train with the Estimator. Not a script."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import runner
 
 
 class Stopwatch(runner.Hook):
-    """Adds up what passes from the end of one grown loop to the end of the next.
+    """Adds up the times from the end of one grown loop to the end of the next.
 
     Args:
-      grown: loops shorter than this belong to the start, when the Estimator has not yet seen how long a step takes.
+      grown: shorter loops are ignored; they come at the start, before the Estimator has measured a step.
     """
 
     def __init__(self, grown: int) -> None:
@@ -43,8 +43,8 @@ def training(
     config: runner.RunConfig | None = None,
     model_dir: Path | None = None,
 ) -> Case:
-    """Two rows: `name`, the steady state, and `name, whole call`, one `train(steps=...)` with its begin, the short
-    first loops and the checkpoint at the end.
+    """Return a case with two rows: `name`, the steady state, and `name, whole call`, one `train(steps=...)` with its
+    setup, the short first loops and the checkpoint at the end.
     """
     trained = runner.Estimator(model_fn, model_dir or tempfile.mkdtemp(prefix="benchmark-"), config)
 
@@ -52,7 +52,7 @@ def training(
         stopwatch, started = Stopwatch(grown), Times.now()
         trained.train(input_fn, hooks=[stopwatch], steps=steps)
         whole = Times.now() - started
-        # With --tiny no loop grows: the steady state is then not a number.
+        # With --tiny no loop grows, so the steady state is NaN.
         steady = stopwatch.spent / stopwatch.steps if stopwatch.steps else Times(math.nan, math.nan)
         return {name: steady, f"{name}, whole call": whole / steps}
 

@@ -1,4 +1,4 @@
-"""What the scripts share: rounds in which every case runs once, and the tables of what came out. Not a script."""
+"""Run all cases of a script in rounds, and print tables of their times. Not a script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Case = Callable[[], dict[str, "Times"]]
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds by the clock on the wall, and of CPU of this process, all its threads together."""
+    """Wall-clock seconds, and CPU seconds of all threads of this process."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -42,10 +42,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of the times of two rows, in each round: what slows the machine for a while slows both.
+    """The ratio of two rows' times in each round. A slow moment of the machine slows both.
 
     Attributes:
-      promise: the most that it may be; None: nothing is promised.
+      promise: the largest allowed value; None: none is promised.
     """
 
     row: str
@@ -54,7 +54,7 @@ class Ratio:
 
 
 def timed(name: str, count: float, run: Callable[[], Any]) -> Case:
-    """A case of one row: `run`, which does `count` steps or examples."""
+    """Return a case of one row: `run`, which does `count` steps or examples."""
 
     def case() -> dict[str, Times]:
         started = Times.now()
@@ -65,10 +65,12 @@ def timed(name: str, count: float, run: Callable[[], Any]) -> Case:
 
 
 def arguments(doc: str | None, rounds: int, **counts: tuple[int, int, str]) -> argparse.Namespace:
-    """Parse the command line: --rounds, --tiny, and `--<name>` for each of `counts`. Prints where this runs.
+    """Parse the command line, --rounds, --tiny, and `--<name>` for each of `counts`, and print where this runs.
 
     Args:
-      counts: name -> (default, value under --tiny, help).
+      doc: the help text.
+      rounds: default number of rounds.
+      counts: name -> (default, value with --tiny, help).
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds)
@@ -79,14 +81,14 @@ def arguments(doc: str | None, rounds: int, **counts: tuple[int, int, str]) -> a
     for name, (default, tiny, _) in counts.items():
         if getattr(parsed, name) is None:
             setattr(parsed, name, tiny if parsed.tiny else default)
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns of one function a case
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it warns because each case makes a function
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, ", end="")
     print(f"{parsed.rounds} rounds; medians, and of ratios in each round", flush=True)
     return parsed
 
 
 def measure(cases: Sequence[Case], rounds: int) -> dict[str, list[Times]]:
-    """The rows of all cases, after one round that does not count: it traces, and fills caches."""
+    """Return row name -> times of each round. A first round, which traces and fills caches, is not counted."""
     rows: dict[str, list[Times]] = {}
     for number in range(rounds + 1):
         for case in cases:
@@ -97,8 +99,8 @@ def measure(cases: Sequence[Case], rounds: int) -> dict[str, list[Times]]:
 
 
 def show(title: str, rows: Rows, ratios: Sequence[Ratio], unit: str = "us") -> None:
-    """Two tables: times, in microseconds or seconds ("s"), and what they make a second; ratios, and what is promised of
-    each.
+    """Print two tables: of times, in microseconds or seconds ("s"), with rates per second; and of ratios, with their
+    promises.
     """
     width, in_unit = max(len(name) for name in (title, *rows)) + 2, {"us": 1e6, "s": 1.0}[unit]
     print(f"\n{title:{width}}{f'wall {unit}':>10}{'min':>10}{'max':>10}{f'CPU {unit}':>10}{'min':>10}{'1/s':>12}")

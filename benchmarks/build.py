@@ -1,15 +1,16 @@
-"""Seconds from a model_fn of many layers to its first steps, and to its first evaluation: the Estimator, and by hand.
+"""Seconds from a model_fn with many layers to its first steps and first evaluation: the Estimator, and by hand.
 
     python benchmarks/build.py [--rounds 5] [--layers 300] [--steps 50]
     python benchmarks/build.py --layers 120 --profile
 
-Dense layers of 64 (first_step/deep.py) with Adam on batches of 64, `--steps` training steps in one tf.function, then an
-evaluation of as many batches. By hand: layers, variables of the optimizer and a `tf.range` loop over a raw iterator;
-for the evaluation another loop over the same layers. TensorFlow is imported already; every round builds all anew.
+Dense layers of 64 units (first_step/deep.py) with Adam on batches of 64; `--steps` training steps in one tf.function,
+then an evaluation of as many batches. By hand: layers, optimizer variables and a `tf.range` loop over a raw iterator;
+for the evaluation another loop over the same layers. TensorFlow is already imported; every round builds everything
+again.
 
-Ours has the checkpoints of step 0 and of the last step in it, as a whole call of `train` has. CPU seconds are those of
-all threads. Garbage is collected before each case, and only then: a collection goes through the objects of all rounds,
-and which case it falls into is chance. `--profile` prints the costs of one build by the Estimator instead of the table.
+The Estimator's times include the checkpoints of step 0 and of the last step, like a whole call of `train`. CPU seconds
+are those of all threads. Garbage is collected only before each case, because a collection walks the objects of all
+rounds and would fall into a random case. `--profile` prints the costs of one build by the Estimator instead.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def input_fn() -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def timed(rows: dict[str, Times], name: str) -> Iterator[None]:
-    """Add the times of what is done inside to `rows`."""
+    """Add the times of the code inside this context to `rows`."""
     gc.collect()
     gc.disable()
     started = Times.now()
@@ -61,7 +62,7 @@ def timed(rows: dict[str, Times], name: str) -> Iterator[None]:
 
 
 def ours(layers: int, steps: int, directory: Path) -> Case:
-    """A new Estimator in a folder of its own: `train`, then `evaluate`."""
+    """Return a case: a new Estimator in its own folder, `train`, then `evaluate`."""
 
     def case() -> dict[str, Times]:
         deep.NUM_HIDDEN = layers
@@ -77,7 +78,7 @@ def ours(layers: int, steps: int, directory: Path) -> Case:
 
 
 def by_hand(layers: int, steps: int) -> Case:
-    """The same as one would write it: everything is built before the trace, which is then one."""
+    """Return a case: the same as a user would write it. Everything is built before the only trace."""
 
     def case() -> dict[str, Times]:
         deep.NUM_HIDDEN = layers
@@ -138,8 +139,8 @@ def _eval_loop(layers: Sequence[keras.layers.Layer]) -> Callable:
 
 
 def profile(case: Case) -> None:
-    """Print where one build spends its time in Python; what TensorFlow does in C++ is in the calls that wait for it."""
-    case()  # what is done once a process
+    """Print where one build spends its time in Python. TensorFlow's C++ time appears in the calls that wait for it."""
+    case()  # work that is done once per process
     recorded = cProfile.Profile()
     recorded.runcall(case)
     pstats.Stats(recorded).sort_stats("tottime").print_stats(COSTS).sort_stats("cumtime").print_stats(3 * COSTS)

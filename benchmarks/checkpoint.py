@@ -1,20 +1,21 @@
-"""256 MB of float32 variables: what saving adds to training, and what a write, a read and a check take.
+"""256 MB of float32 variables: what saving adds to training, and the times of a write, a read and a check.
 
     python benchmarks/checkpoint.py [--rounds 21] [--dir DIR] [--threads N] [--tiny]
     python benchmarks/checkpoint.py --peaks [--gigabytes 4] [--dir DIR] [--tiny]
 
-Training: one hand-written loop of a compute-bound step for all cases, 20 steps with a save after the first; what is
-saved is durable when the time is taken. Added: to the same steps without saving, in the same round. Ours fsyncs, writes
-a manifest and moves the state file; the peers do none of these. The page cache of the machine decides the slow rounds:
-look at the median and the minimum. Ratios are those of medians: what is added is a difference of two noisy times.
+Training: all cases use one hand-written loop of a compute-bound step, 20 steps with a save after the first; the time
+ends when the checkpoint is durable. "Added" is relative to the same steps without saving, in the same round. The runner
+fsyncs, writes a manifest and moves the state file; the others do none of these. Slow rounds are due to the machine's
+page cache: look at the median and the minimum. Ratios are those of medians, since what is added is a difference of two
+noisy times.
 
-A step that uses every core leaves none to the writer, whose work is then added in any case; --threads=1 leaves one on
-a machine of two cores, as a step on an accelerator does.
+If a step uses every core, none is left to the writer, so its work is always added. With --threads=1 one is left on a
+machine with two cores, as with steps on an accelerator.
 
---peaks: the memory that a training of an Estimator takes at its peak, as a multiple of its variables, with each value
-of checkpoint.asynchronous: while it builds them, while it takes steps and saves, and while a new process restores them.
-Every case is a process of its own. The variables are of 64 MB, begin with the value of a tensor, and are updated as a
-whole or, half of them, by rows, as embeddings are. It needs three times their size of memory, and of the disk.
+--peaks: the peak memory of training with an Estimator, as a multiple of its variables, for each value of
+checkpoint.asynchronous: while building, while taking steps and saving, and while a new process restores. Every case is
+a separate process. Variables are 64 MB each, start from a tensor, and are updated as a whole or, half of them, by rows,
+like embeddings. It needs three times their size in memory and on disk.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ STEPS = 20
 
 
 class Model:
-    """Layers of 8 MB, each with a step of its own."""
+    """Layers of 8 MB; each has its own step."""
 
     def __init__(self, num_layers: int) -> None:
         self.variables = {f"layer_{i}/kernel": tf.Variable(tf.random.normal([1024, 2048])) for i in range(num_layers)}
@@ -68,7 +69,9 @@ class Model:
 
 
 def train(model: Model, save: Callable[[int], None], finish: Callable[[], object], step: int) -> tuple[float, float]:
-    """Seconds of a checkpoint and the steps after it until it is durable, and of the slowest step with its save."""
+    """Return the seconds of a save and the steps after it until the checkpoint is durable, and of the slowest step
+    with its save.
+    """
     started, worst = time.perf_counter(), 0.0
     for number in range(STEPS):
         begun = time.perf_counter()
@@ -81,7 +84,7 @@ def train(model: Model, save: Callable[[int], None], finish: Callable[[], object
 
 
 def build_savers(model: Model, directory: Path) -> dict[str, tuple[Callable[[int], None], Callable[[], object]]]:
-    """Case -> what it does after a step, and at the end."""
+    """Return case -> (what it does after a step, what it does at the end)."""
     peer = tf.train.Checkpoint(**{name.replace("/", "_"): variable for name, variable in model.variables.items()})
     manager = tf.train.CheckpointManager(peer, str(directory / "peer"), max_to_keep=2)
 
@@ -108,7 +111,7 @@ def measure_training(model: Model, directory: Path, rounds: int) -> None:
     worst: dict[str, list[float]] = {name: [] for name in cases}
     for round_number in range(rounds + 1):
         secs = {name: train(model, *case, round_number) for name, case in cases.items()}
-        for name in cases if round_number else ():  # the first round traces, and fills memory and caches
+        for name in cases if round_number else ():  # warm up: trace, and fill memory and caches
             added[name].append(secs[name][0] - secs["no checkpoint"][0])
             worst[name].append(secs[name][1])
     step = statistics.median(worst["no checkpoint"])
@@ -124,7 +127,7 @@ def measure_training(model: Model, directory: Path, rounds: int) -> None:
 
 
 def build_cases(variables: Mapping[str, tf.Variable], directory: Path) -> dict[str, Callable[[], object]]:
-    """What is done alone, with nothing beside it."""
+    """Return case -> a function that does one thing alone, without training."""
     peer = tf.train.Checkpoint(**{name.replace("/", "_"): variable for name, variable in variables.items()})
     writer = CheckpointWriter(directory / "ours", keep_max=2)
     step = 0
@@ -174,7 +177,7 @@ def measure_alone(model: Model, directory: Path, rounds: int) -> None:
 
 MODES = {"false": False, "true": True, "auto": "auto"}
 AIMS = {"false": 1.15, "true": 2.0, "auto": 2.0}
-"""Of a save, beside one part where there is a copy."""
+"""Allowance for a save, in addition to one part if there is a copy."""
 
 PART = tensor_bundle.PART_BYTES
 
@@ -201,19 +204,20 @@ def measure_peaks(gigabytes: float, directory: Path) -> None:
 
 
 def measure_peak(what: str, mode: str, size: int, folder: Path) -> None:
-    """Print, as JSON, the peaks of a process that saves, or of one that restores what that has saved."""
+    """Print as JSON the memory peaks of a process that trains and saves, or of one that restores that checkpoint."""
     from tiny_step import input_fn, native_model_fn
 
     import runner
     from runner.tracking.journal import Journal, read_journal
 
     config = runner.RunConfig(save_checkpoints_steps=2, steps_per_loop=1, save_checkpoints_asynchronously=MODES[mode])
-    runner.Estimator(native_model_fn, config=config).train(input_fn, max_steps=2)  # all that a first training makes
+    # so that the baseline includes what any training allocates
+    runner.Estimator(native_model_fn, config=config).train(input_fn, max_steps=2)
     empty = memory("VmRSS")
     peaks: list[float] = []
 
     class Peaks(runner.Hook):
-        """Notes the peak before the first step, and after the last."""
+        """A hook that notes the peak before the first step and after the last."""
 
         def after_step(self, run: Any, result: Any) -> None:
             if not peaks:
@@ -238,7 +242,9 @@ def measure_peak(what: str, mode: str, size: int, folder: Path) -> None:
 
 
 def large_model(number: int) -> Callable[..., Any]:
-    """A model of so many variables of PART bytes; a step updates a row of one and all of the next, in turn."""
+    """Return a model_fn with this many variables of PART bytes; each step updates a row of one and all of the next,
+    in turn.
+    """
     import runner
 
     v1 = tf.compat.v1
@@ -248,7 +254,8 @@ def large_model(number: int) -> Callable[..., Any]:
         loss, updates = tf.reduce_mean(features), []
         for index in range(number):
             variable = tf.Variable(tf.zeros(shape), name=f"part_{index}", trainable=False)
-            with tf.control_dependencies(updates[-1:]):  # one after the other: what a step takes is not the question
+            # one after the other, since the memory of a step does not matter here
+            with tf.control_dependencies(updates[-1:]):
                 if index % 2:
                     updates.append(variable.assign_add(tf.fill(shape, loss), read_value=False))
                 else:
@@ -265,13 +272,13 @@ def small_input() -> tf.data.Dataset:
 
 
 def memory(name: str) -> int:
-    """Return the bytes of VmRSS, what this process has, or VmHWM, what it had at its peak."""
+    """Return bytes: VmRSS for the current memory of this process, or VmHWM for its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) << 10
 
 
 def forget_peak() -> None:
-    """From now on, VmHWM is the peak since this call."""
+    """Reset the peak, so that VmHWM counts from now on."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/cnn_step.py [--rounds 9] [--steps 40]
 
-Images of 32x32x3, batch 64, two convolutions of 32 and 64 filters, Adam: computing is all, and what the Estimator
-adds to it should not be seen. The bare loop calls a function of one step and reads the losses at the end. The
-Estimator's row is from the end of one loop to the end of the next, after the first (one step); "whole call" has
-the beginning, and the checkpoint at the end, in it: see it as seconds per call.
+Images of 32x32x3, batch 64, two convolutions of 32 and 64 filters, Adam. Computation dominates, so the Estimator's
+overhead should not be visible. The bare loop calls a function of one step and reads the losses at the end. The
+Estimator's row measures from the end of one loop to the end of the next, without the first loop (one step); "whole
+call" includes the setup and the checkpoint at the end: read it as seconds per call.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How much slower or faster is this tree than another revision? Ratios of each row of each benchmark.
+"""Compare the speed of this tree with another revision: ratios of each row of each benchmark.
 
     python benchmarks/compare.py REVISION [--rounds 5] [--only tiny_step,startup] [-- arguments of the scripts]
     make bench COMPARE=REVISION [ROUNDS=5] [ONLY="tiny_step startup"] [ARGS="--steps 5000"]
 
-Checks out REVISION into a temporary git worktree. Every round runs each script once of this tree and once of the other,
-each with its own benchmarks/ and its own `runner`, in the same virtual environment: whatever else the machine does
-slows both. Rows of the printed tables that have the same name are compared; a ratio of 1.10 says that this tree takes a
-tenth longer. "slower" or "faster" stands beside a row where all of at least three rounds agree. Everything else is
-noise, or needs more rounds.
+Checks out REVISION into a temporary git worktree. Each round runs each script once from this tree and once from the
+other, with the `benchmarks/` and `runner` of that tree, in the same virtual environment, so that other load on the
+machine slows both. Rows of the same name in the printed tables are compared; a ratio of 1.10 means that this tree takes
+10 % longer. A row is marked "slower" or "faster" if all of at least three rounds agree. Everything else is noise or
+needs more rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUMBER = re.compile(r"-?[\d,]+(\.\d+)?$")
 
 @dataclass(frozen=True)
 class Row:
-    """Medians of one row of a table, in the unit of its header; `cpu` is None where the table has no such column."""
+    """Medians of one row of a table, in the unit of its header; `cpu` is None if the table has no such column."""
 
     wall: float
     cpu: float | None
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass
 class Pairs:
-    """Times of one row: this tree's and the other's, from the same rounds."""
+    """Times of one row from this tree and the other, in the same rounds."""
 
     this: list[Row] = field(default_factory=list)
     other: list[Row] = field(default_factory=list)
@@ -51,13 +51,12 @@ class Pairs:
 
 
 def parse_tables(text: str) -> dict[str, Row]:
-    """Return the rows of all tables of times that a script printed; tables of ratios are passed over.
+    """Return row name -> row for all tables of times that a script printed; tables of ratios are skipped.
 
-    A row is named as it was printed. Where two tables of a script have rows of the same name, the title of the table
-    stands before it.
+    If two tables of a script have rows of the same name, the name begins with the title of the table.
     """
     rows: list[tuple[str, str, Row]] = []
-    title, columns = "", []  # of the table that is being read; no columns: none is
+    title, columns = "", []  # of the current table; empty: outside of tables
     for line in text.splitlines():
         name, *cells = COLUMNS.split(line.rstrip())
         if len(cells) > 1 and not any(NUMBER.match(cell) for cell in cells):
@@ -86,9 +85,9 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 
 def run_script(tree: Path, script: str, arguments: Sequence[str]) -> dict[str, Row] | None:
-    """Run a benchmark of `tree` for one round and return its rows; None, with the last line said, where it failed."""
+    """Run a benchmark of `tree` for one round and return its rows; None, after printing its last line, if it failed."""
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each start would compile everything anew
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise each start would compile all sources
     argv = [sys.executable, str(tree / "benchmarks" / f"{script}.py"), "--rounds", "1", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True)
@@ -100,7 +99,7 @@ def run_script(tree: Path, script: str, arguments: Sequence[str]) -> dict[str, R
 
 
 def compare(script: str, trees: Sequence[Path], rounds: int, arguments: Sequence[str]) -> dict[str, Pairs] | None:
-    """Return the pairs of each row that both trees have; None where the script failed in one of them."""
+    """Return the pairs of each row that both trees have; None if the script failed in one of them."""
     pairs: dict[str, Pairs] = {}
     for _ in range(rounds):
         this, other = (run_script(tree, script, arguments) for tree in trees)
@@ -116,14 +115,14 @@ def compare(script: str, trees: Sequence[Path], rounds: int, arguments: Sequence
 
 
 def verdict(ratios: Sequence[float]) -> str:
-    """Return "slower" or "faster" where every one of at least three rounds says so."""
+    """Return "slower" or "faster" if all of at least three rounds agree, else ""."""
     if len(ratios) < 3:
         return ""
     return "slower" if min(ratios) > 1 else "faster" if max(ratios) < 1 else ""
 
 
 def show(script: str, pairs: Mapping[str, Pairs]) -> None:
-    """Print one line for each row: this tree / the other one."""
+    """Print one line per row: the ratio of this tree to the other."""
     width = max((len(name) for name in (script, *pairs)), default=0) + 2
     print(
         f"\n{script:{width}}{'this':>10}{'other':>10}"
@@ -145,7 +144,7 @@ def main() -> None:
     parser.add_argument("revision", help="what this tree is compared with: a commit, a branch, a tag")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each script in each tree")
     parser.add_argument("--only", help="names of scripts, by commas or spaces; default: all that both trees have")
-    # What stands after "--" is for every script; argparse would take it apart.
+    # Arguments after "--" are for every script; argparse would interpret them.
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     own, arguments = sys.argv[1:end], sys.argv[end + 1 :]
     parsed = parser.parse_args(own)
@@ -156,7 +155,7 @@ def main() -> None:
         have = [{path.stem for path in (tree / "benchmarks").glob("[a-z]*.py")} - {"compare"} for tree in trees]
         if missing := set(chosen) - (have[0] & have[1]):
             parser.error(f"not a benchmark of both trees: {', '.join(sorted(missing))}")
-        for tree in trees:  # so that neither compiles in its first round
+        for tree in trees:  # compile now, not in the first round
             subprocess.run([sys.executable, "-m", "compileall", "-q", str(tree / "runner")], check=True)
         load = os.getloadavg()[0]
         print(

@@ -2,16 +2,15 @@
 
     python benchmarks/growth.py [--rounds 3] [--curves layers variables ...] [--out FOLDER]
 
-Each point is measured in a process of its own, so that its peak of memory is its own; with several rounds a value is
-the smallest of them, which other work on the machine disturbs least. Beside each value stands its exponent: the slope
-of the curve from the point before it on two logarithmic axes, so 1 is linear, 0 flat, and what stays above 1 deserves
-a question. Time is CPU time of all threads and processes of a point unless its name says wall; memory is the peak of
-the resident set (of several processes: the sum of their proportional shares).
+Each point is measured in its own process, so that its memory peak is its own. With several rounds a value is the
+smallest, which other load on the machine disturbs least. Beside each value is its exponent: the slope of the curve from
+the previous point on logarithmic axes. 1 is linear, 0 is flat; an exponent that stays above 1 deserves a question. Time
+is CPU time of all threads and processes of a point unless its name says wall; memory is the peak of the resident set
+(of several processes: the sum of their proportional shares).
 
 The curves: layers and variables of a model, replicas of one process, processes of a cluster, metrics, examples of an
-evaluation, bytes of a checkpoint, steps in MLflow, jobs of a sweep, what a sweep does with
-their results; and what is to stay
-flat: the memory of each process of a run over steps and evaluations, in one process and in several.
+evaluation, bytes of a checkpoint, steps in MLflow, jobs of a sweep, and the sweep's own work on their results. Expected
+to be flat: the memory of each process of a run over steps and evaluations, with one process and with several.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Point = dict[str, float]
 
 
 def layers(number: int) -> Point:
-    """Dense layers of 16 units."""
+    """Measure a model of this many Dense layers of 16 units."""
     import keras
     import tensorflow as tf
 
@@ -67,7 +66,7 @@ def layers(number: int) -> Point:
 
 
 def variables(number: int) -> Point:
-    """Variables of 16 numbers, each trained by itself."""
+    """Measure this many variables of 16 numbers, each trained separately."""
     import tensorflow as tf
 
     import runner
@@ -85,7 +84,7 @@ def variables(number: int) -> Point:
 
 
 def replicas(number: int) -> Point:
-    """Virtual replicas of one process, for the tiny MLP."""
+    """Measure the tiny MLP on this many virtual replicas in one process."""
     import runner
     from runner.distribute.strategy import split_cpu
 
@@ -97,7 +96,7 @@ def replicas(number: int) -> Point:
 
 
 def metrics(number: int) -> Point:
-    """Keras metrics of evaluation, which training updates as well."""
+    """Measure this many Keras metrics, which training updates as well as evaluation."""
     import keras
     import tensorflow as tf
 
@@ -115,7 +114,7 @@ def metrics(number: int) -> Point:
 
 
 def training(model_fn: Callable[..., Any], *, steps: int, config: Any = None, eval_batches: int = 0) -> Point:
-    """To the first step, and a step in the steady state."""
+    """Measure the time to the first step, and a step in the steady state."""
     from _estimators import Stopwatch
     from tiny_step import input_fn
 
@@ -136,7 +135,7 @@ def training(model_fn: Callable[..., Any], *, steps: int, config: Any = None, ev
 
 
 def examples(number: int) -> Point:
-    """Examples of an evaluation, in batches of 1,000."""
+    """Measure an evaluation of this many examples, in batches of 1,000."""
     import tensorflow as tf
     from tiny_step import native_model_fn
 
@@ -155,7 +154,7 @@ def examples(number: int) -> Point:
 
 
 def checkpoint(megabytes: int) -> Point:
-    """Variables of at most 64 MB each: saves that training waits for, and a restore into a new model."""
+    """Measure saves, for which training waits, and a restore into a new model, with variables of at most 64 MB each."""
     import tensorflow as tf
     from tiny_step import input_fn as small_input_fn
     from tiny_step import native_model_fn
@@ -178,12 +177,12 @@ def checkpoint(megabytes: int) -> Point:
     with tempfile.TemporaryDirectory() as folder:
         config = runner.RunConfig(save_checkpoints_asynchronously=False)
         runner.Estimator(native_model_fn, config=config).train(small_input_fn, max_steps=1)
-        empty = peak()  # with all that a first training makes
+        empty = peak()  # the baseline includes what any first training allocates
         before = Times.now()
         runner.Estimator(model_fn, folder, config).train(input_fn, max_steps=1)
         saved = Times.now() - before
         before = Times.now()
-        runner.Estimator(model_fn, folder, config).train(input_fn, max_steps=2)  # reads it, and saves once more
+        runner.Estimator(model_fn, folder, config).train(input_fn, max_steps=2)  # restores it, and saves again
         again = Times.now() - before
         return {
             "build and two saves, wall s": saved.wall,
@@ -193,8 +192,10 @@ def checkpoint(megabytes: int) -> Point:
 
 
 def mlflow_steps(number: int) -> Point:
-    """Steps of one value each, from the journal into MLflow's sqlite; then what the supervisor does at the end."""
-    shipping(10)  # imports MLflow and makes its tables
+    """Measure shipping this many steps, with one value each, from the journal to MLflow's sqlite, and the
+    supervisor's end of a run.
+    """
+    shipping(10)  # warm up: import MLflow and create its tables
     empty = peak()
     shipped, ended = shipping(number)
     return {
@@ -206,7 +207,7 @@ def mlflow_steps(number: int) -> Point:
 
 
 def shipping(number: int) -> tuple[Times, Times]:
-    """Ship so many steps, and do what a supervisor does with the journals of a run that has ended."""
+    """Ship this many steps, and finish the journals of a run as its supervisor does."""
     from runner.tracking.journal import Journal, Journals, journal_path
     from runner.tracking.mlflow_tracker import MlflowTracker
     from runner.tracking.run_record import RunRecord
@@ -229,12 +230,12 @@ def shipping(number: int) -> tuple[Times, Times]:
         shipped, before = Times.now() - before, Times.now()
         facts_in(journals.events_of())
         journals.events("error")
-        shipper.close("FINISHED", {}, [])  # draws the curves
+        shipper.close("FINISHED", {}, [])  # this draws the curves
         return shipped, Times.now() - before
 
 
 def job_results(number: int) -> Point:
-    """Jobs of a sweep that take no time: what the sweep itself does after each, and at the end."""
+    """Measure the work of a sweep itself, after each job and at the end, with this many jobs that take no time."""
     from runner.config.schema import SweepConfig, TrackingConfig
     from runner.launch.sweep import Sweep
 
@@ -259,7 +260,7 @@ def write_summary(job: Path, summary: Mapping[str, Any]) -> None:
 
 
 def peak() -> float:
-    """Of the resident set of this process until now, in MB."""
+    """Return the peak resident set of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -267,7 +268,7 @@ def peak() -> float:
 
 
 def processes(number: int) -> Point:
-    """Workers of `strategy=multi_worker` on this host: the gang's start, a step, and a loop's end."""
+    """Measure workers of `strategy=multi_worker` on this host: the start, a step, and the end of a loop."""
     sizes = ["strategy=multi_worker", f"cluster.num_workers={number}", "input.train.batch_size=64", "command=train"]
     few, many = (command(*SWEEP_SETTINGS[:3], *sizes, f"train.max_steps={steps}") for steps in (20, 520))
     loops = command(*SWEEP_SETTINGS[:3], *sizes, "train.max_steps=520", "train.steps_per_loop=1")
@@ -281,7 +282,7 @@ def processes(number: int) -> Point:
 
 
 def jobs(number: int) -> Point:
-    """Jobs of a sweep, one after the other, of one step each."""
+    """Measure a sweep of this many sequential jobs of one step each."""
     rates = ",".join(f"{0.001 * (1 + index):g}" for index in range(number))
     spent = command("-m", *SWEEP_SETTINGS, f"model.params.learning_rate={rates}")
     return {
@@ -298,29 +299,31 @@ TINY_RUN = (
 
 
 def steps(number: int) -> Point:
-    """Steps of the tiny MLP, tracked in sqlite: what each process holds."""
+    """Measure the memory of each process over this many steps of the tiny MLP, tracked in sqlite."""
     return resident("command=train", f"train.max_steps={number}")
 
 
 def evaluations(number: int) -> Point:
-    """Checkpoints, each evaluated on ten batches, with ten steps between them, tracked in sqlite."""
+    """Measure memory over this many checkpoints, ten steps apart, each evaluated on ten batches and tracked in
+    sqlite.
+    """
     return resident(f"train.max_steps={10 * number}", "checkpoint.save_steps=10")
 
 
 def gang_steps(number: int) -> Point:
-    """Steps of two workers, whose checkpoints an evaluator follows: one every thousand steps."""
+    """Measure memory over this many steps of two workers, with an evaluator and a checkpoint every thousand steps."""
     gang = ("strategy=multi_worker", "cluster.num_workers=2", "cluster.evaluator=true")
     return resident(*gang, f"train.max_steps={number}", "checkpoint.save_steps=1000")
 
 
 def server_steps(number: int) -> Point:
-    """Steps of two workers and a parameter server, evaluated every thousand steps."""
+    """Measure memory over this many steps of two workers and a parameter server, evaluated every thousand steps."""
     servers = ("strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1")
     return resident(*servers, f"train.max_steps={number}", "checkpoint.save_steps=1000")
 
 
 def resident(*overrides: str) -> Point:
-    """What the processes of a run hold, in MB: at the end, and how much more than after a third of their lives."""
+    """Return the memory of each process of a run in MB: at the end, and the growth since a third of its life."""
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "said", "w+") as said:
         argv = [sys.executable, "-m", "runner", *TINY_RUN, *overrides]
         env = environment()
@@ -329,14 +332,14 @@ def resident(*overrides: str) -> Point:
         process = psutil.Popen(argv, env=env, stdout=said, stderr=said, cwd=folder)
         held: dict[int, list[float]] = {}
         while process.poll() is None:
-            with suppress(psutil.Error):  # one has just ended
+            with suppress(psutil.Error):  # a process has just ended
                 for one in (process, *process.children(recursive=True)):
                     held.setdefault(one.pid, []).append(one.memory_info().rss / MEGABYTE)
             time.sleep(0.25)
         if process.returncode:
             said.seek(0)
             sys.exit(f"{' '.join(argv)}: exit code {process.returncode}\n{said.read()[-3000:]}")
-    long = {pid: sizes for pid, sizes in held.items() if len(sizes) >= 20}  # not what lives for a moment
+    long = {pid: sizes for pid, sizes in held.items() if len(sizes) >= 20}  # ignore short-lived processes
     grew = {pid: statistics.median(sizes[-len(sizes) // 10 :]) - sizes[len(sizes) // 3] for pid, sizes in long.items()}
     tasks = {pid for pid in long if pid != process.pid}
     return {
@@ -349,7 +352,9 @@ def resident(*overrides: str) -> Point:
 
 
 def command(*overrides: str) -> Point:
-    """`python -m runner`: its seconds by the clock, of CPU, and the peak of what all its processes hold."""
+    """Measure a `python -m runner` command: wall-clock seconds, CPU seconds, and the peak memory of all its
+    processes.
+    """
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "said", "w+") as said:
         argv = [sys.executable, "-m", "runner", *overrides]
         begun, before = time.perf_counter(), cpu_of_children()
@@ -365,7 +370,9 @@ def command(*overrides: str) -> Point:
 
 @contextmanager
 def memory_of_tree(process: psutil.Popen) -> Iterator[list[float]]:
-    """What a process and all that it started hold, in MB, looked at twice a second. Shared pages count once."""
+    """Yield a list that collects, twice a second, the memory of a process and its descendants in MB. Shared pages
+    count once.
+    """
     held: list[float] = []
     ended = threading.Event()
 
@@ -376,7 +383,7 @@ def memory_of_tree(process: psutil.Popen) -> Iterator[list[float]]:
                 for one in (process, *process.children(recursive=True)):
                     total += one.memory_full_info().pss
             except psutil.Error:
-                continue  # one has just ended
+                continue  # a process has just ended
             held.append(total / MEGABYTE)
 
     thread = threading.Thread(target=look)
@@ -397,7 +404,7 @@ def cpu_of_children() -> float:
 
 
 class Curve(NamedTuple):
-    """A size, the points at which it is measured, and those of --tiny."""
+    """A size, the points at which it is measured, and those for --tiny."""
 
     measure: Callable[[int], Point]
     sizes: Sequence[int]
@@ -430,7 +437,7 @@ CURVES = {
 
 
 def measured(name: str, size: int) -> Point:
-    """A point, by this script in a process of its own."""
+    """Return a point, measured by this script in a new process."""
     argv = [sys.executable, __file__, "--point", name, str(size)]
     done = subprocess.run(argv, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
     point: Point = json.loads(done.stdout.splitlines()[-1])
@@ -438,14 +445,14 @@ def measured(name: str, size: int) -> Point:
 
 
 def exponent(before: tuple[int, float], here: tuple[int, float]) -> float:
-    """The slope between two points on logarithmic axes."""
+    """Return the slope between two points on logarithmic axes."""
     if min(before[1], here[1]) <= 0:
         return math.nan
     return math.log(here[1] / before[1]) / math.log(here[0] / before[0])
 
 
 def show(name: str, points: Mapping[int, Point]) -> None:
-    """A table: sizes down, values across, the exponent beside each."""
+    """Print a table: a row per size, a column per value, with the exponent beside each value."""
     columns = list(next(iter(points.values())))
     widths = [max(18, len(column)) for column in columns]
     print(f"\n{name:12}" + "".join(f"{column:>{width + 2}}" for column, width in zip(columns, widths, strict=True)))
@@ -461,11 +468,11 @@ def show(name: str, points: Mapping[int, Point]) -> None:
 
 
 def draw(curves: Mapping[str, Mapping[int, Point]], path: Path) -> None:
-    """A picture of each curve, all values of it on logarithmic axes, relative to their first point."""
+    """Draw each curve on logarithmic axes, all its values relative to their first point."""
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.fonttype"] = "none"  # letters as text: a tenth of their outlines
+    mpl.rcParams["svg.fonttype"] = "none"  # a tenth of the size of outlines
     from matplotlib import pyplot
 
     rows = math.ceil(len(curves) / 3)
@@ -518,7 +525,7 @@ def main() -> None:
 
 
 def smallest(column: str, rounds: Sequence[Point]) -> float:
-    """The round least disturbed; of what is counted a second, the largest."""
+    """Return the value of the least disturbed round: the smallest, or the largest of a rate."""
     values = [one[column] for one in rounds]
     return max(values) if "a second" in column else min(values)
 

@@ -2,12 +2,12 @@
 
     python benchmarks/inference.py [--rounds 9] [--batches 400]
 
-The same network (64-128-10), loss and accuracy, batches of 128 from the same tf.data pipeline. The Estimator's times
-are those of whole calls: the input function is called, the checkpoint looked at (read where memory does not hold it),
-and results go to the event file. Keras starts with its model and dataset in memory.
+The same network (64-128-10), loss and accuracy, with batches of 128 from the same tf.data pipeline. The Estimator's
+times are of whole calls: it calls the input function, looks for the checkpoint (and reads it if it is not in memory),
+and writes results to the event file. Keras starts with its model and dataset in memory.
 
-The writers are those of command=predict. Beside JSON Lines and .npz there is what one would write after Keras'
-`predict`: `json.dumps` of each example, and `np.savez`.
+The writers are those of command=predict. They are compared with what a user would write after Keras' `predict`:
+`json.dumps` of each example for JSON Lines, and `np.savez` for .npz.
 """
 
 from __future__ import annotations

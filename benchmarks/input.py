@@ -1,11 +1,11 @@
-"""Examples per second of training on a model that computes nothing, against a drain of the bare dataset.
+"""Examples per second of training a model that computes nothing, compared with reading the bare dataset.
 
     python benchmarks/input.py [--rounds 9] [--steps 10000]
 
-What an input pipeline can give, and how much of it reaches the training step. Two pipelines, batches of 128: "batches
-in memory" does no more than hand out what is there; "shuffled images" shuffles, casts and scales 28x28 images one by
-one, in parallel, and prefetches. The drains: `Dataset.reduce`, which stays within TensorFlow; a Python loop; and a raw
-iterator in a `tf.while_loop` that adds up what it reads, which is the least that any training loop does.
+It shows how much of an input pipeline's speed reaches the training step. Two pipelines with batches of 128: "batches in
+memory" only returns existing batches; "shuffled images" shuffles, casts and scales 28x28 images one by one, in
+parallel, and prefetches. The dataset is read by `Dataset.reduce`, which stays within TensorFlow; by a Python loop; and
+by a raw iterator in a `tf.while_loop` that adds up what it reads, the least that any training loop does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PIPELINES: dict[str, tuple[Callable[[], tf.data.Dataset], int]] = {
 
 
 def model_fn(features: tf.Tensor, mode: str) -> runner.EstimatorSpec:
-    """One variable; the batch is read, and no more."""
+    """Return the spec of a model with one variable that only reads the batch."""
     scale = tf.compat.v1.get_variable("scale", [], initializer=tf.compat.v1.zeros_initializer())
     loss = scale * tf.reduce_sum(features)
     return runner.EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(1e-9))
@@ -79,7 +79,7 @@ def loop_drain(dataset: tf.data.Dataset, steps: int) -> Callable[[], Any]:
 
 def ours(name: str, input_fn: Callable[[], tf.data.Dataset], steps: int) -> Case:
     trained = training(name, model_fn, input_fn, steps, grown=100)
-    return lambda: {row: times / BATCH for row, times in trained().items()}  # an example, not a step
+    return lambda: {row: times / BATCH for row, times in trained().items()}  # per example, not per step
 
 
 def cases_of(name: str, steps: int) -> list[Case]:

@@ -1,11 +1,12 @@
-"""A step with `train.jit` and without: a tiny MLP, a chain of cheap operations on big tensors, the CNN of cnn_step.py.
+"""A step with and without `train.jit`: a tiny MLP, a chain of cheap operations on large tensors, the CNN of
+cnn_step.py.
 
     python benchmarks/jit.py [--rounds 7] [--mlp 5000] [--chain 200] [--cnn 24]
 
-The MLP (16-16-1, batch 32) is all overhead. The chain (32 times `tanh(x * w + b)` on 512x256 numbers) is what XLA is
-for: one pass over memory where TensorFlow makes one for each operation. The CNN spends its time in convolutions. Rows
-are from the end of one loop to the end of the next, once loops have grown; what it takes to compile is in the line
-before the tables: seconds from the call of train to the end of its first step.
+The MLP (16-16-1, batch 32) is all overhead. The chain (32 times `tanh(x * w + b)` on 512x256 numbers) is the best case
+for XLA: one pass over memory where TensorFlow makes one per operation. The CNN spends its time in convolutions. Rows
+measure from the end of one loop to the end of the next, once loops have grown. The line before the tables has the time
+to compile: seconds from the call of train to the end of its first step.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> None:
         "CNN": (cnn_step.model_fn, cnn_step.input_fn, parsed.cnn, 2),
     }
     for name, (model_fn, input_fn, steps, grown) in models.items():
-        first_step(model_fn, input_fn, jit=False)  # whatever the process does once
+        first_step(model_fn, input_fn, jit=False)  # warm up: work that is done once per process
         took = {jit: first_step(model_fn, input_fn, jit=jit) for jit in (False, True)}
         print(f"\n{name}: first step after {took[False]:.2f} s, with jit {took[True]:.2f} s")
         cases = [

@@ -2,15 +2,15 @@
 
     python benchmarks/multi_worker.py [--rounds 7] [--steps 1500]
 
-The model and the data are those of tiny_step.py: a global batch of 32, of which each of two processes on this host
-takes 16, and MultiWorkerMirroredStrategy between them. Both loops have their `tf.range` in the graph, around
-`strategy.run` of one step with the Keras layers and the optimizer of the native model_fn, and one collective a step:
-that of the gradients. They differ in where a batch comes from: a raw tf.data iterator in each process, which takes its
-rows, or the iterator of `experimental_distribute_dataset`. Their losses are this process's part, summed once after the
-loop; those of the native model_fn are of the global batch, and are summed with the gradients.
+Model and data are those of tiny_step.py: a global batch of 32, of which each of two processes on this host takes 16,
+with MultiWorkerMirroredStrategy. Both loops are a `tf.range` in the graph around `strategy.run` of one step, with the
+Keras layers and optimizer of the native model_fn, and one collective per step, for the gradients. They differ in the
+source of batches: a raw tf.data iterator in each process, which takes its rows, or the iterator of
+`experimental_distribute_dataset`. Their losses are this process's part, summed once after the loop; those of the native
+model_fn are of the global batch, and are summed together with the gradients.
 
-A process can have one such strategy, so all cases use it, in the same order in both processes. The numbers are those of
-the chief. The row of a collective alone is the floor of what any step between processes takes.
+A process can have only one such strategy, so all cases share it, in the same order in both processes. The numbers are
+the chief's. The row with only a collective is the lower limit of any step between processes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def collective_alone(strategy: tf.distribute.Strategy, steps: int) -> Case:
         number = next(iterator)
 
         def of_replica() -> tf.Tensor:
-            return tf.distribute.get_replica_context().all_reduce(_SUM, tf.identity(number))  # it is on our device
+            # identity puts the number on the replica's device
+            return tf.distribute.get_replica_context().all_reduce(_SUM, tf.identity(number))
 
         return strategy.run(of_replica)
 
@@ -128,10 +129,10 @@ def work(parsed: Any) -> None:
 
 
 def start_workers(shared: str) -> None:
-    """Runs this script as each of the workers; the chief's output is ours.
+    """Run this script as each of the workers; the chief's output is printed.
 
     Args:
-      shared: what they take for the directory of temporary files.
+      shared: the workers' directory for temporary files.
     """
     chief, *others = [f"127.0.0.1:{port}" for port in free_ports(NUM_WORKERS)]
     cluster = {"chief": [chief], "worker": others}
@@ -143,7 +144,7 @@ def start_workers(shared: str) -> None:
         workers.append(subprocess.Popen([sys.executable, *sys.argv], env=env, stdout=stdout))
     codes: list[int | None] = [None]
     try:
-        while None in codes and not any(codes):  # one that fails leaves the other waiting
+        while None in codes and not any(codes):  # if one fails, the other waits forever
             time.sleep(POLL_SECS)
             codes = [worker.poll() for worker in workers]
     finally:

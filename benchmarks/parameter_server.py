@@ -1,12 +1,12 @@
-"""Microseconds per update of the tiny MLP by parameter servers: the Estimator, and the loop of TensorFlow's tutorial.
+"""Microseconds per update of the tiny MLP with parameter servers: the Estimator, and the loop of TensorFlow's tutorial.
 
     python benchmarks/parameter_server.py [--rounds 7] [--steps 2000]
 
-Two workers and one server on this host; the model and the data of tiny_step.py, batches of 32, each one update. The
-tutorial schedules one function for each step: it takes a batch of an iterator that each worker has, inside
-`strategy.run`. The third row does by hand what the Estimator does: so many steps in each function that is scheduled.
+Two workers and one server on this host; model and data are those of tiny_step.py, with one update per batch of 32. The
+tutorial schedules one function per step, which takes a batch from the worker's iterator inside `strategy.run`. The
+third row does by hand what the Estimator does: many steps in each scheduled function.
 
-The times are those of the whole cluster, by the clock; CPU is the coordinator's.
+Times are wall-clock times of the whole cluster; CPU is the coordinator's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SERVE += "serve(start_server(Cluster.from_tf_config(os.environ['TF_CONFIG'])))"
 
 @contextmanager
 def cluster() -> Iterator[dict[str, list[str]]]:
-    """The addresses of a cluster whose servers and workers run while it is entered."""
+    """Yield the addresses of a cluster whose servers and workers run inside this context."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 + NUM_WORKERS)]
     chief, ps, *workers = (f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
     tasks = {"chief": [chief], "ps": [ps], "worker": workers}
@@ -60,7 +60,9 @@ def cluster() -> Iterator[dict[str, list[str]]]:
 
 
 def by_hand(name: str, strategy: tf.distribute.Strategy, steps: int, each: int) -> Case:
-    """As https://www.tensorflow.org/tutorials/distribute/parameter_server_training, with `each` steps in a function."""
+    """Return the case of https://www.tensorflow.org/tutorials/distribute/parameter_server_training, with `each`
+    steps in a function.
+    """
     coordinator = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         model, optimizer = keras_model(), keras.optimizers.SGD(LEARNING_RATE)
@@ -113,7 +115,7 @@ def main() -> None:
         ratios = [Ratio("ours, native", TUTORIAL, promise=0.5), Ratio("ours, classic", TUTORIAL, promise=0.5)]
         show(f"an update of a tiny MLP, {parsed.steps} a round", rows, [*ratios, Ratio("ours, native", BY_HAND)])
         sys.stdout.flush()
-    os._exit(0)  # TensorFlow would say of every function that those who ran it are gone
+    os._exit(0)  # TensorFlow would log for every function that its workers are gone
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Seconds from the death of a process of a cluster to the next step, against those of a cold start.
+"""Seconds from the death of a process of a cluster to the next step, compared with a cold start.
 
     python benchmarks/recovery.py [--rounds 2] [--settle 20]
 
 Each case is a run of `python -m runner` on the digits with two workers on this host, which saves every 50 steps. A cold
-start is from the command to the end of the first step; some seconds and a checkpoint later the worker that is not the
+start is from the command to the end of the first step. Some seconds and a checkpoint later, the worker that is not the
 chief gets SIGKILL.
 
-multi_worker: all processes start again from the checkpoint; recovery is from the signal to the end of their first step,
-and "until all have ended" is the part of it before they are started.
+multi_worker: all processes restart from the checkpoint. Recovery is from the signal to the end of their first step;
+"until all have ended" is the part of it before they are started.
 
-parameter_server: the others train on, and the worker is started again. "Its speed is back" is from the signal to the
-end of the first loop, begun after it, that is 0.8 times as fast as those before were at the median; "is back" is to
-when the worker serves again. Where there are fewer cores than processes, those that are left may be as fast at once.
+parameter_server: the other processes train on, and the worker is restarted. "Its speed is back" is from the signal to
+the end of the first later loop whose speed is at least 0.8 times the median before. "Is back" is the time until the
+worker serves again. If there are fewer cores than processes, the remaining ones may be as fast at once.
 
-CPU seconds are those of all processes of the run meanwhile.
+CPU seconds are those of all processes of the run during that time.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ ASYNC_COLD, ASYNC_BACK, ASYNC_FAST = "parameter_server, cold start", "its worker
 
 
 class Run:
-    """A run of the runner, seen through its journals."""
+    """A run of the runner, observed through its journals."""
 
     def __init__(self, process: psutil.Popen, model_dir: Path) -> None:
         self._process, self._model_dir = process, model_dir
 
     def events(self, role: str, since: float = 0.0) -> list[dict[str, Any]]:
-        """What task 0 of `role` has noted since."""
+        """Return the events that task 0 of `role` has noted since then."""
         return [line for line in read_journal(journal_path(self._model_dir, role))[0] if line["time"] > since]
 
     def wait(self, role: str, is_it: Callable[[dict[str, Any]], bool], since: float) -> dict[str, Any]:
-        """The first such event."""
+        """Wait for the first such event and return it."""
         return self.until(lambda: next(filter(is_it, self.events(role, since)), None))
 
     def until(self, found: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-        """What `found` gives, as soon as that is not None."""
+        """Wait until `found` returns something other than None, and return that."""
         end = time.monotonic() + LIMIT_SECS
         while time.monotonic() < end and self._process.poll() is None:
             event = found()
@@ -71,7 +71,7 @@ class Run:
         raise RuntimeError(f"it did not come: {(self._model_dir / 'said').read_text()}")
 
     def passed(self, event: dict[str, Any], since: Times) -> Times:
-        """From `since` (of the epoch) to the event, which has just been noted."""
+        """Return the times from `since` (seconds since 1970) to the event, which has just been noted."""
         return Times(event["time"], cpu_of_tree(self._process)) - since
 
     def now(self) -> Times:
@@ -94,7 +94,7 @@ def is_event(name: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def lose_worker(run: Run, settle_secs: float) -> Times:
-    """Kills it when training has settled, just after a checkpoint. When that was."""
+    """Kill the worker when training has settled, just after a checkpoint, and return when."""
     time.sleep(settle_secs)
     run.wait("chief", is_event("checkpoint"), since=time.time())
     pid = run.events("worker")[0]["pid"]
@@ -104,7 +104,7 @@ def lose_worker(run: Run, settle_secs: float) -> Times:
 
 
 def multi_worker(settle_secs: float) -> list[Times]:
-    """What a cold start took; of recovery, until the restart and all of it."""
+    """Return the times of a cold start, of recovery until the restart, and of the whole recovery."""
     begun = time.time()
     with started("strategy=multi_worker") as run:
         cold = run.passed(run.wait("chief", is_event("first_step"), begun), Times(begun))
@@ -137,10 +137,10 @@ def parameter_server(settle_secs: float) -> dict[str, Times]:
 
 
 def speeds(run: Run, since: float) -> list[tuple[float, float]]:
-    """When each loop that was begun since ended, and its steps a second."""
+    """Return (end, steps per second) of each loop that began since then."""
     told = [line for line in run.events("chief", since) if "train/steps_per_sec" in line.get("metrics", ())]
     found = [(line["time"], line["metrics"]["train/steps_per_sec"]) for line in told]
-    return found[1:]  # the first began before
+    return found[1:]  # the first loop began before
 
 
 def main() -> None:

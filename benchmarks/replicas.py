@@ -2,13 +2,13 @@
 
     python benchmarks/replicas.py [--rounds 9] [--steps 5000]
 
-The model and the data are those of tiny_step.py: a global batch of 32, on `one_device` and on `mirrored` over two
-virtual CPUs. Both loops have their `tf.range` in the graph, around `strategy.run` of one step with the Keras layers and
-the optimizer of the native model_fn. They differ in where a batch comes from: a raw tf.data iterator, each replica
-taking its rows, or the iterator of `experimental_distribute_dataset`.
+Model and data are those of tiny_step.py: a global batch of 32, on `one_device` and on `mirrored` over two virtual CPUs.
+Both loops are a `tf.range` in the graph around `strategy.run` of one step, with the Keras layers and optimizer of the
+native model_fn. They differ in the source of batches: a raw tf.data iterator, from which each replica takes its rows,
+or the iterator of `experimental_distribute_dataset`.
 
-On two CPUs the Estimator reduces on one device, which is faster than TensorFlow's choice; the loops are given the same.
-The loop over `experimental_distribute_dataset` also runs as most would write it, with TensorFlow's choice.
+On two CPUs the Estimator reduces on one device, which is faster than TensorFlow's choice; the loops do the same. The
+loop over `experimental_distribute_dataset` also runs as most users would write it, with TensorFlow's choice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROMISES = {("mirrored(2)", "distribute_dataset"): 0.9}
 
 
 def build_step(strategy: tf.distribute.Strategy) -> Callable[[Any, Any], tf.Tensor]:
-    """What a replica does with its rows: the sum over the replicas is the mean over the global batch."""
+    """Return a replica's step on its rows; the sum of the results over replicas is the mean over the global batch."""
     with strategy.scope():
         model, optimizer = keras_model(), keras.optimizers.SGD(LEARNING_RATE)
         optimizer.build(model.trainable_variables)
@@ -44,7 +44,7 @@ def build_step(strategy: tf.distribute.Strategy) -> Callable[[Any, Any], tf.Tens
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.math.squared_difference(model(x), y)) / GLOBAL_BATCH
         variables = model.trainable_variables
-        # Keras adds up the gradients of the replicas.
+        # Keras sums gradients over replicas.
         optimizer.apply(tape.gradient(loss, [variable.value for variable in variables]), variables)
         return loss
 

@@ -4,10 +4,10 @@
 
 The command line (`--help`, `--cfg job`) is compared with `python -c pass`. The first step of `python -m runner`, with
 and without MLflow, is compared with a bare script (`first_step/bare.py`) that imports TensorFlow, reads the same data
-and traces the same step: the shipped digits model, and one of 120 layers. Each round runs every case once.
+and traces the same step; for the shipped digits model, and one of 120 layers. Each round runs every case once.
 
-Of the runner the first step has ended when its journal says so; then the run is ended. CPU seconds are those of all its
-processes up to there: on a machine that does other things, too, look at these.
+The runner's first step has ended when its journal says so; then the run is stopped. CPU seconds are those of all its
+processes until then: prefer them on a machine with other load.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ POLL_SECS = 0.01
 LIMIT_SECS = 120.0
 
 MODELS = {"digits": [], "deep": ["model.fn=deep.model_fn"]}
-"""Name -> what the command line says to train it."""
+"""Model -> the overrides that train it."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds by the clock on the wall, and of CPU."""
+    """Wall-clock and CPU seconds."""
 
     wall: float
     cpu: float
@@ -48,7 +48,7 @@ Case = Callable[[], Times]
 
 
 def command(*argv: str) -> Case:
-    """A Python command that ends by itself."""
+    """Return the case of a Python command that ends by itself."""
 
     def run() -> Times:
         before, started = _cpu_of_children(), time.perf_counter()
@@ -59,7 +59,7 @@ def command(*argv: str) -> Case:
 
 
 def bare(model: str) -> Case:
-    """The bare script, up to the end of its step."""
+    """Return the case of the bare script, until the end of its step."""
 
     def run() -> Times:
         started = time.time()
@@ -72,7 +72,9 @@ def bare(model: str) -> Case:
 
 
 def runner(model: str, tracking: str, directory: Path) -> Case:
-    """The runner, up to the end of the first step. The MLflow database is that of all rounds, as a user's is."""
+    """Return the case of the runner, until the end of the first step. All rounds share one MLflow database, like a
+    user's runs.
+    """
 
     def run() -> Times:
         model_dir = Path(tempfile.mkdtemp(dir=directory))
@@ -113,7 +115,7 @@ def _cpu_of_children() -> float:
 
 
 def measure(cases: dict[str, Case], rounds: int) -> dict[str, list[Times]]:
-    """Case -> its times in each round, after one round that does not count (it makes the database)."""
+    """Return case -> times of each round. A first round, which creates the database, is not counted."""
     times: dict[str, list[Times]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, run in cases.items():
@@ -124,7 +126,7 @@ def measure(cases: dict[str, Case], rounds: int) -> dict[str, list[Times]]:
 
 
 def show(title: str, times: dict[str, list[Times]], factor: float) -> None:
-    """One table: medians, and in each round the ratio to the first case and what is above `factor` times it."""
+    """Print a table of medians, ratios to the first case in each round, and the excess over `factor` times it."""
     above = "above it" if factor == 1 else f"above {factor} x it"
     print(f"\n{title:24}{'wall s':>8}{'min':>8}{'max':>8}{'ratio':>8}{above:>16}", end="")
     print(f"{'CPU s':>10}{'min':>8}{'max':>8}{'ratio':>8}{above:>16}")

@@ -1,13 +1,13 @@
-"""Measures what the task server saves: in a sweep, in a gang, and from SIGKILL to the next step.
+"""Measure what the task server saves: in a sweep, in a gang, and from SIGKILL to the next step.
 
     python benchmarks/task_server.py [--rounds 3] [--jobs 20] [--tasks 4] [--settle 10]
 
 Each case is `python -m runner` on the digits, with run.preload=auto and with run.preload=false. The sweep has `--jobs`
-jobs of about a second; the gang has `--tasks` workers, of which each takes one step. Both are timed from the command to
-its end. Recovery is from SIGKILL of the only task of a run to its next step, against the cold start of the same run,
-from the command to the end of its first step.
+jobs of about a second; the gang has `--tasks` workers that take one step each. Both are timed from the start of the
+command to its end. Recovery is from SIGKILL of the only task of a run to its next step, compared with the cold start of
+the same run, from the command to the end of its first step.
 
-CPU seconds are those of all processes of the command meanwhile: on a machine that does other things, look at these.
+CPU seconds are those of all processes of the command: prefer them on a machine with other load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = ("tracking=none", "model.params.network=mlp", "run.progress=off")
 
 
 def command(*overrides: str) -> Times:
-    """A command that ends by itself."""
+    """Run a command that ends by itself, and return its times."""
     with tempfile.TemporaryDirectory() as directory, open(Path(directory) / "said", "wb") as said:
         argv = [sys.executable, "-m", "runner", *SETTINGS, *overrides]
         before, begun = cpu_of_children(), time.perf_counter()
@@ -51,7 +51,7 @@ def gang(preload: str, num_tasks: int) -> Times:
 
 
 def recovery(preload: str, settle_secs: float) -> tuple[Times, Times]:
-    """Return how long a cold start took, and a recovery after SIGKILL."""
+    """Return the times of a cold start, and of a recovery after SIGKILL."""
     begun = time.time()
     with started("strategy=default", f"run.preload={preload}") as run:
         cold = run.passed(run.wait("chief", is_event("first_step"), begun), Times(begun))

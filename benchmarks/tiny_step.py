@@ -3,20 +3,19 @@
     python benchmarks/tiny_step.py [--rounds 9] [--steps 20000]
 
 A 16-16-1 MLP, batch 32, SGD, on one CPU device, all from the same tf.data pipeline. At this size only overhead is
-measured. Each round runs every case once, so that all see the same machine; the tables have the medians of
-the rounds, and of the ratios in each round.
+measured. Each round runs every case once, under the same load; the tables have the medians of the rounds, and of the
+ratios in each round.
 
-The hand-written loop does what the Estimator promises for each step, equal work: `tf.range` inside the graph, a raw
-iterator, the loss of every step stacked and read once. It is written with raw variables, the floor, without and with
-two metrics (sums and counts in variables of its own), and with the same Keras layers, optimizer and metrics as the
-native model_fn (`optimizer=`; the classic one has `train_op=` and `get_variable`), which is what those cost in
-anybody's loop.
+The hand-written loop does the same work as the Estimator in each step: `tf.range` inside the graph, a raw iterator, the
+losses of all steps stacked and read once. There are three versions: with raw variables, the lower limit, without and
+with two metrics (sums and counts in its own variables); and with the Keras layers, optimizer and metrics of the native
+model_fn (`optimizer=`), which shows what these cost in any loop. The classic model_fn has `train_op=` and
+`get_variable`.
 
-The Estimator runs at default settings (steps per loop, logging, summaries, NaN stop, checkpoints). The rows are the
-time from one loop to the next, with all that Python does in between, once loops have grown; "whole call" is one
-`train(steps=...)`, with its begin, the short first loops and the checkpoint at the end. The two metrics are Keras
-metrics that model_fn updates at every step, or two `tf.summary.scalar`, which are written every 100 steps, within the
-loop.
+The Estimator runs with default settings (steps per loop, logging, summaries, NaN stop, checkpoints). Rows measure the
+time from one loop to the next, with all Python work in between, once loops have grown; "whole call" is one
+`train(steps=...)`, including its setup, the short first loops and the checkpoint at the end. The two metrics are Keras
+metrics that model_fn updates at every step, or two `tf.summary.scalar`, written every 100 steps within the loop.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def input_fn() -> tf.data.Dataset:
 
 
 def hand_written_loop(steps: int, *, with_metrics: bool) -> Case:
-    """The floor: raw variables, gradients by tape, assign_sub."""
+    """Return the case of the lower limit: raw variables, gradients by tape, assign_sub."""
     random = tf.random.Generator.from_seed(1)
     hidden, output = tf.Variable(random.normal([16, 16])), tf.Variable(random.normal([16, 1]))
     variables = [hidden, tf.Variable(tf.zeros([16])), output, tf.Variable(tf.zeros([1]))]
@@ -66,7 +65,7 @@ def hand_written_loop(steps: int, *, with_metrics: bool) -> Case:
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         w1, b1, w2, b2 = variables
         with tf.GradientTape() as tape:
-            # bias_add, which TensorFlow fuses with the product; `+` would cost 5 microseconds more.
+            # bias_add, because TensorFlow fuses it with the product; `+` costs 5 microseconds more.
             predictions = tf.nn.bias_add(tf.matmul(tf.nn.relu(tf.nn.bias_add(tf.matmul(x, w1), b1)), w2), b2)
             loss = tf.reduce_mean(tf.math.squared_difference(predictions, y))
         for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
@@ -78,14 +77,14 @@ def hand_written_loop(steps: int, *, with_metrics: bool) -> Case:
 
 
 def _count(sums: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-    """Adds each of `values` to the two of `sums` that it has: their sum, and how many they are."""
+    """Add each of `values` to its two of `sums`: their sum and their number."""
     for total, count, value in zip(sums[::2], sums[1::2], values, strict=True):
         total.assign_add(tf.reduce_sum(value))
         count.assign_add(tf.cast(tf.size(value), tf.float32))
 
 
 def hand_written_keras_loop(steps: int, *, with_metrics: bool) -> Case:
-    """The same loop around Keras layers and a Keras optimizer."""
+    """Return the case of the same loop with Keras layers and a Keras optimizer."""
     model, optimizer = keras_model(), keras.optimizers.SGD(LEARNING_RATE)
     optimizer.build(model.trainable_variables)
     metrics = keras_metrics() if with_metrics else []
@@ -177,7 +176,7 @@ def _dense(inputs: tf.Tensor, units: int, name: str) -> tf.Tensor:
 
 
 def with_keras_metrics(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
-    """As native_model_fn; both metrics are updated at each step."""
+    """Like native_model_fn, with two metrics that are updated at each step."""
     predictions = _keras_predictions(features)
     for metric in keras_metrics():
         metric.update_state(labels, predictions)
@@ -185,7 +184,7 @@ def with_keras_metrics(features: tf.Tensor, labels: tf.Tensor, mode: str) -> run
 
 
 def with_summaries(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
-    """As native_model_fn; both metrics are those of the steps at which summaries are written."""
+    """Like native_model_fn, with two metrics of the steps at which summaries are written."""
     predictions = _keras_predictions(features)
     tf.summary.scalar("mean_absolute_error", tf.reduce_mean(tf.abs(predictions - labels)))
     tf.summary.scalar("mean_squared_error", tf.reduce_mean(tf.math.squared_difference(predictions, labels)))
@@ -212,7 +211,7 @@ def ratios() -> list[Ratio]:
 
 def main() -> None:
     parsed = arguments(__doc__, 9, steps=(20_000, 200, "steps of one round, for the cases that are fast"))
-    warnings.filterwarnings("ignore", message=".*shuffle=True.*")  # Keras: of any dataset
+    warnings.filterwarnings("ignore", message=".*shuffle=True.*")  # Keras warns so for any dataset
     steps = parsed.steps
     cases = [
         hand_written_loop(steps, with_metrics=False),

@@ -1,11 +1,11 @@
-"""Microseconds per training step of logging every step: a step of 1 ms and a tiny one, with five metrics of the user.
+"""Microseconds per training step when every step is logged: a step of 1 ms and a tiny one, with five user metrics.
 
     python benchmarks/tracked_step.py [--rounds 7] [--steps 3000]
 
-Each step logs five values with `runner.log`, beside the loss and the learning rate; they are in the journal, and
-another process ships it to MLflow in a sqlite database, as the supervisor of a run does. Beside it is the same
-training that logs every 100 steps, and the five values are none of its graph. The last table says how far MLflow was
-behind when training ended: how long the last flush took, and what it shipped.
+Each step logs five values with `runner.log`, besides the loss and the learning rate. They go to the journal, and
+another process ships it to MLflow's sqlite database, like the supervisor of a run. It is compared with the same
+training that logs every 100 steps and does not compute the five values. The last table shows how far MLflow was behind
+when training ended: the time of the last flush, and what it shipped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NAMES = [f"metric_{number}" for number in range(5)]
 
 
 def model_fn(width: int, depth: int, *, logs: bool) -> Callable[..., runner.EstimatorSpec]:
-    """An MLP of `depth` layers of `width` units, which logs five values or none."""
+    """Return a model_fn: an MLP of `depth` layers of `width` units that logs five values or none."""
 
     def made(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
         hidden = features
@@ -74,7 +74,7 @@ def input_fn() -> tf.data.Dataset:
 
 
 def case(name: str, width: int, depth: int, steps: int, *, logs: bool) -> Case:
-    """Rows: a step in the steady state, and where it is tracked the seconds of the last flush."""
+    """Return a case with rows for a step in the steady state and, if tracked, the seconds of the last flush."""
     config = runner.RunConfig(log_step_count_steps=1 if logs else 100, save_summary_steps=None)
     estimators: list[Any] = []
 
@@ -88,10 +88,10 @@ def case(name: str, width: int, depth: int, steps: int, *, logs: bool) -> Case:
         command = [sys.executable, "-c", SHIPS, str(folder)]
         shipping = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) if logs else None
         if shipping is not None:
-            time.sleep(WARM_SECS)  # it imports MLflow and makes the database, which a run does once
+            time.sleep(WARM_SECS)  # warm up: import MLflow and create the database
         watch = Stopwatch(100)
         estimator.train(input_fn, hooks=[watch], steps=steps)
-        # With --tiny no loop grows: the steady state is then not a number.
+        # With --tiny no loop grows, so the steady state is NaN.
         rows = {name: watch.spent / watch.steps if watch.steps else Times(math.nan, math.nan)}
         if shipping is not None:
             started = Times.now()

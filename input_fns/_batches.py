@@ -1,9 +1,9 @@
-"""From epochs of examples to batches: the order, and where epochs end. Shared by the shipped input functions.
+"""Make batches from epochs of examples, for the shipped input functions.
 
-Each epoch is shuffled by a seed of its own, made of the run's seed and the epoch's number. `Dataset.shuffle` with
-`reshuffle_each_iteration` keeps the seed of the next epoch in the iterator, and the usual `shuffle().batch().repeat()`
-loses it when it is saved after an epoch's last, smaller batch (TensorFlow 2.21): resumed there, it goes through the
-order of the first epoch again.
+Each epoch is shuffled with its own seed, computed from the run's seed and the number of the epoch. This is because
+`Dataset.shuffle` with `reshuffle_each_iteration` keeps the seed of the next epoch in the iterator, and the usual
+`shuffle().batch().repeat()` loses it if it is saved after the last, smaller batch of an epoch (TensorFlow 2.21): a
+resumed run then repeats the order of the first epoch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Epoch = Any
 def batched(
     read_epoch: Callable[[Epoch], tf.data.Dataset], mode: str, params: Mapping[str, Any], num_epochs: int | None = None
 ) -> tf.data.Dataset:
-    """Batches: without end in TRAIN, one pass in EVAL and PREDICT.
+    """Return a dataset of batches: infinite in TRAIN, one pass in EVAL and PREDICT.
 
     Args:
-      read_epoch: called with an Epoch, gives its examples in their order.
+      read_epoch: returns the ordered examples of an Epoch.
       mode: train, eval or infer.
-      params: reads batch_size and batch_across_epochs. False: the last batch of an epoch holds what is left, so that
-        an epoch is a whole number of steps. True: it is filled up from the next epoch. Either way every example
-        comes exactly once an epoch.
-      num_epochs: TRAIN ends after so many; None: it does not.
+      params: batch_size and batch_across_epochs are read. batch_across_epochs=False: the last batch of an epoch may be
+        smaller, so that an epoch is a whole number of steps. True: it is filled from the next epoch. Either way every
+        example comes exactly once per epoch.
+      num_epochs: number of passes in TRAIN; None: no limit.
     """
     size = _batch_size(params)
     if mode != "train":
@@ -52,8 +52,10 @@ def batches_of_arrays(
     config: Any,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of a nest of arrays in memory, each `[num_rows, ...]`."""
-    # Row numbers are shuffled and batched, not rows: one gather a batch is faster, and a checkpoint holds two numbers.
+    """Return a dataset of batches from a nest of arrays in memory, each `[num_rows, ...]`; the other arguments are
+    as in `batched`.
+    """
+    # Shuffle and batch row numbers, not rows: one gather per batch is faster, and a checkpoint holds two numbers.
     rows = np.arange(num_rows, dtype=np.int64)
     seed = seed_of(params, config)
     tensors = tf.nest.map_structure(tf.constant, arrays)
@@ -65,18 +67,20 @@ def batches_of_arrays(
         return tf.nest.map_structure(lambda tensor: tf.gather(tensor, batch), tensors)
 
     batches = batched(read_epoch, mode, params, num_epochs)
-    # Two at once halve the time of a small batch, from 100 to 55 us on two cores.
-    # A fixed number, not AUTOTUNE: its buffer grows for as long as it is read, and with it every checkpoint.
+    # Two in parallel halve the time of a small batch, from 100 to 55 us on two cores.
+    # Not AUTOTUNE, whose buffer grows during the whole run, and every checkpoint contains it.
     return batches.map(gather, num_parallel_calls=2, deterministic=True).prefetch(8)
 
 
 def shuffled(values: Any, seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """`values` (`[n]`) in an order that depends on nothing but the seed and the epoch."""
+    """Return `values`, `[n]`, in an order that depends only on the seed and the epoch."""
     return tf.random.experimental.stateless_shuffle(values, tf.stack([seed, epoch]), alg="philox")
 
 
 def seed_of(params: Mapping[str, Any], config: Any) -> int:
-    """params.shuffle_seed, else the run's seed, else 0: the same order in every process, and after a restart."""
+    """Return params.shuffle_seed, or the run's seed, or 0, so that the order is the same in every process and after
+    a restart.
+    """
     seed = params.get("shuffle_seed")
     seed = getattr(config, "tf_random_seed", None) if seed is None else seed
     return 0 if seed is None else int(seed)

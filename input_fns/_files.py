@@ -1,4 +1,4 @@
-"""Which files an input function reads. Shared by the shipped ones."""
+"""Find the files of the shipped input functions, and divide them among workers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CHUNK = 1 << 20
 
 
 def find_files(params: Mapping[str, Any]) -> list[str]:
-    """The files that `params.files` names: a path or glob, or a list of these; each file once.
+    """Return the files that `params.files` names: a path or glob, or a list of these; each file once.
 
-    In the order given, a glob's by name. All of tf.io.gfile's file systems work.
+    Files are in the given order, those of a glob sorted by name. All file systems of tf.io.gfile work.
 
     Raises:
-      ValueError: `files` is not given, or one of them is not there, matches nothing or is a directory.
+      ValueError: `files` is not set, or one of them does not exist, matches nothing or is a directory.
     """
     given = params.get("files")
     patterns = [os.fspath(path) for path in ([given] if isinstance(given, str | os.PathLike) else given or [])]
@@ -27,7 +27,7 @@ def find_files(params: Mapping[str, Any]) -> list[str]:
         raise ValueError("params.files is not set. Give a path, a glob such as 'data/train-*.csv', or a list of them.")
     files: list[str] = []
     for pattern in patterns:
-        # A path first: a file may have glob characters in its name.
+        # Try the path itself first: file names may contain glob characters.
         found = [pattern] if tf.io.gfile.exists(pattern) else sorted(tf.io.gfile.glob(pattern))
         if not found:
             raise ValueError(f"params.files: no file matches {pattern!r} (looked from {os.getcwd()}).")
@@ -41,9 +41,10 @@ def find_files(params: Mapping[str, Any]) -> list[str]:
 def divide_files(
     files: list[str], input_context: tf.distribute.InputContext | None
 ) -> tuple[list[str], tuple[int, int]]:
-    """This pipeline's files, and (n, i): of each of them it reads every n-th record from the i-th on.
+    """Return (files of this pipeline, (n, i)): it reads every n-th record of each file, starting from record i.
 
-    (1, 0) where there are at least as many files as pipelines. Where there are fewer, each reads its records of all.
+    If there are at least as many files as pipelines, (n, i) is (1, 0); else each pipeline reads some records of all
+    files.
     """
     if input_context is None or input_context.num_input_pipelines == 1:
         return files, (1, 0)
@@ -54,12 +55,12 @@ def divide_files(
 
 
 def check_compressed(file: str) -> None:
-    """Read a .gz file through, and refuse one that is damaged or cut off.
+    """Read through a .gz file and check that it is whole.
 
-    TensorFlow names no file where it cannot unpack one, and takes one that is cut off for complete.
+    TensorFlow does not name the file when unpacking fails, and treats a truncated one as complete.
 
     Raises:
-      ValueError: naming the file.
+      ValueError: the file is damaged or truncated; the message names it.
     """
     try:
         with tf.io.gfile.GFile(file, "rb") as raw, gzip.open(raw) as stream:
@@ -70,10 +71,10 @@ def check_compressed(file: str) -> None:
 
 
 def shown(files: list[str]) -> str:
-    """The files for a message: three of them, and how many more there are."""
+    """Return the names of three files for a message, and the number of others."""
     return ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
 
 
 def compressions(files: list[str]) -> list[str]:
-    """tf.data's compression_type of each: GZIP for names in .gz, else none."""
+    """Return tf.data's compression_type of each file: "GZIP" for names in .gz, else ""."""
     return ["GZIP" if file.endswith(".gz") else "" for file in files]

@@ -1,7 +1,7 @@
-"""Records of files that know their place, so that one which cannot be parsed is named. Shared by the shipped readers.
+"""Read records together with their places in files, so that errors name the record that cannot be parsed.
 
-tf.data's own errors name neither the file nor, mostly, the record. Everything here is made of public tf.data
-transformations without Python functions, so the iterators can be saved.
+tf.data's own errors do not name the file, and rarely the record. This module uses only public tf.data transformations
+without Python functions, so that iterators can be saved.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from input_fns._files import shown
 
 DEFAULT_SHUFFLE_BUFFER = 10_000
 
-# Reads several files at once in TRAIN, a block of each in turn: a first mix, before the shuffle buffer's.
+# In TRAIN several files are interleaved in blocks, which mixes records before the shuffle buffer does.
 _FILES_AT_ONCE, _BLOCK = 4, 16
 _PARSERS = 4
 
-# A record's place is one number, file * _FILE + record: a second tensor for each record costs 1 us, a name more.
+# A record's place is one number, file * _FILE + record, since a second tensor per record would cost 1 us.
 _FILE = 1 << 40
 
 Parse = Callable[[tf.Tensor], Any]
@@ -30,17 +30,17 @@ Explain = Callable[[tf.Tensor, tf.Tensor], list[tf.Operation]]
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Where records come from, and how a user counts them.
+    """A source of records, and how messages count them.
 
     Attributes:
       files: in the order of EVAL and PREDICT.
-      read: index of a file (a scalar) -> dataset of its records, strings.
-      part: (n, i): of each file only every n-th record, from the i-th on.
-      counts: records of each file, where known.
-      most: no more records than this in all; else None. A shuffle buffer that has room for more costs time at each
-        checkpoint, which holds its empty places too (10,000 of them: 0.2 s).
-      noun, first: for the errors, `data/a.csv line 2` is the first record where noun is line and first is 2.
-      beside: what the files hold beside records, as the end of a sentence.
+      read: index of a file (int64 scalar) -> dataset of its records, string scalars.
+      part: (n, i): read only every n-th record of each file, starting from record i.
+      counts: number of records in each file; None: unknown.
+      most: upper limit of the number of records; None: unknown. It limits the shuffle buffer, whose unused places also
+        cost time at each checkpoint (0.2 s for 10,000).
+      noun, first: word and number of the first record in messages: "line" and 2 for `data/a.csv line 2`.
+      beside: end of the message about missing records, such as " beside the header".
     """
 
     files: list[str]
@@ -53,43 +53,44 @@ class Records:
     beside: str = ""
 
     def placed(self, file: tf.Tensor) -> tf.data.Dataset:
-        """(place, record) of the records of one file."""
+        """Return a dataset of (place, record) of one file."""
         start = file * _FILE + self.first
         count = _FILE - self.first if self.counts is None else tf.gather(tf.constant(self.counts, tf.int64), file)
         records = tf.data.Dataset.zip(tf.data.Dataset.range(start, start + count), self.read(file))
         return records if self.part[0] == 1 else records.shard(*self.part)
 
     def describe(self, place: tf.Tensor) -> tf.Tensor:
-        """`file noun number`, a string scalar."""
+        """Return `file noun number` for a place, a string scalar."""
         file, number = tf.gather(self.files, place // _FILE), tf.strings.as_string(place % _FILE)
         return tf.strings.join([file, f" {self.noun} ", number])
 
     def cardinality(self) -> int | None:
-        """Records in all; None where it is not known."""
+        """Return the number of records; None if unknown."""
         each, first = self.part
         return None if self.counts is None else sum(len(range(first, count, each)) for count in self.counts)
 
     def shuffled(self, epoch: tf.Tensor, seed: int, buffer: int) -> tf.data.Dataset:
-        """(place, record) of all records, in the order of an epoch of TRAIN."""
+        """Return a dataset of (place, record) of all records, in the order of an epoch of TRAIN."""
         files = tf.data.Dataset.from_tensor_slices(shuffled(tf.range(len(self.files), dtype=tf.int64), seed, epoch))
         mixed = files.interleave(self.placed, cycle_length=_FILES_AT_ONCE, block_length=_BLOCK)
         epoch_seed = tf.random.stateless_uniform([], tf.stack([seed, epoch]), None, None, tf.int64, alg="philox")
         return mixed.shuffle(buffer, seed=epoch_seed, reshuffle_each_iteration=False)
 
     def in_order(self) -> tf.data.Dataset:
-        """(place, record) of all records, file by file."""
+        """Return a dataset of (place, record) of all records, file by file."""
         return tf.data.Dataset.range(len(self.files)).flat_map(self.placed)
 
 
 def check_not_empty(part: Records, build_whole: Callable[[], Records], mode: str) -> None:
-    """Refuse data of no record, of which TRAIN would begin one epoch after another without end.
+    """Check that there are records, since TRAIN would otherwise repeat an empty epoch forever.
 
     Args:
-      part: the records that this pipeline reads.
-      build_whole: gives those of all pipelines; called where `part` has none.
+      part: the records of this pipeline.
+      build_whole: returns the records of all pipelines; called if `part` is empty.
+      mode: train, eval or infer; PREDICT may be empty, and so may one pipeline in EVAL.
 
     Raises:
-      ValueError: naming the files.
+      ValueError: there are none; the message names the files.
     """
     if mode == "infer" or not _is_empty(part):
         return
@@ -117,14 +118,14 @@ def parsed_batches(
     config: Any,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of the parsed records.
+    """Return a dataset of batches of the parsed records.
 
     Args:
-      records: one epoch of them.
-      parse: records `[batch]` -> what the dataset holds. Fails if one of them is bad.
-      explain: (place, record), scalars, of the first record that failed -> assertions, one of which says why.
-      mode, params, num_epochs: see `batched`; params.shuffle_buffer is the number of examples to draw from.
-      config: has the seed where params have none.
+      records: one epoch of records.
+      parse: records, string `[batch]` -> an element of the dataset. Fails if a record is bad.
+      explain: (place, record), scalars, of the first bad record -> assertions, one of which fails with the reason.
+      mode, params, num_epochs: as in `batched`; params.shuffle_buffer is the buffer size in examples.
+      config: has the seed if params do not.
     """
     seed, buffer = seed_of(params, config), params.get("shuffle_buffer", DEFAULT_SHUFFLE_BUFFER)
     cardinality = records.cardinality()
@@ -135,8 +136,8 @@ def parsed_batches(
         placed = records.in_order() if epoch is None else records.shuffled(epoch, seed, buffer)
         return placed if cardinality is None else placed.apply(tf.data.experimental.assert_cardinality(cardinality))
 
-    # The seed generators of the epochs' shuffles count as state that cannot be saved. It need not be: the epoch's
-    # number, which is saved, makes them anew.
+    # tf.data counts the seed generators of shuffles as state that cannot be saved. It need not be: they are made from
+    # the number of the epoch, which is saved.
     options = tf.data.Options()
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     batches = batched(read_epoch, mode, params, num_epochs).with_options(options)
@@ -144,26 +145,28 @@ def parsed_batches(
 
 
 def first_failing(records: tf.Tensor, parse: Parse) -> tf.Tensor:
-    """Index of the first of `records` (`[n]`) on which `parse` fails; n if none does. In graph; slow."""
+    """Return the index of the first of `records` (`[n]`) that `parse` fails on, an int64 scalar; n if there is none.
+    For graphs; slow.
+    """
 
     def numbered(i: tf.Tensor, record: tf.Tensor) -> Any:
-        # What was parsed is returned too: tf.data does not run a function for the sake of control dependencies.
+        # Also return the parsed value: tf.data would prune a parser whose result is not used.
         return i, parse(record[None])
 
     good = tf.data.Dataset.from_tensor_slices(records).enumerate().map(numbered).ignore_errors()
-    # The good ones come in order: the first number that is missing is the first that failed.
+    # Good records come in order, so the first missing number is that of the first bad record.
     return good.reduce(
         tf.constant(0, tf.int64), lambda expected, one: tf.where(one[0] == expected, one[0] + 1, expected)
     )
 
 
 def fails(record: tf.Tensor, parse: Parse) -> tf.Tensor:
-    """Whether `parse` fails on this one record. In graph."""
+    """Report whether `parse` fails on one record, a bool scalar. For graphs."""
     return first_failing(record[None], parse) == 0
 
 
 def assert_that(condition: tf.Tensor, *message: Any) -> tf.Operation:
-    """An assertion whose error text is `message`, strings and string tensors, joined."""
+    """Return an assertion with the text `message`, strings and string tensors, joined."""
     return tf.debugging.Assert(condition, [tf.strings.join([tf.convert_to_tensor(part) for part in message])])
 
 
@@ -177,12 +180,12 @@ def _parsed(batches: tf.data.Dataset, source: Records, parse: Parse, explain: Ex
             return parse(tf.identity(records))
 
     def attempt(places: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
-        # try/except in tf.data: the second dataset is only looked at when the first, its error dropped, was empty.
+        # try/except in tf.data: if parsing fails, its error is dropped, and `take` goes on to the second dataset.
         one = tf.data.Dataset.from_tensors((places, records))
         return one.map(parse_records).ignore_errors().concatenate(one.map(find_bad_record)).take(1)
 
     parsed = batches.interleave(attempt, cycle_length=_PARSERS, num_parallel_calls=_PARSERS, deterministic=True)
-    # One batch in, one out; interleave forgets that.
+    # interleave loses the cardinality, but there is one output per batch.
     cardinality = batches.cardinality()
     if cardinality == tf.data.UNKNOWN_CARDINALITY:
         return parsed

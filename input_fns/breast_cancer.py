@@ -19,21 +19,22 @@ def input_fn(
     config: Any = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of (features, labels int64 `[batch]`: 1 where the tumour is benign).
+    """Return batches of (features, labels int64 `[batch]`: 1 if the tumour is benign).
 
     Features: `mean_radius`, `mean_texture`, `worst_area` and 27 more, float32 `[batch]`, each in its own unit; `all`,
-    float32 `[batch, 30]`, with mean 0 and deviation 1 over the part that is trained on; `id`, int64.
+    float32 `[batch, 30]`, standardized to mean 0 and deviation 1 over the training part; `id`, int64 `[batch]`.
 
     TRAIN shuffles its part anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out part, by id.
     PREDICT has no labels. The split is stratified.
 
-    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
+    Args:
+      num_epochs: number of passes in TRAIN (train.max_epochs); None: no limit.
 
     Params:
-      batch_size: examples a batch.
-      shuffle_seed: null: the run's seed, else 0.
-      eval_fraction: part that is held out, 0.2.
-      split_seed: which part that is, 0.
+      batch_size: examples per batch.
+      shuffle_seed: null: the run's seed, or 0.
+      eval_fraction: share of the examples that is held out, 0.2.
+      split_seed: seed of the split, 0.
     """
     data = load_breast_cancer()
     ids = np.arange(len(data.target), dtype=np.int64)

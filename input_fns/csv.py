@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv  # the standard library's; this module is input_fns.csv
+import csv  # the standard library's module, not this one
 import difflib
 import gzip
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ _DTYPES = {
 
 
 class Column(NamedTuple):
-    """One field of every line.
+    """One field of each line.
 
     Attributes:
       name: in the header and in the features.
-      dtype: None: a column of the file that nobody asked for.
+      dtype: None: the column is not used.
       default: for an empty field; None: it must not be empty.
     """
 
@@ -46,30 +46,31 @@ def input_fn(
     input_context: tf.distribute.InputContext | None = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of (dict of features `[batch]`, label `[batch]`).
+    """Return batches of (dict of features `[batch]`, label `[batch]`).
 
     TRAIN shuffles anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label, and with
-    a header needs no column for it.
+    a header the files need no column for it.
 
-    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
+    Args:
+      num_epochs: number of passes in TRAIN (train.max_epochs); None: no limit.
 
     Params:
-      files: a path or glob, or a list of them; names in .gz are compressed, and are read
-        through once at the start, to see that they are whole. A quoted field may hold the delimiter and
-        "" for a quote, not a line break.
+      files: a path or glob, or a list of them. Files whose names end in .gz are compressed; they are read through once
+        at the start to check that they are whole. A quoted field may contain the delimiter, and "" for a quote, but no
+        line break.
       columns: {name: {dtype: int32|int64|float32|float64|string, default: value}} or {name: dtype}. Without a default
         the field must not be empty.
-      label: name of the column that is the label; null: there is none.
-      header: the files begin with a line of column names, true. Then columns may be some of them in any order; else
-        they are all of the file's, in its order.
+      label: name of the label's column; null: there is none.
+      header: the files begin with a line of column names, true. Then columns may be any of them in any order; without a
+        header they must be all columns in order.
       delimiter: one character, ','.
-      na_value: a text that means empty too, ''.
-      shuffle_buffer: examples to draw from, 10000.
+      na_value: a text that also means empty, ''.
+      shuffle_buffer: examples in the shuffle buffer, 10000.
       batch_size, shuffle_seed, batch_across_epochs: as for input_fns.digits.
 
     Raises:
-      ValueError: a file is not there, or its header lacks a column. When the iterator runs, an InvalidArgumentError
-        names the file, the line (from 1, the header included) and the column that cannot be parsed.
+      ValueError: a file does not exist, or its header lacks a column. When the iterator runs, an InvalidArgumentError
+        names the file, the line (from 1, including the header) and the column that cannot be parsed.
     """
     delimiter = params.get("delimiter") or ","
     header, label = bool(params.get("header", True)), params.get("label")
@@ -99,7 +100,7 @@ def input_fn(
             return tf.data.TextLineDataset(tf.gather(files, file), tf.gather(compressions(files), file)).skip(skip)
 
         compressed = any(compressions(files))
-        # Every line has its delimiters and an end.
+        # The shortest line is its delimiters and the line end.
         most = None if compressed else sum(tf.io.gfile.stat(file).length for file in files) // len(columns) + len(files)
         beside = " beside the header" if header else ""
         return Records(files, read, part, most=most, noun="line", first=1 + skip, beside=beside)
@@ -110,7 +111,7 @@ def input_fn(
 
 
 class Line:
-    """The columns of a line: parses lines, and explains why one cannot be parsed."""
+    """The columns of a line: parses lines, and explains parse errors."""
 
     def __init__(self, columns: list[Column], delimiter: str, na_value: str) -> None:
         self._columns = columns
@@ -118,14 +119,16 @@ class Line:
         self._na_value = na_value
 
     def parse(self, lines: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Name -> `[n]` of the declared columns. In graph; fails if one line does not fit."""
-        # All columns of the file are decoded, wanted or not: only then TensorFlow checks how many fields a line has.
+        """Return name -> `[n]` for the declared columns of lines, string `[n]`. For graphs; fails if a line is bad."""
+        # Decode all columns of the file, or TensorFlow does not check the number of fields.
         defaults = [_record_default(column) for column in self._columns]
         values = self._decode(lines, defaults)
         return {c.name: value for c, value in zip(self._columns, values, strict=True) if c.dtype is not None}
 
     def explain(self, place: tf.Tensor, line: tf.Tensor) -> list[tf.Operation]:
-        """Assertions of which one fails, and says why: for a scalar `line` that `parse` failed on. In graph."""
+        """Return assertions, one of which fails with the reason why `parse` failed on `line`, a string scalar. For
+        graphs.
+        """
         number = self._num_fields(line)
         count = assert_that(
             number == len(self._columns),
@@ -140,7 +143,7 @@ class Line:
             return [assert_that(tf.constant(False), place, ": cannot be parsed: ", line)]
 
     def _check_dtype(self, place: tf.Tensor, fields: tf.Tensor, dtype: str) -> tf.Operation | None:
-        """That the fields of the columns of one dtype are values of it."""
+        """Return an assertion that the fields of all columns of a dtype are valid; None: no column has it."""
         chosen = [i for i, column in enumerate(self._columns) if column.dtype == _DTYPES[dtype]]
         if not chosen:
             return None
@@ -154,7 +157,7 @@ class Line:
         )
         if dtype == "string":
             return no_value
-        # An empty field with a default is fine, whatever the default.
+        # Empty fields that have a default are valid.
         texts = tf.where(empty, "0", texts)
         bad = first_failing(texts, lambda text: tf.strings.to_number(text, _DTYPES[dtype]))
         index = tf.minimum(bad, len(chosen) - 1)
@@ -165,7 +168,7 @@ class Line:
             )
 
     def _fields(self, lines: tf.Tensor) -> tf.Tensor:
-        """The fields of one line as strings, `[columns]`."""
+        """Return the fields of one line (`[1]`) as strings, `[columns]`."""
         return tf.concat(self._decode(lines, [tf.constant([""])] * len(self._columns), na_value=""), 0)
 
     def _decode(self, lines: tf.Tensor, defaults: list[tf.Tensor], na_value: str | None = None) -> list[tf.Tensor]:
@@ -173,23 +176,23 @@ class Line:
         return tf.io.decode_csv(lines, defaults, field_delim=self._delimiter, na_value=na_value)
 
     def _num_fields(self, line: tf.Tensor) -> tf.Tensor:
-        # What is left when quoted fields and all other characters are taken out are the delimiters.
+        # Remove quoted fields and all characters other than delimiters, and count what remains.
         escaped = "\\" + self._delimiter if self._delimiter in r"\^]-|.*+?()[{}$" else self._delimiter
         return tf.strings.length(tf.strings.regex_replace(line, f'"(?:[^"]|"")*"|[^{escaped}]', "")) + 1
 
 
 def _check_text(file: str, compression: str) -> None:
-    """Refuse what is no text in UTF-8, before TensorFlow reads it, whose errors name no file.
+    """Check that a file is UTF-8 text before TensorFlow reads it, whose errors do not name the file.
 
     Raises:
-      ValueError: naming the file.
+      ValueError: it is not; the message names it.
     """
     if compression:
         check_compressed(file)
     with tf.io.gfile.GFile(file, "rb") as raw, gzip.open(raw) if compression else raw as stream:
         start = stream.read(_START)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start:
-        raise ValueError(f"{file}: is no text in UTF-8 but, it seems, in UTF-16. Convert it: iconv -f utf-16 -t utf-8.")
+        raise ValueError(f"{file}: is not UTF-8 text, but seems to be UTF-16. Convert it: iconv -f utf-16 -t utf-8.")
 
 
 def _declared_columns(columns: Any, label: str | None) -> dict[str, Column]:
@@ -218,17 +221,17 @@ def _declared_column(name: str, declared: Any) -> Column:
 
 
 def _record_default(column: Column) -> tf.Tensor:
-    """tf.io.decode_csv's: empty means required."""
+    """Return a column's default for tf.io.decode_csv; an empty tensor means that a value is required."""
     if column.dtype is None:
         return tf.constant([""])
     return tf.constant([] if column.default is None else [column.default], column.dtype)
 
 
 def _header(files: list[str], declared: Mapping[str, Column], delimiter: str) -> list[str]:
-    """The column names of the files, which all have the same.
+    """Return the column names of the files, which must all have the same.
 
     Raises:
-      ValueError: naming the file, and the declared column that it lacks or where it differs from the first file.
+      ValueError: a file lacks a declared column, or differs from the first file; the message names both.
     """
     first: list[str] | None = None
     for file, compression in zip(files, compressions(files), strict=True):
@@ -238,7 +241,7 @@ def _header(files: list[str], declared: Mapping[str, Column], delimiter: str) ->
         try:
             names = _split(lines[0].decode("utf-8-sig"), delimiter)
         except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{file} line 1: the header is no line of CSV in UTF-8 ({error}).") from error
+            raise ValueError(f"{file} line 1: the header is not a line of CSV in UTF-8 ({error}).") from error
         for name in declared:
             if name not in names:
                 near = difflib.get_close_matches(name, names, 1)
@@ -255,7 +258,7 @@ def _header(files: list[str], declared: Mapping[str, Column], delimiter: str) ->
 
 
 def _split(line: str, delimiter: str) -> list[str]:
-    """The fields of a header line."""
+    """Return the fields of a header line."""
     return [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
 
 

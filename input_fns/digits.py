@@ -19,21 +19,22 @@ def input_fn(
     config: Any = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of ({"image": float32 `[batch, 8, 8, 1]` in 0..1, "id": int64 `[batch]`}, labels int64 `[batch]`).
+    """Return batches of ({"image": float32 `[batch, 8, 8, 1]` in 0..1, "id": int64 `[batch]`}, labels int64 `[batch]`).
 
     TRAIN shuffles its part anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out part, by id.
     PREDICT has no labels. The split is stratified: both parts have the classes in the same proportions.
 
-    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
-
     It takes no input_context: several workers divide each batch of the one pipeline, so that a step sees the same
-    examples at any number of them.
+    examples with any number of workers.
+
+    Args:
+      num_epochs: number of passes in TRAIN (train.max_epochs); None: no limit.
 
     Params:
-      batch_size: examples a batch.
-      shuffle_seed: null: the run's seed, else 0. The epochs' orders differ in any case.
-      eval_fraction: part that is held out, 0.2.
-      split_seed: which part that is, 0.
+      batch_size: examples per batch.
+      shuffle_seed: null: the run's seed, or 0. Epochs have different orders in any case.
+      eval_fraction: share of the examples that is held out, 0.2.
+      split_seed: seed of the split, 0.
       flat: images as `[batch, 64]`, false.
       batch_across_epochs: fill the last batch of an epoch from the next, false.
     """

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from input_fns._batches import batches_of_arrays
 
-# What follows a `def` or `class`. The module ast is exact, and takes ten times as long.
+# A docstring after a `def` or `class`. The module ast would be exact, but takes ten times as long.
 DOCSTRING = re.compile(r':\n\s+[rR]?"""(.+?)"""', re.DOTALL)
 MIN_WORDS, MOST_OF_A_FILE = 12, 10
 ALIASES = ("np", "pd", "tf", "plt", "mpl", "sp", "scikit-learn")
@@ -27,17 +27,18 @@ def input_fn(
     config: Any = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of ({"text": string `[batch]`}, labels int64 `[batch]`: the place of the package in params.packages).
+    """Return batches of ({"text": string `[batch]`}, labels int64 `[batch]`: the package's index in params.packages).
 
     TRAIN shuffles its texts anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out texts.
-    PREDICT has no labels. A fifth of each package's files is held out, so no file is in both parts. The names of the
-    packages are taken out of the texts: what is left is what they write about, and how.
+    PREDICT has no labels. A fifth of each package's files is held out, so no file is in both parts. Names of the
+    packages are removed from the texts, so that a model must learn their topics and style.
 
-    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
+    Args:
+      num_epochs: number of passes in TRAIN (train.max_epochs); None: no limit.
 
     Params:
-      packages: names of installed packages. Their files are read; none of them is imported.
-      texts_per_package: at most so many docstrings of each package to train on, and a quarter as many held out.
+      packages: names of installed packages. Their files are read, not imported.
+      texts_per_package: the most docstrings of each package to train on; a quarter as many are held out.
       batch_size, shuffle_seed, batch_across_epochs: as for input_fns.digits.
 
     Raises:
@@ -56,12 +57,14 @@ def input_fn(
 
 @functools.cache
 def read_docstrings(package: str, is_held_out: bool, count: int) -> tuple[str, ...]:
-    """Return up to `count` docstrings of functions and classes, each once, of one of the two parts of the files."""
+    """Return up to `count` different docstrings of functions and classes, from one of the two parts of the package's
+    files.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"params.packages has {package!r}, which is no package that is installed here.")
+        raise ValueError(f"params.packages has {package!r}, which is not installed here.")
     root = Path(spec.submodule_search_locations[0])
-    # The names decide the order and the part, so that both are the same on every machine.
+    # Order and split depend only on names, so that they are the same on every machine.
     files = {zlib.crc32(str(path.relative_to(root)).encode()): path for path in root.rglob("*.py")}
     found: dict[str, None] = {}
     for number, path in sorted(files.items()):

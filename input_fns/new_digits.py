@@ -1,4 +1,4 @@
-"""Few images of the digits 5 to 9, for a model that starts from one of 0 to 4, which is trained here, once."""
+"""A few images of the digits 5 to 9, for a model that starts from one of 0 to 4, which this module trains once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from input_fns._batches import batches_of_arrays
 
 
 def input_fn(mode: str, params: Mapping[str, Any], config: Any = None) -> tf.data.Dataset:
-    """Batches of ({"image": float32 `[batch, 8, 8, 1]` in 0..1, "id": int64 `[batch]`}, labels int64 `[batch]`, 5..9).
+    """Return batches of ({"image": float32 `[batch, 8, 8, 1]` in 0..1, "id": int64 `[batch]`}, labels int64 `[batch]`,
+    5..9).
 
     TRAIN shuffles its few examples anew each epoch and never ends; EVAL and PREDICT are one pass of the other 700, by
     id. PREDICT has no labels.
 
     Params:
-      batch_size: examples a batch.
-      shuffle_seed: null: the run's seed, else 0.
+      batch_size: examples per batch.
+      shuffle_seed: null: the run's seed, or 0.
       examples_per_class: images of each digit in TRAIN, up to 30.
-      pretrained: path of the Keras model of 0 to 4; it is trained where there is none. Only in TRAIN.
+      pretrained: path of the Keras model of 0 to 4; TRAIN makes it if it does not exist.
     """
     if mode == "train":
         pretrain(Path(params["pretrained"]))
@@ -40,10 +41,10 @@ def input_fn(mode: str, params: Mapping[str, Any], config: Any = None) -> tf.dat
 
 
 def pretrain(path: Path) -> None:
-    """Write the `.keras` file of a model that tells 0 to 4 apart, unless there is one. It stands for one from a hub."""
+    """Train a classifier of 0 to 4 and write its `.keras` file, unless it exists. It stands for a model from a hub."""
     if path.exists():
         return
-    seed = keras.random.SeedGenerator(0)  # of its own: the run's random numbers stay what they are
+    seed = keras.random.SeedGenerator(0)  # separate, so that the run's random numbers are unchanged
     kernel = keras.initializers.GlorotUniform(seed)
     layers = [
         keras.layers.Conv2D(32, 3, padding="same", activation="relu", kernel_initializer=kernel, name="conv1"),
@@ -58,13 +59,14 @@ def pretrain(path: Path) -> None:
     images, labels = _read(0, 4)
     model.fit(images, labels, batch_size=32, epochs=10, shuffle=False, verbose=0)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"unfinished_{os.getpid()}.keras")  # several processes may do this at once
+    # atomic, since several processes may do this at once
+    unfinished = path.with_name(f"unfinished_{os.getpid()}.keras")
     model.save(unfinished)
     unfinished.replace(path)
 
 
 def _read(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (images [n, 8, 8, 1], labels [n]) of the digits from first to last."""
+    """Return (images `[n, 8, 8, 1]`, labels `[n]`) of the digits from `first` to `last`."""
     data = load_digits()
     rows = (first <= data.target) & (data.target <= last)
     return (data.images[rows, :, :, None] / 16.0).astype(np.float32), data.target[rows].astype(np.int64)

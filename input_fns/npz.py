@@ -1,4 +1,4 @@
-"""Arrays of NumPy's .npz files, by key, held in memory."""
+"""Arrays of NumPy's .npz files, by key, kept in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from input_fns._batches import batches_of_arrays
 from input_fns._files import divide_files, find_files, shown
 
 _COPIES = 3
-"""Of the data while it is loaded: as read, all files as one array, and TensorFlow's own."""
+"""Copies of the data while it is loaded: as read, all files as one array, and TensorFlow's own."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -33,21 +33,23 @@ def input_fn(
     input_context: tf.distribute.InputContext | None = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of (dict of features, label), the rows of all files, in the dtypes that are stored.
+    """Return batches of (dict of features `[batch, ...]`, label `[batch, ...]`), the rows of all files, in the stored
+    dtypes.
 
     TRAIN shuffles all rows anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label.
 
-    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
+    Args:
+      num_epochs: number of passes in TRAIN (train.max_epochs); None: no limit.
 
     Params:
-      files: a path or glob, or a list of them. Each holds the same arrays, `[rows, ...]`.
-      features: keys of the arrays; null: all but the label.
+      files: a path or glob, or a list of them. Each contains the same arrays, `[rows, ...]`.
+      features: keys of the arrays; null: all except the label.
       label: key of the labels; null: there are none.
-      allow_nan: let NaN and infinity in float arrays through, false.
+      allow_nan: accept NaN and infinity in float arrays, false.
       batch_size, shuffle_seed, batch_across_epochs: as for input_fns.digits.
 
     Raises:
-      ValueError: naming the file and the array, and the row where one row is bad.
+      ValueError: a file, array or row is bad; the message names it.
     """
     found = find_files(params)
     files, part = divide_files(found, input_context)
@@ -85,7 +87,7 @@ def _keys(file: str, features: Any, label: str | None) -> list[str]:
 
 def _open(file: str) -> Any:
     try:
-        # Never unpickles: a pickle in a data file could run any code.
+        # Without pickles: one in a data file could run any code.
         archive = np.load(tf.io.gfile.GFile(file, "rb"), allow_pickle=False)
     except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file}: not an .npz file ({error}).") from error
@@ -95,10 +97,10 @@ def _open(file: str) -> Any:
 
 
 def _check_room(files: list[str], keys: list[str]) -> None:
-    """Refuse arrays that do not fit into memory, before any is unpacked: a small file may hold very large ones.
+    """Check that the arrays fit into memory before any is unpacked, since a small file may contain very large ones.
 
     Raises:
-      ValueError: naming the files and both sizes.
+      ValueError: they do not; the message has the files and both sizes.
     """
     needed = {file: _bytes_of(file, keys) for file in files}
     total, free = sum(needed.values()), _free_bytes()
@@ -113,10 +115,10 @@ def _check_room(files: list[str], keys: list[str]) -> None:
 
 
 def _bytes_of(file: str, keys: list[str]) -> int:
-    """Bytes of the arrays in memory, as the archive's directory states them; of an array that is not there, none.
+    """Return the bytes of the arrays in memory, according to the archive's directory; 0 for missing arrays.
 
-    zipfile reads no more than that of a member, and the header of the array must say the same: np.load would take
-    memory for what the header says.
+    zipfile reads no more than that from a member. The header of each array must agree, since np.load allocates what the
+    header says.
     """
     total = 0
     with _open(file) as archive:
@@ -129,12 +131,16 @@ def _bytes_of(file: str, keys: list[str]) -> int:
 
 
 def _check_header(file: str, key: str, archive: Any, member: zipfile.ZipInfo) -> None:
-    """Compare what an array's header promises with the bytes that there are. Raises: ValueError: it is more."""
+    """Check that an array's header does not promise more bytes than the member has.
+
+    Raises:
+      ValueError: it does.
+    """
     try:
         with archive.zip.open(member) as stream:
             read = _HEADERS.get(np.lib.format.read_magic(stream))
             if read is None:
-                return  # np.load says what is wrong with it
+                return  # np.load will report the error
             shape, _, dtype = read(stream)
             there = member.file_size - stream.tell()
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
@@ -145,9 +151,9 @@ def _check_header(file: str, key: str, archive: Any, member: zipfile.ZipInfo) ->
 
 
 def _free_bytes() -> int:
-    """Memory that this process can still take: the machine's, or that of its container where that is less."""
+    """Return how much memory this process can still use: of the machine, or of its container if that is less."""
     free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no container, or "max": no limit
+    with contextlib.suppress(OSError, ValueError):  # not in a container, or the limit is "max"
         limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, max(0, limit - used))
     return int(free)
@@ -158,7 +164,7 @@ def _gigabytes(size: int) -> str:
 
 
 def _load(file: str, keys: list[str], allow_nan: bool) -> dict[str, np.ndarray]:
-    """The arrays by key, checked."""
+    """Return key -> checked array."""
     arrays: dict[str, np.ndarray] = {}
     with _open(file) as archive:
         for key in keys:

@@ -29,15 +29,17 @@ def input_fn(
     input_context: tf.distribute.InputContext | None = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of ({"image": float32 `[batch, 32, 32, 3]` in 0..1}, labels int64 `[batch]`: the photograph, 0..2).
+    """Return batches of ({"image": float32 `[batch, 32, 32, 3]` in 0..1}, labels int64 `[batch]`: the photograph,
+    0..2).
 
     TRAIN reads the left third of each photograph, shuffled anew each epoch, and never ends; EVAL and PREDICT are one
-    pass of the other two thirds. PREDICT has no labels. Files that are not there yet are written first.
+    pass of the other two thirds. PREDICT has no labels. Missing files are written first.
 
-    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
+    Args:
+      num_epochs: number of passes in TRAIN (train.max_epochs); None: no limit.
 
     Params:
-      folder: of the files.
+      folder: folder of the files.
       batch_size, shuffle_seed, batch_across_epochs, shuffle_buffer: as for input_fns.tfrecord.
     """
     files = write_files(params["folder"], "train" if mode == "train" else "eval")
@@ -54,13 +56,13 @@ def input_fn(
 
 
 def write_files(folder: str, part: str) -> list[str]:
-    """Write the TFRecord files of a part, train or eval, that are not there yet, and return the paths of all."""
+    """Write the missing TFRecord files of a part, train or eval, and return the paths of all."""
     paths = [Path(folder) / f"{part}-{number}.tfrecord" for number in range(NUM_FILES[part])]
     if not all(path.exists() for path in paths):
         Path(folder).mkdir(parents=True, exist_ok=True)
         examples = list(_examples(part))
         for number, path in enumerate(paths):
-            # Written beside it and moved: a worker that starts at the same time never reads half a file.
+            # Write beside it and rename, so that a worker that starts at the same time never reads half a file.
             half_written = f"{path}.{os.getpid()}"
             with tf.io.TFRecordWriter(half_written) as writer:
                 for example in examples[number :: len(paths)]:
@@ -70,7 +72,7 @@ def write_files(folder: str, part: str) -> list[str]:
 
 
 def _examples(part: str) -> Iterator[bytes]:
-    """Yield a serialised tf.train.Example of each tile."""
+    """Yield a serialized tf.train.Example for each tile."""
     hopper = matplotlib.image.imread(matplotlib.cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
     for label, photo in enumerate([load_sample_image("china.jpg"), load_sample_image("flower.jpg"), hopper]):
         border = photo.shape[1] // 3 // SIZE * SIZE

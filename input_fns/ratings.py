@@ -1,4 +1,4 @@
-"""Made ratings of items by users, of which one knows how well they can be predicted; a tenth is held out."""
+"""Synthetic ratings of items by users, whose best possible error is known; a tenth is held out."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from input_fns._batches import batches_of_arrays
 
 
 def input_fn(mode: str, params: Mapping[str, Any], config: Any = None) -> tf.data.Dataset:
-    """Batches of ({"user": int64 `[batch]`, "item": int64 `[batch]`}, rating float32 `[batch]`).
+    """Return batches of ({"user": int64 `[batch]`, "item": int64 `[batch]`}, rating float32 `[batch]`).
 
-    A rating is 3.5 + what the user is used to give + what the item is used to get + the product of their tastes
-    + noise. Nobody can predict the noise: no model comes to a root mean squared error below params.noise. A few items
-    have most of the ratings, as they do in shops.
+    A rating is 3.5 + bias of the user + bias of the item + dot product of their taste vectors + noise. Noise cannot be
+    predicted, so no model has a root mean squared error below params.noise. As in real shops, a few items have most of
+    the ratings.
 
-    TRAIN shuffles its part anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out part.
-    PREDICT has no labels.
+    TRAIN shuffles its part anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out part. PREDICT
+    has no labels.
 
     Params:
-      batch_size: ratings a batch.
-      shuffle_seed: null: the run's seed, else 0.
-      num_users, num_items, ratings_per_user: how many.
-      rank: numbers of a taste.
-      noise: deviation of the noise.
-      data_seed: which ratings these are.
+      batch_size: ratings per batch.
+      shuffle_seed: null: the run's seed, or 0.
+      num_users, num_items, ratings_per_user: sizes of the data.
+      rank: length of the taste vectors.
+      noise: standard deviation of the noise.
+      data_seed: seed of the data.
     """
     users, items, ratings = _ratings(params)
     is_held_out = np.arange(len(ratings)) % 10 == 0
@@ -38,7 +38,7 @@ def input_fn(mode: str, params: Mapping[str, Any], config: Any = None) -> tf.dat
 
 
 def _ratings(params: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (users [n], items [n], ratings [n]): the same in every process."""
+    """Return (users `[n]`, items `[n]`, ratings `[n]`), the same in every process."""
     num_users, num_items, rank = params["num_users"], params["num_items"], params["rank"]
     random = np.random.default_rng(params["data_seed"])
     of_users, of_items = random.normal(size=[num_users, rank + 1]), random.normal(size=[num_items, rank + 1])

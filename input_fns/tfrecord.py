@@ -18,8 +18,8 @@ from input_fns._records import Records, assert_that, check_not_empty, fails, par
 
 _DTYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
 
-# Stands in for a record that cannot be read, so that it is met by the parser, which knows its place. Not an Example:
-# no protocol buffer begins with a field of wire type 7.
+# Replaces a record that cannot be read, so that the parser reports its place. It is not a valid Example:
+# no protocol buffer begins with wire type 7.
 _DAMAGED = b"\xff\xff\xffa record that could not be read"
 
 
@@ -30,25 +30,26 @@ def input_fn(
     input_context: tf.distribute.InputContext | None = None,
     num_epochs: int | None = None,
 ) -> tf.data.Dataset:
-    """Batches of (dict of features, label).
+    """Return batches of (dict of features `[batch, ...]`, label `[batch, ...]`).
 
     TRAIN shuffles anew each epoch and never ends; EVAL and PREDICT are one ordered pass. PREDICT has no label.
 
-    num_epochs: TRAIN ends after so many; None: it does not (train.max_epochs).
+    Args:
+      num_epochs: number of passes in TRAIN (train.max_epochs); None: no limit.
 
     Params:
-      files: a path or glob, or a list of them; names in .gz are compressed.
+      files: a path or glob, or a list of them. Files whose names end in .gz are compressed.
       features: {name: {dtype: float32|int64|string, shape: [], default: value, varlen: false}}. Without a default the
-        feature must be there; a default is one value, or nested lists of the shape. varlen: any number of values, as
-        a SparseTensor.
-      label: name of the feature that is the label; null: there is none.
-      index: read each file's record lengths at the start (not the records), so that the number of steps is known,
-        and cut off or damaged files are named with the record, true.
-      shuffle_buffer: examples to draw from, 10000.
+        feature is required; a default is one value, or nested lists of the shape. varlen: any number of values, as a
+        SparseTensor.
+      label: name of the label's feature; null: there is none.
+      index: read the lengths of all records at the start, true. Then the number of steps is known, and truncated or
+        damaged files are reported with the record.
+      shuffle_buffer: examples in the shuffle buffer, 10000.
       batch_size, shuffle_seed, batch_across_epochs: as for input_fns.digits.
 
     Raises:
-      ValueError: a file is not there or not whole, or the spec is wrong. When the iterator runs, an
+      ValueError: a file does not exist or is not whole, or the spec is wrong. When the iterator runs, an
         InvalidArgumentError names the file and the record (from 0) that does not fit the spec.
     """
     label = params.get("label")
@@ -66,7 +67,7 @@ def input_fn(
             records = tf.data.TFRecordDataset(tf.gather(files, file), tf.gather(compressions(files), file))
             if counts is None:
                 return records
-            # The records up to one that cannot be read, then stand-ins for those that must still be there.
+            # The readable records, then _DAMAGED for each of the others.
             return records.ignore_errors().concatenate(tf.data.Dataset.from_tensors(_DAMAGED).repeat())
 
         return Records(files, read, part, counts)
@@ -78,14 +79,14 @@ def input_fn(
     def explain(place: tf.Tensor, record: tf.Tensor) -> list[tf.Operation]:
         whole = assert_that(record != _DAMAGED, place, ": cannot be read, the file is damaged there or before")
         with tf.control_dependencies([whole]):
-            # Of a feature that no record has, only what is no Example at all fails.
+            # With a feature that no record has, parsing fails only if the record is not an Example.
             anything = {"\0": tf.io.VarLenFeature(tf.string)}
             broken = fails(tf.identity(record), lambda one: tf.io.parse_example(one, anything))
         is_example = assert_that(~broken, place, ": is not a tf.train.Example")
         with tf.control_dependencies([is_example]):
-            # This error of TensorFlow's names the place, the feature and what is wrong with it.
+            # TensorFlow's error then has the place, the feature and the reason.
             parsed = tf.io.parse_example(record[None], spec, example_names=place[None])
-        # As data of the assertion, since TensorFlow prunes what is there for control dependencies alone.
+        # Use it in the assertion, since TensorFlow prunes operations that are only control dependencies.
         values = tf.nest.flatten(parsed, expand_composites=True)
         return [tf.debugging.Assert(False, [tf.strings.join([place, ": cannot be parsed"]), *values])]
 
@@ -95,7 +96,7 @@ def input_fn(
 
 
 def _feature_spec(features: Any, label: str | None) -> dict[str, Any]:
-    """tf.io's feature spec of the config's."""
+    """Return tf.io's feature spec for that of the config."""
     if not isinstance(features, Mapping) or not features:
         raise ValueError("params.features is not set. Give {name: {dtype: float32|int64|string, shape: [...]}}.")
     if label is not None and label not in features:
@@ -127,16 +128,16 @@ def _feature(name: str, declared: Any) -> Any:
 
 
 def _count_records(file: str) -> int:
-    """Records of a file, by their lengths alone.
+    """Return the number of records in a file; only their lengths are read.
 
-    A file that ends within a record is refused here: TensorFlow takes one that ends within a record's header for
-    complete, and would train on less than there was.
+    Refuses a file that ends within a record. TensorFlow would take one that ends within a record's header for complete,
+    and train on less data.
     """
     count = 0
     try:
         with _open(file) as (stream, skip):
             while header := stream.read(12):
-                # Framing: length (8 bytes), its checksum (4), the data, its checksum (4).
+                # A record is: length (8 bytes), its checksum (4), the data, its checksum (4).
                 if len(header) < 12 or not skip(struct.unpack("<Q", header[:8])[0] + 4):
                     raise EOFError("the file ends within it")
                 count += 1
@@ -149,8 +150,8 @@ def _count_records(file: str) -> int:
 
 @contextlib.contextmanager
 def _open(file: str) -> Iterator[tuple[Any, Callable[[int], bool]]]:
-    """The bytes of a file, and a function that skips some of them and says whether they were there."""
-    local = os.path.exists(file)  # plain files: reading them here is 10x faster without gfile
+    """Yield (stream of a file, function that skips N bytes and reports whether they existed)."""
+    local = os.path.exists(file)  # Python reads local files 10x faster than gfile
     with open(file, "rb") if local else tf.io.gfile.GFile(file, "rb") as raw:
         if file.endswith(".gz"):
             with gzip.open(raw) as stream:
@@ -168,7 +169,7 @@ def _open(file: str) -> Iterator[tuple[Any, Callable[[int], bool]]]:
 
 
 def _skip(stream: Any, size: int) -> bool:
-    """Read `size` bytes and drop them, some at a time: a damaged length may be of more than there is memory for."""
+    """Read and drop `size` bytes, in chunks, since a damaged length may exceed the memory."""
     while size and (chunk := stream.read(min(size, 1 << 20))):
         size -= len(chunk)
     return not size

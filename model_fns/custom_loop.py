@@ -1,4 +1,6 @@
-"""The loop of TensorFlow's guide "Writing a training loop from scratch" as a model_fn: one step of it is model_fn."""
+"""The loop of TensorFlow's guide "Writing a training loop from scratch" as a model_fn, which describes one step of
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ tf1 = tf.compat.v1
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Classifies images.
+    """Classify images with a gradient tape and a Keras optimizer that are called by hand.
 
     Args:
-      features: `image` float32 [batch, 64] in 0..1.
-      labels: int64 [batch], 0..9.
+      features: `image` float32 `[batch, 64]` in 0..1.
+      labels: int64 `[batch]`, 0..9.
+      mode: one of ModeKeys.
       params: width, learning_rate, momentum.
     """
     x = features["image"]

@@ -1,4 +1,4 @@
-"""A small classifier for 8x8 images: Keras 3 layers built inside model_fn, the optimizer handed to the runner."""
+"""A small classifier for 8x8 images: Keras 3 layers made inside model_fn, and an optimizer that the runner applies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ NUM_CLASSES = 10
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Classifies images.
+    """Classify images.
 
     Args:
-      features: `image` float32 [batch, 8, 8, 1] in 0..1.
-      labels: int64 [batch], 0..9.
-      params: network (conv or mlp), width, learning_rate, decay_steps (None: the learning rate stays), label_smoothing.
+      features: `image` float32 `[batch, 8, 8, 1]` in 0..1.
+      labels: int64 `[batch]`, 0..9.
+      mode: one of ModeKeys.
+      params: network (conv or mlp), width, learning_rate, decay_steps (None: constant learning rate), label_smoothing.
     """
     images = tf.reshape(features["image"], [-1, 8, 8, 1])
     logits = _network(images, params, training=mode == ModeKeys.TRAIN)
@@ -39,7 +40,7 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
 
 
 def _network(images: tf.Tensor, params: Params, training: bool) -> tf.Tensor:
-    """Logits [batch, 10]."""
+    """Return logits `[batch, 10]`."""
     x = images
     if params.network == "conv":
         x = keras.layers.Conv2D(32, 3, padding="same", activation="relu", name="conv1")(x)

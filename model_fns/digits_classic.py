@@ -10,11 +10,12 @@ tf1 = tf.compat.v1
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Classifies images.
+    """Classify images.
 
     Args:
-      features: `image` float32 [batch, 8, 8, 1] in 0..1.
-      labels: int64 [batch], 0..9.
+      features: `image` float32 `[batch, 8, 8, 1]` in 0..1.
+      labels: int64 `[batch]`, 0..9.
+      mode: one of ModeKeys.
       params: width, learning_rate, label_smoothing.
     """
     x = tf.reshape(features["image"], [-1, 64])

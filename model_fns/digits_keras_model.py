@@ -1,4 +1,4 @@
-"""The digits classifier as a compiled keras.Model: model_fn returns it, and the runner trains it."""
+"""The digits classifier as a compiled keras.Model, which model_fn returns and the runner trains."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from runner import Params
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, params: Params) -> keras.Model:
-    """A compiled model.
+    """Return a compiled model.
 
     Args:
-      features: `image` float32 [batch, 8, 8, 1] in 0..1; others are not used.
-      labels: int64 [batch], 0..9; the runner brings them to the loss that is compiled.
+      features: `image` float32 `[batch, 8, 8, 1]` in 0..1; others are ignored.
+      labels: int64 `[batch]`, 0..9; not used here, since the runner passes them to the compiled loss.
       params: width, learning_rate.
     """
-    image = keras.Input(features["image"].shape[1:], name="image")  # the runner picks this feature by its name
+    image = keras.Input(features["image"].shape[1:], name="image")  # the runner passes the feature with this name
     x = keras.layers.Flatten()(image)
     x = keras.layers.Dense(params.width, activation="relu", name="hidden")(x)
     logits = keras.layers.Dense(10, name="logits")(x)

@@ -14,12 +14,13 @@ tf1 = tf.compat.v1
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Trains a generator of images beside a discriminator, which tells them from real ones.
+    """Train a generator of images, and a discriminator that tells them from real ones.
 
     Args:
-      features: `image` float32 [batch, 8, 8, 1] in 0..1.
-      labels: not used.
-      params: noise (numbers that an image is made of), learning_rate, beta_1.
+      features: `image` float32 `[batch, 8, 8, 1]` in 0..1.
+      labels: ignored.
+      mode: one of ModeKeys.
+      params: noise (length of the vector from which an image is generated), learning_rate, beta_1.
     """
     real, is_training = features["image"], mode == ModeKeys.TRAIN
     generator, discriminator = _generator(), _discriminator()
@@ -28,7 +29,7 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
         if mode == ModeKeys.PREDICT:
             return EstimatorSpec(mode, predictions={"image": fake})
         of_real, of_fake = discriminator(real, training=is_training), discriminator(fake, training=is_training)
-        # The discriminator learns to say 1 of real images and 0 of fake ones, the generator to have it say 1.
+        # The discriminator learns to output 1 for real images and 0 for fake ones; the generator, to make it output 1.
         discriminator_loss = (_cross_entropy(1.0, of_real) + _cross_entropy(0.0, of_fake)) / 2
         generator_loss = _cross_entropy(1.0, of_fake)
     if mode == ModeKeys.EVAL:
@@ -43,11 +44,11 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
 
 
 def _generator() -> keras.Sequential:
-    """Return a network from noise [batch, n] to images [batch, 8, 8, 1] in 0..1."""
+    """Return a network from noise `[batch, n]` to images `[batch, 8, 8, 1]` in 0..1."""
     layers = [
         keras.layers.Dense(128, activation="leaky_relu"),
         keras.layers.Dense(256, activation="leaky_relu"),
-        keras.layers.Dense(64, activation="tanh"),  # -1..1: a sigmoid learns slower
+        keras.layers.Dense(64, activation="tanh"),  # -1..1; a sigmoid would learn more slowly
         keras.layers.Rescaling(0.5, offset=0.5),
         keras.layers.Reshape([8, 8, 1]),
     ]
@@ -55,7 +56,7 @@ def _generator() -> keras.Sequential:
 
 
 def _discriminator() -> keras.Sequential:
-    """Return a network from images [batch, 8, 8, 1] in 0..1 to logits [batch, 1] of being real."""
+    """Return a network from images `[batch, 8, 8, 1]` in 0..1 to logits `[batch, 1]` of being real."""
     layers = [
         keras.layers.Flatten(),
         keras.layers.Rescaling(2.0, offset=-1.0),
@@ -74,7 +75,7 @@ def _cross_entropy(target: float, logits: tf.Tensor) -> tf.Tensor:
 
 
 def _samples(generator: keras.Sequential, noise: int) -> tf.Tensor:
-    """Return a picture [1, 400, 400, 1] of 100 generated images, of the same noise in every step."""
+    """Return a picture `[1, 400, 400, 1]` of 100 generated images, from the same noise at every step."""
     images = generator(tf.random.stateless_normal([100, noise], seed=[0, 0]))
     framed = tf.reshape(tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]]), [10, 10, 10, 10])
     picture = tf.reshape(tf.transpose(framed, [0, 2, 1, 3]), [1, 100, 100, 1])
@@ -82,10 +83,14 @@ def _samples(generator: keras.Sequential, noise: int) -> tf.Tensor:
 
 
 def frechet_distance(real: tf.Tensor, fake: tf.Tensor) -> tuple[tf.Tensor, Any]:
-    """Return a (value, update) pair: how far the pixels of fake images are from those of real ones, 0 if not at all.
+    """Return a (value, update) pair: the Fréchet distance between the pixels of real and fake images, 0 if they are
+    alike.
 
-    It is the Fréchet distance of Heusel et al. 2017 (arXiv:1706.08500), of pixels in place of the activations of an
-    Inception network: |m - n|^2 + trace(C + D - 2 (C D)^(1/2)), of the means and covariances over all examples.
+    Heusel et al. 2017 (arXiv:1706.08500), on pixels instead of the activations of an Inception network: |m - n|^2 +
+    trace(C + D - 2 (C D)^(1/2)), where m, n are the means and C, D the covariances over all examples.
+
+    Args:
+      real, fake: float `[batch, height, width, channels]`.
     """
     (m, c, update_real), (n, d, update_fake) = _moments(real), _moments(fake)
     values, vectors = tf.linalg.eigh(c)
@@ -96,7 +101,9 @@ def frechet_distance(real: tf.Tensor, fake: tf.Tensor) -> tuple[tf.Tensor, Any]:
 
 
 def _moments(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
-    """Return the mean [pixels] and covariance [pixels, pixels] of all examples so far, and what adds a batch."""
+    """Return (mean `[pixels]`, covariance `[pixels, pixels]`, operation that adds a batch), over all examples so
+    far.
+    """
     pixels = tf.reshape(images, [-1, 64])
     count = tf.cast(tf.shape(images)[0], tf.float32)
     mean, add_to_mean = tf1.metrics.mean_tensor(tf.reduce_mean(pixels, axis=0), count)

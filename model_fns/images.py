@@ -1,4 +1,4 @@
-"""A small convolutional network for colour images, which sees each training image a little different in every step."""
+"""A small convolutional network for colour images, with random augmentation of the training images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ NUM_CLASSES = 3
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Classifies images.
+    """Classify images.
 
     Args:
-      features: `image` float32 [batch, 32, 32, 3] in 0..1.
-      labels: int64 [batch], 0..2.
+      features: `image` float32 `[batch, 32, 32, 3]` in 0..1.
+      labels: int64 `[batch]`, 0..2.
+      mode: one of ModeKeys.
       params: augment, filters, dropout, learning_rate, decay_steps.
     """
     images, is_training = features["image"], mode == ModeKeys.TRAIN
@@ -41,10 +42,13 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
 
 
 def _augmented(images: tf.Tensor) -> tf.Tensor:
-    """Return each image flipped or not, with a part of it enlarged, and other brightness and contrast.
+    """Return each image with a random flip, crop, brightness and contrast.
 
-    Each image draws its own numbers. They follow from run.seed and the step alone, so a run that resumes draws those
-    of an undisturbed one.
+    The random numbers depend only on run.seed and the step, so a resumed run draws the same ones as an uninterrupted
+    one.
+
+    Args:
+      images: float32 `[batch, height, width, 3]`.
     """
     batch, height, width, _ = tf.unstack(tf.shape(images))
     size = tf.random.uniform([batch, 1], 0.7, 1.0)
@@ -59,7 +63,7 @@ def _augmented(images: tf.Tensor) -> tf.Tensor:
 
 
 def _network(images: tf.Tensor, params: Params, training: bool) -> tf.Tensor:
-    """Return logits [batch, 3]."""
+    """Return logits `[batch, 3]`."""
     x = images
     for i, filters in enumerate([params.filters, 2 * params.filters, 4 * params.filters]):
         x = keras.layers.Conv2D(filters, 3, padding="same", activation="relu", name=f"conv{i}")(x)
@@ -70,7 +74,7 @@ def _network(images: tf.Tensor, params: Params, training: bool) -> tf.Tensor:
 
 
 def _rows(*batches: tf.Tensor) -> tf.Tensor:
-    """Return one picture [1, height, width, 3]: a row of ten images of each batch, framed and twice as large."""
+    """Return one picture `[1, height, width, 3]`: a row of ten images from each batch, framed and twice as large."""
     framed = [tf.pad(images[:10], [[0, 0], [2, 2], [2, 2], [0, 0]], constant_values=1.0) for images in batches]
     rows = [tf.reshape(tf.transpose(images, [1, 0, 2, 3]), [images.shape[1], -1, 3]) for images in framed]
     picture = tf.concat(rows, axis=0)[None]

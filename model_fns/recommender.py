@@ -1,4 +1,4 @@
-"""A recommender: a vector for each user and each item, whose product says how much the one likes the other."""
+"""A recommender with a vector for each user and item, whose dot product predicts the rating."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from runner import EstimatorSpec, ModeKeys, Params
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Predicts ratings.
+    """Predict ratings.
 
     Args:
-      features: `user` and `item`, int64 [batch], from 0 to num_users and num_items.
-      labels: float32 [batch], the ratings.
+      features: `user` and `item`, int64 `[batch]`, below num_users and num_items.
+      labels: float32 `[batch]`, the ratings.
+      mode: one of ModeKeys.
       params: num_users, num_items, dimension (of the vectors), mean_rating, learning_rate.
     """
     user, item = features["user"], features["item"]
-    # On parameter servers each server has a part of the rows, and a step fetches and updates those of its batch alone.
+    # With parameter servers, each has some of the rows, and a step only fetches and updates the rows of its batch.
     user_vectors = keras.layers.Embedding(params.num_users, params.dimension, _small(1), name="user_vectors")
     item_vectors = keras.layers.Embedding(params.num_items, params.dimension, _small(2), name="item_vectors")
     user_habits = keras.layers.Embedding(params.num_users, 1, "zeros", name="user_habits")
@@ -30,7 +31,7 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     return EstimatorSpec(
         mode,
         loss=tf.square(rating - labels),  # per example
-        # Adagrad: each row has a step size of its own, which falls as the row is trained.
+        # Adagrad gives each row its own step size, which decreases the more the row is trained.
         optimizer=keras.optimizers.Adagrad(params.learning_rate, initial_accumulator_value=1e-6),
         eval_metric_ops={
             "rmse": _rmse(labels, rating),
@@ -44,7 +45,7 @@ def _small(seed: int) -> keras.initializers.Initializer:
 
 
 def _rmse(labels: tf.Tensor, predicted: tf.Tensor) -> keras.Metric:
-    """Return the root of the mean squared error over all examples of an evaluation."""
+    """Return a metric: the root mean squared error over all examples of an evaluation."""
     metric = keras.metrics.RootMeanSquaredError()
     metric.update_state(labels, predicted)
     return metric

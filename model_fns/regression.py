@@ -1,4 +1,4 @@
-"""A network that predicts a number from measurements in their own units, and a hook that draws what it predicts."""
+"""A network that predicts a number from measurements in their own units, and a hook that draws the predictions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from runner import EstimatorSpec, ModeKeys, Params
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Predicts how far a disease goes.
+    """Predict the progression of a disease.
 
     Args:
-      features: `measurements` float32 [batch, 10], each in its own unit, so that a served model takes them as they are.
-      labels: float32 [batch], the progression.
+      features: `measurements` float32 `[batch, 10]`, each in its own unit. The model scales them, so that a served
+        model accepts raw measurements.
+      labels: float32 `[batch]`, the progression.
+      mode: one of ModeKeys.
       params: hidden_units (of each hidden layer; []: a linear model), dropout, learning_rate, weight_decay.
     """
-    _, measurements, progression = diabetes.read(held_out=False)  # of the training part: evaluation tells it nothing
+    _, measurements, progression = diabetes.read(held_out=False)  # from the training part only
     mean, scale = progression.mean(), progression.std()
 
     x = keras.layers.Normalization(mean=measurements.mean(axis=0), variance=measurements.var(axis=0))(
@@ -30,7 +32,7 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     for i, units in enumerate(params.hidden_units):
         x = keras.layers.Dense(units, activation="relu", name=f"hidden{i}")(x)
         x = keras.layers.Dropout(params.dropout)(x, training=mode == ModeKeys.TRAIN)
-    scaled = keras.layers.Dense(1, name="progression")(x)[:, 0]  # of mean 0 and deviation 1, which trains well
+    scaled = keras.layers.Dense(1, name="progression")(x)[:, 0]  # standardized to mean 0 and deviation 1
     predicted = mean + scale * scaled
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predictions={"progression": predicted, "id": features["id"]})
@@ -41,26 +43,26 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
         optimizer=keras.optimizers.AdamW(params.learning_rate, params.weight_decay),
         eval_metric_ops={
             "rmse": _rmse(labels, predicted),
-            "baseline_rmse": _rmse(labels, tf.fill(tf.shape(labels), mean)),  # of predicting the mean for everybody
+            "baseline_rmse": _rmse(labels, tf.fill(tf.shape(labels), mean)),  # error of always predicting the mean
         },
         evaluation_hooks=[PredictedAgainstTrue(labels, predicted)],
     )
 
 
 def _rmse(labels: tf.Tensor, predicted: tf.Tensor) -> keras.Metric:
-    """Return the root of the mean squared error over all examples of an evaluation."""
+    """Return a metric: the root mean squared error over all examples of an evaluation."""
     metric = keras.metrics.RootMeanSquaredError()
     metric.update_state(labels, predicted)
     return metric
 
 
 class PredictedAgainstTrue(tf.compat.v1.train.SessionRunHook):
-    """Draws a point for each example, and keeps the figure with the run: in its folder, and in MLflow.
+    """Draws predicted against true values at each evaluation, and saves the figure in the run's folder and MLflow.
 
-    On several replicas it shows the examples of the first.
+    With several replicas it shows the examples of the first one.
 
     Args:
-      labels, predicted: float32 [batch].
+      labels, predicted: float32 `[batch]`.
     """
 
     def __init__(self, labels: tf.Tensor, predicted: tf.Tensor) -> None:

@@ -14,16 +14,17 @@ from runner import EstimatorSpec, ModeKeys, Params
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Classifies texts.
+    """Classify texts.
 
     Args:
-      features: `text` string [batch], as people write it: the model takes it apart, so that a served model can, too.
-      labels: int64 [batch], places in params.packages.
-      params: packages (the names of the classes), vocabulary, length, width, heads, blocks, dropout,
-        word_dropout, learning_rate.
+      features: `text` string `[batch]`. The model splits it into words, so that a served model accepts plain text.
+      labels: int64 `[batch]`, indices into params.packages.
+      mode: one of ModeKeys.
+      params: packages (the names of the classes), vocabulary, length, width, heads, blocks, dropout, word_dropout,
+        learning_rate.
     """
     tokens = _tokens(features["text"], params.vocabulary, params.length)
-    if mode == ModeKeys.TRAIN:  # leave out words at random, so that no text looks the same twice
+    if mode == ModeKeys.TRAIN:  # drop random words, so that no text looks the same twice
         tokens *= tf.cast(tf.random.uniform(tf.shape(tokens)) > params.word_dropout, tokens.dtype)
     logits = _transformer(tokens, params, training=mode == ModeKeys.TRAIN)
     classes = tf.argmax(logits, axis=1)
@@ -44,16 +45,23 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
 
 
 def _tokens(texts: tf.Tensor, vocabulary: int, length: int) -> tf.Tensor:
-    """Return the first `length` words of each text as numbers, int64 [batch, length]; 0 is no word.
+    """Return the first `length` words of each text as numbers, int64 `[batch, length]`; 0 is padding.
 
-    A word's number is its hash, so there is no vocabulary to make; some words share one.
+    A word's number is its hash, so that no vocabulary is needed; some words share a number.
+
+    Args:
+      texts: string `[batch]`.
+      vocabulary: how many numbers there are.
+      length: words per text.
     """
     words = tf.strings.split(tf.strings.regex_replace(tf.strings.lower(texts), "[^a-z]+", " "))
     return (tf.strings.to_hash_bucket_fast(words, vocabulary - 1) + 1).to_tensor(shape=[None, length])
 
 
 def _transformer(tokens: tf.Tensor, params: Params, training: bool) -> tf.Tensor:
-    """Return logits [batch, classes]. Each block normalises before it transforms, as in GPT-2."""
+    """Return logits `[batch, classes]` for int64 `[batch, length]`. Each block normalizes its input first, as in
+    GPT-2.
+    """
     is_word = tf.not_equal(tokens, 0)
     x = keras.layers.Embedding(params.vocabulary, params.width, name="words")(tokens)
     x += keras.layers.Embedding(params.length, params.width, name="places")(tf.range(params.length))
@@ -72,12 +80,12 @@ def _transformer(tokens: tf.Tensor, params: Params, training: bool) -> tf.Tensor
 
 
 class ConfusionMatrix(tf.compat.v1.train.SessionRunHook):
-    """Draws which class was taken for which, and keeps the figure with the run: in its folder, and in MLflow.
+    """Draws the confusion matrix of each evaluation, and saves the figure in the run's folder and MLflow.
 
-    On several replicas it shows the examples of the first.
+    With several replicas it shows the examples of the first one.
 
     Args:
-      labels, classes: int64 [batch], the true class of each example and the one that the model says.
+      labels, classes: int64 `[batch]`, the true and the predicted class.
       names: of the classes.
     """
 

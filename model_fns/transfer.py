@@ -1,4 +1,4 @@
-"""A classifier that starts from a trained Keras model: its layers but the last, and a new last one."""
+"""A classifier that starts from a trained Keras model: all layers except the last, and a new last layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ FIRST_CLASS, NUM_CLASSES = 5, 5
 
 
 def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
-    """Classifies images.
+    """Classify images.
 
     Args:
-      features: `image` float32 [batch, 8, 8, 1] in 0..1.
-      labels: int64 [batch], 5..9.
-      params: pretrained (path of the Keras model), last_layer (name of the last of its layers that is used), frozen
-        (its weights stay as they are), from_scratch (take its layers, and not its weights), learning_rate.
+      features: `image` float32 `[batch, 8, 8, 1]` in 0..1.
+      labels: int64 `[batch]`, 5..9.
+      mode: one of ModeKeys.
+      params: pretrained (path of the Keras model), last_layer (name of its last layer to use), frozen (do not train its
+        weights), from_scratch (use its layers but not its weights), learning_rate.
     """
     body = _body(params)
     x = body(features["image"], training=mode == ModeKeys.TRAIN)
@@ -37,7 +38,9 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
 
 
 def _body(params: Params) -> keras.Model:
-    """Return the first layers of the pretrained model: from images [batch, 8, 8, 1] to activations [batch, units]."""
+    """Return the first layers of the pretrained model: from images `[batch, 8, 8, 1]` to activations `[batch,
+    units]`.
+    """
     model = keras.models.load_model(params.pretrained, compile=False)
     if params.from_scratch:
         model = keras.models.clone_model(model)

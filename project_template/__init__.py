@@ -1,4 +1,4 @@
-"""The files that `python -m runner command=new` writes. Nothing imports them from here.
+"""The files that `python -m runner command=new` copies. They are not imported from here.
 
-`gitignore` becomes `.gitignore`, and `{name}` in README.md the name of the folder.
+`gitignore` becomes `.gitignore`, and `{name}` in README.md becomes the name of the folder.
 """

@@ -38,7 +38,7 @@ class LoggedValues:
           on_progress: show it on the progress line, too.
 
         Raises:
-          ValueError: the name is not text or is in use, or the value is no number or comes from another graph.
+          ValueError: the name is not text or is in use, or the value is not a number or comes from another graph.
         """
         shown = f"runner.log({{{name!r}: ...}})"
         if not isinstance(name, str) or not name.strip("/ "):

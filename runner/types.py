@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 type_of_tensor = Any
-"""A tf.Tensor; spelt so that layer 0 does not import TensorFlow."""
+"""A tf.Tensor; not named directly, so that this file does not import TensorFlow."""
 
 Features = Any
 """A tensor, or a nest (dict, tuple) of tensors, each `[batch, ...]`."""
 
 Labels = Any
-"""Like Features, or None where the input has no labels."""
+"""Like Features; None if the input has no labels."""
 
 
 class ParamReads:

@@ -1,9 +1,9 @@
-"""One training step without the runner, as short as it can be written: `python bare.py digits|deep`.
+"""One training step without the runner, as short as possible: `python bare.py digits|deep`.
 
-Same data, layers, loss and Adam as the model_fn of that name. The layers are built before the trace: variables that are
-made inside a tf.function would have it traced twice.
+Data, layers, loss and Adam are those of the model_fn of that name. The layers are built before the trace, because
+variables that are made inside a tf.function cause a second trace.
 
-Prints when the step had ended (seconds since the epoch) and the CPU seconds of this process by then.
+Prints when the step ended (seconds since 1970) and this process's CPU seconds until then.
 """
 
 import os

@@ -12,18 +12,20 @@ EVAL_FRACTION = 0.2
 
 
 def input_fn(mode: str, params: Params) -> tf.data.Dataset:
-    """Return batches of (features, labels) for one mode; features alone in "infer".
+    """Return batches of (features, labels) for one mode; only features in "infer".
 
-    Features: `x`, float32 [batch, 13], each measurement with mean 0 and deviation 1. Labels: int64 [batch].
+    Features: `x`, float32 `[batch, 13]`, each measurement standardized to mean 0 and deviation 1. Labels: int64
+    `[batch]`.
 
     Args:
-      params: batch_size, and shuffle_seed in training; both stand beside `params` in conf/experiment/wine.yaml.
+      mode: "train", "eval" or "infer".
+      params: batch_size, and shuffle_seed in training; from conf/experiment/wine.yaml.
     """
     data = load_wine()
     order = np.random.default_rng(0).permutation(len(data.target))  # the same split in every process and every run
     num_eval = int(EVAL_FRACTION * len(order))
     held_out, train = order[:num_eval], order[num_eval:]
-    # Scaled by what training sees alone: evaluation must not tell training anything.
+    # Standardize by the training examples only: evaluation data must not influence training.
     scaled = (data.data - data.data[train].mean(axis=0)) / data.data[train].std(axis=0)
     rows = train if mode == "train" else held_out
     features, labels = {"x": scaled[rows].astype(np.float32)}, data.target[rows].astype(np.int64)

@@ -1,4 +1,4 @@
-"""A network of one hidden layer that tells classes apart. Change it to your own model."""
+"""A classifier with one hidden layer. Change it to your own model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     """Build the model for one mode: "train", "eval" or "infer".
 
     Args:
-      features: what input_fn yields: `x`, float32 [batch, num_features].
-      labels: int64 [batch], 0 .. num_classes - 1; None in prediction.
+      features: what input_fn yields: `x`, float32 `[batch, num_features]`.
+      labels: int64 `[batch]`, 0 .. num_classes - 1; None in prediction.
+      mode: "train", "eval" or "infer".
       params: `model.params` of conf/experiment/wine.yaml.
     """
     x = keras.layers.Dense(params.width, activation="relu", name="hidden")(features["x"])
@@ -23,7 +24,7 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predictions={"class": classes, "probabilities": tf.nn.softmax(logits)})
 
-    # One loss for each example, not their mean: the runner then takes the mean over all replicas and workers.
+    # One loss per example, not their mean: the runner averages over all replicas and workers.
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     return EstimatorSpec(
         mode,

@@ -1,4 +1,4 @@
-"""The input has the shapes that the model expects, and the model learns. Run them with `python -m pytest`."""
+"""Test that the input has the shapes that the model expects, and that the model learns. Run `python -m pytest`."""
 
 from __future__ import annotations
 

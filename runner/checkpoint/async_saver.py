@@ -151,6 +151,7 @@ class Saver:
                     kinds[worker] = _SAVED
         return {
             worker: self._writer.left_input(snapshot.step, worker) if kind == _SAVED else None
+            # Also a barrier: after it, the files of all workers exist and the chief may move them.
             for worker, kind in enumerate(self._collectives.sum(kinds))
             if kind != _NONE
         }

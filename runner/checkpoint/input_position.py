@@ -275,8 +275,8 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
 
 
 _SMALL_BYTES = 1 << 20
-"""So much is written in some milliseconds; to read again what was read takes longer. What tf.data prefetches by itself
-comes to 100 kB at times."""
+"""A state of this size is written in a few milliseconds, less than reading the input again takes. The buffers that
+tf.data adds by itself can take 100 kB."""
 
 
 class InputState:

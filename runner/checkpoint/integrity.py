@@ -100,6 +100,6 @@ def _read(path: str) -> None:
     reader = tensor_bundle.open_reader(path)
     shapes, writers = reader.get_variable_to_shape_map(), manifest.num_shards(path)
     for name, dtype in reader.get_variable_to_dtype_map().items():
-        # one of them is the coordinator's
+        # one of the shards is the coordinator's
         for rows in tensor_bundle.pieces(tf.TensorShape(shapes[name]), max(1, writers - 1)):
             tensor_bundle.read_entries(path, "CPU:0", [(name, rows, dtype)])

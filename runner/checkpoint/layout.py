@@ -32,7 +32,7 @@ PREFIX = "model.ckpt-"
 STATE_FILE = "checkpoint"
 SCRATCH = ".saving"
 LEFT = f".{PREFIX}"
-"""Begins the names of what workers leave for the checkpoint that the chief is going to write."""
+"""Prefix of the files that workers leave for the next checkpoint, which the chief writes."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,10 +72,11 @@ def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
-    """The path of the checkpoint to continue from; None when there is no complete one.
+    """Return the path of the checkpoint to continue from; None if there is no complete one.
 
-    That is what the state file names, as for tf.train.latest_checkpoint, looked for inside `model_dir` wherever that
-    has been moved. When it is not complete, the newest before it; without a state file, the newest of all.
+    It is the one that the state file names, like tf.train.latest_checkpoint, but always inside `model_dir`, which may
+    have been moved. If that one is not complete, it is the newest complete one before it; without a state file, the
+    newest of all.
     """
     named = read_state(model_dir).latest
     candidates = candidates_in(model_dir)
@@ -103,12 +104,13 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sleep) -> str:
-    """Return `path`, a checkpoint that another process wrote, once it is visible here: shared folders may be slow.
+    """Wait until `path`, a checkpoint that another process wrote, is visible here, and return it: shared folders may be
+    slow.
 
     Args:
       path: path of the checkpoint.
-      secs: how long to wait at most.
-      wait: called with seconds between two looks.
+      secs: how many seconds to wait at most.
+      wait: called with a number of seconds between two looks.
 
     Raises:
       RuntimeError: it does not become visible.

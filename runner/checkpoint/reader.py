@@ -22,7 +22,7 @@ from runner.tf_private import graphs, tensor_bundle
 GLOBAL_STEP = "global_step"
 EXTRA = "_runner/"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""Key of a checkpoint of objects: which variable each of its other keys is."""
+"""Key of the object graph in a checkpoint of objects, which maps its other keys to variables."""
 
 ITERATOR = "iterator"
 
@@ -115,14 +115,14 @@ class Reader:
         return {name: values[there] for name, there in sources.items()}
 
     def entries_in_parts(self, sources: Mapping[str, str]) -> Iterator[list[tensor_bundle.Entry]]:
-        """Yield the values of a part of the checkpoint at a time, for a bundle that has them by other names.
+        """Yield the values in parts of bounded size, as entries of a new bundle with other names.
 
-        A variable that parameter servers wrote in parts may be larger than the memory: it comes in parts of rows.
+        A variable that parameter servers wrote in parts may be larger than the memory, so it comes in slices of rows.
 
         Args:
-          sources: name -> its name in the checkpoint.
+          sources: name in the new bundle -> name in the checkpoint.
         """
-        servers = max(1, manifest.num_shards(self.path) - 1)  # one of those who wrote is the coordinator
+        servers = max(1, manifest.num_shards(self.path) - 1)  # the coordinator wrote one of the shards
         asked: list[tuple[str, tuple[str, str, tf.DType], int]] = []
         for name, there in sources.items():
             key = self.key(there)

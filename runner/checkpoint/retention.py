@@ -23,7 +23,7 @@ from runner.run_config import KeepBest, RunConfig
 from runner.system.files import read_json, write_json
 
 LEASE = "evaluating.json"
-"""In model_dir: which checkpoint the evaluator reads. There is one evaluator, and so one lease."""
+"""File in model_dir with the checkpoint that the evaluator reads. There is only one evaluator."""
 
 
 @dataclasses.dataclass(frozen=True)

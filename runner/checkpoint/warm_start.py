@@ -26,11 +26,11 @@ class Loaded:
 
     Attributes:
       path: path of the checkpoint.
-      sources: variable name -> its name in the checkpoint, of those that were loaded.
-      shapes: variable name -> shape, of the same.
+      sources: name of each loaded variable -> its name in the checkpoint.
+      shapes: name of each loaded variable -> its shape.
       not_found: variable name -> the name that the checkpoint lacks.
       skipped: variable name -> why it was not looked for.
-      tokens: variable name -> number of tokens found, of those with a vocabulary.
+      tokens: name of each variable with a vocabulary -> number of tokens found.
     """
 
     path: str

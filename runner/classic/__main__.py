@@ -21,7 +21,7 @@ MODULE   runs it as `python -m MODULE` does"""
 
 
 def main() -> int:
-    """Returns: the exit code."""
+    """Run the command line and return its exit code."""
     if sys.argv[1:2] == ["check"]:
         from runner.classic.compat import check
 
@@ -36,7 +36,7 @@ def main() -> int:
         parser.error(f"there is no script {command[0]}")
     if options.strategy == "parameter_server" and not os.environ.get("TF_CONFIG"):
         parser.error("--strategy parameter_server needs a cluster: start this for each task, with its TF_CONFIG")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # must be set before TensorFlow is imported
     from runner.classic import script_run
     from runner.classic.compat import install
 
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _started(command: Sequence[str], *, is_module: bool) -> int:
-    """Run the script or module `command`, with its arguments. The exit code."""
+    """Run the script or module `command` with its arguments, and return the exit code."""
     from runner.classic.compat import tf1_imports
 
     sources = tf1_imports.watch_imports(command[0] if is_module else "__main__")
@@ -90,7 +90,7 @@ def _started(command: Sequence[str], *, is_module: bool) -> int:
             sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
             _run(command[0], sources.script(command[0]))
     except (AttributeError, ImportError) as error:
-        # A package of another name that is missing (tensorflow_datasets) is no name that TensorFlow had.
+        # A missing package of another name (tensorflow_datasets) never was a name in TensorFlow.
         package = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else "tensorflow"
         if "tensorflow" in str(error) and str(package).partition(".")[0] == "tensorflow":
             error.add_note(f"`python -m runner.classic check {sys.argv[0]}` says what to use instead.")
@@ -99,7 +99,7 @@ def _started(command: Sequence[str], *, is_module: bool) -> int:
 
 
 def _run(script: str, code: types.CodeType) -> None:
-    """Runs it as the main module, in which absl and TensorFlow look for `main`."""
+    """Run the code as the main module, where absl and TensorFlow look for `main`."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=script, __builtins__=__builtins__)
     sys.modules["__main__"] = module

@@ -1,7 +1,7 @@
-"""Hooks that end training by what evaluations have found, which they read from the events in `eval_dir`.
+"""Hooks that end training by the results of evaluations, which they read from the event files in `eval_dir`.
 
-Without the defects of tf.estimator's: they work under every strategy, nothing of them is in a checkpoint, and a
-damaged event file ends where it is damaged.
+Unlike tf.estimator's they work under every strategy, keep nothing in checkpoints, and read a damaged event file up to
+the damage.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> Hook:
-    """Return a hook that ends training when `should_stop_fn` says so. Of several workers the chief alone asks it.
+    """Return a hook that ends training when `should_stop_fn()` returns True. With several workers only the chief calls
+    it.
 
     Args:
-      run_every_secs, run_every_steps: how often it is asked; exactly one of them. It is also asked before the first
-        step, so that a run that was stopped stays so.
+      estimator: the Estimator that trains.
+      should_stop_fn: called without arguments, returns a bool.
+      run_every_secs, run_every_steps: how often to call it, in seconds or global steps; exactly one of them. It is also
+        called before the first step, so that a stopped run does not train on when it is started again.
 
     Raises:
-      TypeError: no Estimator, or no function. ValueError: both cadences or none.
+      TypeError: estimator is not an Estimator, or should_stop_fn is not callable.
+      ValueError: both or neither of run_every_secs and run_every_steps are given.
     """
     if not isinstance(estimator, Estimator):
         raise TypeError(f"make_early_stopping_hook(estimator={estimator!r}): it must be an Estimator.")
@@ -55,10 +59,16 @@ def stop_if_higher_hook(
     estimator: Estimator, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
     run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when an evaluation at `min_steps` or later has found a metric above `threshold`.
+    """Return a hook that ends training when an evaluation at global step `min_steps` or later finds a metric above
+    `threshold`.
 
     Args:
-      eval_dir: folder of the evaluation's events; None: that of the evaluation without a name.
+      estimator: the Estimator that trains.
+      metric_name: tag of the metric in the event files.
+      threshold: the metric has to be above it.
+      eval_dir: folder of the evaluation's event files; None: that of the evaluation without a name.
+      min_steps: ignore evaluations at earlier global steps.
+      run_every_secs, run_every_steps: as in `make_early_stopping_hook`.
     """
     ends = functools.partial(_first_beyond, threshold, operator.gt, "above")
     return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
@@ -77,7 +87,9 @@ def stop_if_no_increase_hook(
     estimator: Estimator, metric_name: str, max_steps_without_increase: int, eval_dir: str | None = None,
     min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when the largest value of a metric is so many steps old, or older."""
+    """Return a hook that ends training when the largest value of a metric is at least `max_steps_without_increase`
+    global steps old. Other arguments are as in `stop_if_higher_hook`.
+    """
     ends = functools.partial(_best_of_long_ago, max_steps_without_increase, operator.gt)
     return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
@@ -86,13 +98,15 @@ def stop_if_no_decrease_hook(
     estimator: Estimator, metric_name: str, max_steps_without_decrease: int, eval_dir: str | None = None,
     min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when the smallest value of a metric is so many steps old, or older."""
+    """Return a hook that ends training when the smallest value of a metric is at least `max_steps_without_decrease`
+    global steps old. Other arguments are as in `stop_if_higher_hook`.
+    """
     ends = functools.partial(_best_of_long_ago, max_steps_without_decrease, operator.lt)
     return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
-    """Return global step -> scalar metrics, of all event files in `eval_dir`, in order of the steps."""
+    """Return global step -> scalar metrics by tag, from all event files in `eval_dir`, in the order of steps."""
     found: dict[int, dict[str, float]] = collections.defaultdict(dict)
     for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, "*.tfevents.*"))):
         for event in _events(path):
@@ -104,10 +118,10 @@ def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
 
 
 class _StopWhen(Hook):
-    """The hook that asks `should_stop_fn`, and requests the stop."""
+    """The hook that calls `should_stop_fn` and requests the stop."""
 
     def __init__(self, should_stop_fn: Callable[[], bool], every: Every, *, is_chief: bool) -> None:
-        self.every = Every(steps=every.steps)  # loops end there; seconds are looked at between loops
+        self.every = Every(steps=every.steps)  # loops end at these steps; seconds are only checked between loops
         self._should_stop_fn, self._cadence, self._is_chief = should_stop_fn, every, is_chief
         self._asked = time.monotonic()
 
@@ -128,7 +142,9 @@ def _watching(
     estimator: Estimator, metric: str, ends: Callable[[Mapping[int, float]], str], eval_dir: str | None, min_steps: int,
     run_every_secs: float | None, run_every_steps: int | None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when `ends`, called with step -> value of the metric, gives a reason."""
+    """Return a hook that ends training when `ends`, called with step -> value of the metric, returns a reason; ""
+    goes on.
+    """
     eval_dir = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:
@@ -166,11 +182,11 @@ def _best_of_long_ago(max_steps: int, is_better: Callable[[float, float], bool],
 
 
 def _events(path: str) -> Any:
-    """Yield the events of a file, up to where it is damaged: it may be being written."""
+    """Yield the events of a file, up to the damage if it is damaged: another process may still be writing it."""
     try:
         yield from tf.compat.v1.train.summary_iterator(path)
     except tf.errors.DataLossError as error:
-        _log.warning("%s is damaged, and read up to there: %s", path, error.message)
+        _log.warning("%s is damaged, and was read up to the damage: %s", path, error.message)
 
 
 def _scalar(value: Any) -> float | None:

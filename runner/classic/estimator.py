@@ -1,4 +1,4 @@
-"""tf.estimator's Estimator on the runner's engine, and what it logged: on TensorFlow's logger and in its words."""
+"""tf.estimator's Estimator on the runner's engine, with its log lines: on TensorFlow's logger and in the same words."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Estimator(engine.Estimator):
     """`runner.Estimator` with the arguments and defaults that tf.estimator had.
 
     Args:
-      model_fn: called with those of features, labels, mode, params, config that it declares.
+      model_fn: called with those of features, labels, mode, params and config that it declares.
       model_dir: folder of checkpoints and events; None: config's, or a temporary one.
-      config: of this module's kind or of the runner's; None: `tf.estimator.RunConfig()`, which reads TF_CONFIG.
-      params: for model_fn and input functions, a dict or any object; each call gets a copy.
-      warm_start_from: path of a checkpoint or of a SavedModel, of which all trainable variables are taken, or
-        `WarmStartSettings`. Only a model without a checkpoint begins with them.
+      config: a RunConfig of tf.estimator or of the runner; None: `tf.estimator.RunConfig()`, which reads TF_CONFIG.
+      params: passed to model_fn and input functions, a dict or any object; each call gets a copy.
+      warm_start_from: path of a checkpoint or SavedModel, from which all trainable variables are taken; or
+        `WarmStartSettings`. Ignored if model_dir has a checkpoint.
 
     Raises:
-      ValueError: config is something else; model_dir differs from config's; model_fn's arguments cannot be filled.
+      ValueError: config has another type, model_dir differs from config's, or model_fn declares other arguments.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Estimator(engine.Estimator):
     get_variable_value = eagerly()(engine.Estimator.get_variable_value)
 
     def predict(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Like that of the runner."""
+        """Like `runner.Estimator.predict`."""
         following = eagerly()(super().predict(*args, **kwargs).__next__)
         while True:
             try:
@@ -81,14 +81,18 @@ class Estimator(engine.Estimator):
     def train_run(
         self, input_fn: Any, hooks: Sequence[Any] | None = None, *args: Any, **kwargs: Any
     ) -> TrainingRun | None:
-        """Like that of the runner. Raises: ValueError: this process does not train."""
+        """Like `runner.Estimator.train_run`.
+
+        Raises:
+          ValueError: this process does not train.
+        """
         cluster = self.config.cluster
-        is_asked = cluster.is_server and self.config.train_distribute is None  # by the coordinator
+        is_asked = cluster.is_server and self.config.train_distribute is None  # the coordinator trains for it
         if cluster.is_evaluator or is_asked:
             beside = " beside parameter servers" if cluster.task_type == "worker" else ""
             raise ValueError(
                 f"Estimator.train: TF_CONFIG says that this process is the {cluster.task_type}{beside}, which does not "
-                "train. train_and_evaluate does what each process has to do."
+                "train. Call train_and_evaluate, which does the part of each process."
             )
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
@@ -99,7 +103,7 @@ class Estimator(engine.Estimator):
 
     @property
     def model_fn(self) -> Callable[..., Any]:
-        """The function with its params: takes features, labels, mode and, if it wants to, config."""
+        """The user's function with its params bound: takes features, labels, mode and, if it declares it, config."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
             return self._context.model_fn(features, labels, mode)
@@ -108,14 +112,15 @@ class Estimator(engine.Estimator):
 
 
 def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
-    """Return an estimator like this one, in the same model_dir, whose evaluation has further metrics.
+    """Return an estimator like this one, in the same model_dir, whose evaluations have further metrics.
 
     Args:
-      metric_fn: called in EVAL with those of features, labels, predictions and config that it takes; gives name ->
-        metric, as `EstimatorSpec.eval_metric_ops`. One of a name that is there replaces it.
+      estimator: the Estimator.
+      metric_fn: called in EVAL with those of features, labels, predictions and config that it declares; returns name ->
+        metric, as in `EstimatorSpec.eval_metric_ops`. A metric of the same name replaces model_fn's.
 
     Raises:
-      ValueError: metric_fn takes something else.
+      ValueError: metric_fn declares other arguments.
     """
     takes = list(inspect.signature(metric_fn).parameters)
     unknown = [name for name in takes if name not in _METRIC_FN_ARGUMENTS]
@@ -138,10 +143,10 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
 
 
 class LoggedJournal(NullJournal):
-    """Says what happens on `tf.get_logger()`, where `tf.logging.set_verbosity` decides who hears it.
+    """A journal that logs events on `tf.get_logger()`, at the level that `tf.logging.set_verbosity` controls.
 
     Attributes:
-      recording: where all of it is noted besides; None: nowhere.
+      recording: also gets all events; None: nothing else does.
     """
 
     def __init__(self) -> None:
@@ -191,7 +196,7 @@ class LoggedJournal(NullJournal):
 
 
 class LoggedProgress(NullProgress):
-    """Says the loss of the last step when training ends."""
+    """Logs the loss of the last step when training ends."""
 
     _loss: float | None = None
 

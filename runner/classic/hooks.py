@@ -1,4 +1,4 @@
-"""The hooks that only tf.estimator had; of the others TensorFlow's own are run (compat/names.py lists them)."""
+"""The hooks that only tf.estimator had. The others are TensorFlow's own; compat/names.py lists them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runner.types import StepResult
 
 @dataclasses.dataclass(frozen=True)
 class _EachNth(Every):
-    """Loops end before each multiple of so many steps and after it."""
+    """A cadence by which loops end before each multiple of N steps and again after it, so that one step runs alone."""
 
     def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
         return super().due(before + 1, after + 1) or super().due(before, after, elapsed_secs)
@@ -28,16 +28,16 @@ class _EachNth(Every):
 
 
 class ProfilerHook(Hook):
-    """Profiles single steps for TensorBoard, where TensorFlow's own wrote a timeline of a session.
+    """Profiles single steps for TensorBoard. The hook of tf.estimator wrote a timeline of a session instead.
 
     Args:
-      save_steps: each multiple of so many global steps is profiled.
-      save_secs: the next loop is, when so many seconds have passed.
-      output_dir: the profile goes to `plugins/profile` in it.
-      show_dataflow, show_memory: of timelines; taken and not used.
+      save_steps: profile each global step that is a multiple of it.
+      save_secs: profile the next loop when this many seconds have passed since the last profile.
+      output_dir: the profile goes to `plugins/profile` in it; "": model_dir.
+      show_dataflow, show_memory: accepted and ignored; they were about timelines.
 
     Raises:
-      ValueError: both cadences or none.
+      ValueError: both or neither of save_steps and save_secs are given.
     """
 
     def __init__(
@@ -71,18 +71,16 @@ class ProfilerHook(Hook):
 
 
 class InMemoryEvaluatorHook(Hook):
-    """Evaluates while training goes on, in the same process and under any strategy.
-
-    What is evaluated is a checkpoint, which is written for it.
+    """Evaluates during training, in the same process and under any strategy. It saves a checkpoint and evaluates that.
 
     Args:
-      estimator: the one that trains.
-      input_fn, steps, hooks, name: as of `Estimator.evaluate`.
-      every_n_iter: at each multiple of so many global steps, before the first step of a run, and at its end.
+      estimator: the Estimator that trains.
+      input_fn, steps, hooks, name: as in `Estimator.evaluate`.
+      every_n_iter: evaluate at each multiple of this many global steps, before the first step of a run, and at its end.
 
     Raises:
-      ValueError: every_n_iter is not positive, or this is no process that evaluates what it trains.
-      TypeError: no Estimator.
+      ValueError: every_n_iter is not positive, or the variables are on parameter servers.
+      TypeError: estimator is not an Estimator.
     """
 
     def __init__(
@@ -131,10 +129,10 @@ class InMemoryEvaluatorHook(Hook):
 def make_stop_at_checkpoint_step_hook(
     estimator: Estimator, last_step: int, wait_after_file_check_secs: float = 30
 ) -> tf.compat.v1.train.StopAtStepHook:
-    """A hook that ends training at the global step `last_step`.
+    """Return a hook that ends training at the global step `last_step`.
 
-    tf.estimator had workers without a common step wait for the chief's checkpoint; workers stop together here, so
-    there is nothing to wait for.
+    In tf.estimator, workers counted steps of their own and waited for the chief's checkpoint. Here all workers stop at
+    the same step, so `wait_after_file_check_secs` is ignored.
     """
     del estimator, wait_after_file_check_secs
     return tf.compat.v1.train.StopAtStepHook(last_step=last_step)

@@ -1,4 +1,4 @@
-"""Input functions over arrays and data frames in memory, and how tf.io.parse_example reads what premade models take."""
+"""Input functions over arrays and data frames in memory, and specs for tf.io.parse_example that premade models need."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def numpy_input_fn(
     queue_capacity: int = 1000,
     num_threads: int = 1,
 ) -> Callable[[], tf.data.Dataset]:
-    """Return an input function over NumPy arrays.
+    """Return an input function over NumPy arrays. It returns a dataset of (features, labels), each `[batch, ...]`.
 
     Args:
-      x: features: an array, or a dict of arrays.
-      y: labels: likewise; None: there are none.
-      batch_size: examples of a batch; a batch may hold examples of two epochs, and the last one may be smaller.
-      num_epochs: passes over the arrays; None: without end.
-      shuffle: must be given. All of the examples are shuffled, in each epoch anew.
-      queue_capacity, num_threads: had a meaning for queues; taken and not used.
+      x: the features: an array `[examples, ...]`, or a dict of arrays.
+      y: the labels: likewise; None: no labels, and the dataset has features only.
+      batch_size: examples per batch. A batch may hold examples of two epochs; the last one may be smaller.
+      num_epochs: passes over the arrays; None: repeat forever.
+      shuffle: must be given. True: shuffle all examples, in a new order each epoch.
+      queue_capacity, num_threads: accepted and ignored; there are no queues.
 
     Raises:
-      ValueError: shuffle is not given; there is nothing in x; arrays differ in their number of examples.
+      ValueError: shuffle is not given, x is empty, or arrays differ in their number of examples.
       TypeError: x is neither an array nor a dict.
     """
     del queue_capacity, num_threads
@@ -68,13 +68,14 @@ def pandas_input_fn(
     """Return an input function over a pandas DataFrame: its columns are the features, each `[batch]`.
 
     Args:
-      y: labels: a Series, or a DataFrame for several; None: there are none. Its index is that of `x`.
-      target_column: a name that no column of x may have.
-      batch_size, num_epochs, shuffle, queue_capacity, num_threads: as of `numpy_input_fn`.
+      x: the DataFrame.
+      y: the labels: a Series, or a DataFrame for several; None: no labels. Its index must equal that of `x`.
+      target_column: must not be the name of a column of x; otherwise ignored.
+      batch_size, num_epochs, shuffle, queue_capacity, num_threads: as in `numpy_input_fn`.
 
     Raises:
-      ValueError: shuffle is not given; x and y differ in their index; x has a column of that name.
-      TypeError: x is no DataFrame.
+      ValueError: shuffle is not given, x and y differ in their index, or x has a column `target_column`.
+      TypeError: x is not a DataFrame.
     """
     del queue_capacity, num_threads
     _check_shuffle(shuffle, "pandas_input_fn")
@@ -100,14 +101,17 @@ def classifier_parse_example_spec(
     label_default: Any = None,
     weight_column: Any = None,
 ) -> dict[str, Any]:
-    """Return key -> how tf.io.parse_example reads it: features, label and weight of a classifier.
+    """Return key -> feature spec for tf.io.parse_example: the features, label and weight of a classifier.
 
     Args:
+      feature_columns: the columns of the model.
+      label_key: key of the label, `[1]`.
       label_dtype: int64 for ids, string for entries of a vocabulary.
-      label_default: of examples without one; None: they are an error.
-      weight_column: key of a feature, or numeric_column.
+      label_default: the label of examples that have none; None: a missing label is an error.
+      weight_column: key of a feature, or a numeric_column; None: no weights.
 
-    Raises: ValueError: label or weight is a feature, too.
+    Raises:
+      ValueError: the label or weight is also a feature.
     """
     return _parse_spec(feature_columns, label_key, (1,), label_dtype, label_default, weight_column)
 
@@ -120,7 +124,7 @@ def regressor_parse_example_spec(
     label_dimension: int = 1,
     weight_column: Any = None,
 ) -> dict[str, Any]:
-    """Return the same for a regressor. Args: see `classifier_parse_example_spec` and RegressionHead."""
+    """Like `classifier_parse_example_spec`, for a regressor with float labels `[label_dimension]`."""
     return _parse_spec(feature_columns, label_key, (label_dimension,), label_dtype, label_default, weight_column)
 
 
@@ -146,12 +150,12 @@ def _check_new(spec: dict[str, Any], key: str, what: str) -> None:
 
 
 def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`input_fn`, which is given nothing but what it names: `**kwargs`, as of a decorator, were left alone by
+    """Wrap `input_fn` so that the runner passes nothing to its `**kwargs` (such as a decorator's), as in
     tf.estimator.
     """
     try:
         signature = inspect.signature(input_fn)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         return input_fn
     bound = input_fn.keywords if isinstance(input_fn, functools.partial) else {}
     parameters = list(signature.parameters.values())
@@ -195,6 +199,8 @@ def _columns(frame: Any) -> dict[str, np.ndarray]:
 
 
 def _array(series: Any) -> np.ndarray:
-    """The values of a Series; text as bytes can be a tensor, and pandas' own kinds of it cannot."""
+    """Return the values of a Series `[examples]`. Text becomes bytes objects, because tf.convert_to_tensor refuses
+    pandas' own string types.
+    """
     values = series.to_numpy()
     return values.astype(str) if values.dtype == object else values

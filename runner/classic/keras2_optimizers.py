@@ -1,7 +1,8 @@
-"""Optimizers of Keras 2, as tf.estimator 2 trained with them: the same updates, and the same names of their state.
+"""The optimizers of Keras 2 that tf.estimator 2 trained with: the same updates, and the same names of their state.
 
-The updates are those of `tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/classic/test_keras_named.py compares
-them).
+They are `tf.compat.v1.train.Optimizer`s, because those of tf_keras refuse parameter servers and central storage, and
+the runner cannot weight a `train_op` of theirs by examples. The updates are those of `tf.keras.optimizers.legacy` in
+TensorFlow 2.15 (tests/classic/test_keras_named.py compares them).
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ ops = tf.raw_ops
 
 
 class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
-    """What they share: their settings are variables, `training/<name>/learning_rate` and the like.
+    """The base class. Its settings are variables, such as `training/<name>/learning_rate`.
 
-    As in Keras 2, a checkpoint brings back the settings that it was written with. Besides `defaults`, the arguments are
-    `name` and `decay`, of the learning rate; that is a number, or a function of the step.
+    As in Keras 2, restoring a checkpoint also restores the settings that it was saved with. The arguments are those of
+    `defaults`, `name`, and `decay`, the decay of the learning rate per update. The learning rate is a number, or a
+    function from the step (a float scalar) to a float scalar.
 
     Attributes:
-      operation: TensorFlow's name for the update, where one operation makes it.
+      operation: name of TensorFlow's op for the update, if one op computes it.
       defaults: name of an argument -> its default.
-      settings: arguments that are variables besides the learning rate and its decay.
-      slots: name of a slot -> the operation's argument. Its elements begin with `initial_<slot>_value`, else with 0;
-        that of a momentum is there where the momentum is not 0.
+      settings: the arguments that are variables, besides the learning rate and its decay.
+      slots: name of a slot -> argument of the op. Slots start at `initial_<slot>_value`, or else 0. A slot "momentum"
+        exists only if the momentum is not 0.
     """
 
     operation: str
@@ -52,10 +54,10 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         self._variables_by_name: dict[str, Any] = {}
 
     def count_by(self, counter: Any) -> None:
-        """Sets the variable that counts the updates; None: one of its own, `training/<name>/iter`."""
+        """Set the variable that counts updates; None: a variable of this optimizer, `training/<name>/iter`."""
         self._counter = counter
 
-    # --- what tf.compat.v1.train.Optimizer asks of its subclasses ----------------------------------------------
+    # --- methods that tf.compat.v1.train.Optimizer calls --------------------------------------------------------
 
     def _create_slots(self, var_list: Sequence[Any]) -> None:
         with self._variable_scope():
@@ -67,7 +69,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
                     self._get_or_make_slot_with_initializer(variable, initializer, variable.shape, dtype, slot, slot)
 
     def _variable_scope(self) -> Any:
-        """`training/<name>`; a second optimizer of that name has `training/<name>_1`."""
+        """Enter the variable scope `training/<name>`; a second optimizer of the same name gets `training/<name>_1`."""
         if self._scope is None:
             with v1.variable_scope(None, f"training/{self._name}", auxiliary_name_scope=False) as scope:
                 self._scope = scope.name
@@ -97,23 +99,23 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         return operation(**self._arguments(handle), grad=grad, indices=indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        """Return the arguments of the operation, but for the gradient; subclasses add theirs."""
+        """Return the arguments of the op except the gradient; subclasses add theirs."""
         slots = {argument: self.get_slot(variable, slot).handle for slot, argument in self.slots.items()}
         return {"var": variable.handle, "lr": self.rate(variable), **slots}
 
-    # --- what they make their updates of -----------------------------------------------------------------------
+    # --- values for the updates of subclasses -------------------------------------------------------------------
 
     def setting(self, name: str, like: Any) -> tf.Tensor:
-        """The value of a setting, in the dtype of `like`."""
+        """Return the value of a setting, a scalar in the dtype of `like`."""
         return tf.cast(self._variables_by_name[name], like.dtype.base_dtype)
 
     def num_updates(self, like: Any) -> tf.Tensor:
-        """Updates before this one."""
+        """Return the number of updates before this one, a scalar in the dtype of `like`."""
         counter = self._variables_by_name.get("iter", self._counter)
         return tf.cast(counter, like.dtype.base_dtype)
 
     def rate(self, like: Any) -> tf.Tensor:
-        """The learning rate of this update."""
+        """Return the learning rate of this update, a scalar in the dtype of `like`."""
         if self._schedule is not None:
             rate = tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
         else:
@@ -121,7 +123,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         return rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
 
     def scale_rate(self, factor: tf.Tensor) -> None:
-        """Multiplies the learning rate; for `train.warmup_steps` and the like. The optimizer is one of this trace."""
+        """Multiply the learning rate of this trace by a float scalar, for `train.warmup_steps` and the like."""
         self._factor = factor
 
     def epsilon(self, like: Any) -> tf.Tensor:
@@ -129,7 +131,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 
 
 class SGD(KerasNamed):
-    """Gradient descent, with momentum where that is not 0."""
+    """Gradient descent, with momentum if that is not 0."""
 
     operation = "KerasMomentum"
     defaults: ClassVar = {"learning_rate": 0.01, "momentum": 0.0, "nesterov": False}
@@ -152,7 +154,7 @@ class SGD(KerasNamed):
 
 
 class Adagrad(KerasNamed):
-    """Adagrad."""
+    """Adagrad, after Duchi et al. (2011)."""
 
     operation = "AdagradV2"
     defaults: ClassVar = {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 1e-7}
@@ -163,7 +165,9 @@ class Adagrad(KerasNamed):
 
 
 class Adam(KerasNamed):
-    """Adam. Sparse gradients move all rows, since the moments of all decay."""
+    """Adam, after Kingma and Ba, arXiv:1412.6980. A sparse gradient moves all rows, since the moments of all rows
+    decay.
+    """
 
     operation = "Adam"
     defaults: ClassVar = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
@@ -189,7 +193,7 @@ class Adam(KerasNamed):
 
 
 class AmsgradAdam(Adam):
-    """Adam(amsgrad=True)."""
+    """Keras's Adam(amsgrad=True), after Reddi et al., "On the Convergence of Adam and Beyond" (2018)."""
 
     operation = "AdamWithAmsgrad"
     slots: ClassVar = {"m": "m", "v": "v", "vhat": "vhat"}
@@ -207,7 +211,7 @@ class AmsgradAdam(Adam):
 
 
 class Adamax(Adam):
-    """Adam by the largest gradient; sparse gradients move their own rows alone."""
+    """Adamax, after Kingma and Ba, arXiv:1412.6980, section 7.1. A sparse gradient moves only its own rows."""
 
     operation = "AdaMax"
 
@@ -229,7 +233,7 @@ class Adamax(Adam):
 
 
 class Adadelta(KerasNamed):
-    """Adadelta."""
+    """Adadelta, after Zeiler, arXiv:1212.5701."""
 
     operation = "Adadelta"
     defaults: ClassVar = {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-7}
@@ -241,7 +245,7 @@ class Adadelta(KerasNamed):
 
 
 class RMSprop(KerasNamed):
-    """RMSprop, with momentum where that is not 0."""
+    """RMSprop, with momentum if that is not 0."""
 
     operation = "RMSProp"
     defaults: ClassVar = {"learning_rate": 0.001, "rho": 0.9, "momentum": 0.0, "epsilon": 1e-7}
@@ -271,7 +275,7 @@ class RMSprop(KerasNamed):
 
 
 class CenteredRMSprop(RMSprop):
-    """RMSprop(centered=True)."""
+    """Keras's RMSprop(centered=True): divides by an estimate of the gradient's standard deviation."""
 
     operation = "CenteredRMSProp"
     slots: ClassVar = {"rms": "ms", "momentum": "mom", "mg": "mg"}
@@ -297,7 +301,7 @@ class CenteredRMSprop(RMSprop):
 
 
 class Ftrl(KerasNamed):
-    """Follow the regularized leader."""
+    """Follow the regularized leader (FTRL-Proximal), after McMahan et al. (2013)."""
 
     operation = "Ftrl"
     defaults: ClassVar = {
@@ -318,7 +322,14 @@ class Ftrl(KerasNamed):
 
 
 def _decayed(slot: Any, factor: tf.Tensor, indices: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
-    """Return the slot times `factor`, with `added` to its rows `indices`, once that is written."""
+    """Multiply a slot by `factor`, add `added` to its rows `indices`, and return its new value.
+
+    Args:
+      slot: a variable `[rows, ...]`.
+      factor: float scalar.
+      indices: integers `[n]`, rows of the slot.
+      added: `[n, ...]`.
+    """
     with tf.control_dependencies([slot.assign(slot * factor, read_value=False)]):
         scattered = ops.ResourceScatterAdd(resource=slot.handle, indices=indices, updates=added)
     with tf.control_dependencies([scattered]):

@@ -1,4 +1,4 @@
-"""The names of metrics and predictions that scripts took from modules of tf.estimator which were not public."""
+"""The names of metrics and predictions, which scripts took from private modules of tf.estimator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _THRESHOLD = "positive_threshold_%g"
 
 
 class MetricKeys:
-    """Keys of what `evaluate` returns; those with a `%` are filled in by whoever uses them."""
+    """Keys of the results of `evaluate`; those with a `%` are format strings for the caller."""
 
     LOSS = "loss"
     LOSS_MEAN = "average_loss"
@@ -31,7 +31,7 @@ class MetricKeys:
 
 
 class PredictionKeys:
-    """Keys of what `predict` yields."""
+    """Keys of the dicts that `predict` yields."""
 
     CLASSES = "classes"
     CLASS_IDS = "class_ids"

@@ -1,4 +1,4 @@
-"""`model_to_estimator`: a compiled Keras model, of Keras 3 or tf_keras, becomes an Estimator."""
+"""`model_to_estimator`, which makes an Estimator from a compiled Keras model, of Keras 3 or tf_keras."""
 
 from __future__ import annotations
 
@@ -41,23 +41,27 @@ def model_to_estimator(
     metric_names_map: Mapping[str, str] | None = None,
     export_outputs: Mapping[str, Any] | None = None,
 ) -> Estimator:
-    """An Estimator that trains what `keras_model.fit` would train, under any strategy.
+    """Return an Estimator that trains as `keras_model.fit` would, under any strategy.
 
-    Weights begin as those of the model are now, if it has any; they are written to `model_dir/keras`, and an evaluation
-    before any training has them. The optimizer begins anew. The given model itself is not changed. Of a dict
-    `{"features": .., "sample_weights": ..}` the second weights the losses and the `weighted_metrics`.
+    The Estimator starts from the model's current weights, if it is built. They are written to `model_dir/keras`, which
+    an evaluation before any training uses. The optimizer starts with fresh state. The given model is not changed. If
+    input_fn yields features as a dict `{"features": .., "sample_weights": ..}`, the sample weights weight the losses
+    and the `weighted_metrics`.
 
     Args:
-      keras_model: compiled; functional, sequential, or a class of the user's own with `get_config` and `from_config`.
-      keras_model_path: of a saved model, in its place; `tf.keras` loads it, with `custom_objects`.
-      config: of `tf.estimator`, or of the runner.
-      checkpoint_format: "checkpoint" or "saver", as 2.15 wrote: either goes on here. What is written is what "saver"
-        wrote there, and reads: its keys are names of variables.
+      keras_model: a compiled model: functional, sequential, or of a class with `get_config` and `from_config`.
+      keras_model_path: path of a saved model, in place of keras_model; `tf.keras` loads it, with `custom_objects`.
+      custom_objects: name -> class or function, for loading.
+      model_dir: as in `Estimator`.
+      config: a RunConfig of tf.estimator or of the runner.
+      checkpoint_format: "checkpoint" or "saver", the format in which 2.15 wrote; checkpoints of both resume here. New
+        checkpoints have the format "saver", whose keys are variable names.
       metric_names_map: name of a metric in Keras -> its name in the results.
-      export_outputs: name -> `tf.estimator.export.ExportOutput`; None: the predictions.
+      export_outputs: signature name -> `tf.estimator.export.ExportOutput`; None: the predictions.
 
     Raises:
-      ValueError: neither or both of model and path; the model is not compiled, or cannot be built again.
+      ValueError: both or neither of keras_model and keras_model_path are given, the model is not compiled, or it cannot
+        be rebuilt from its config.
     """
     if (keras_model is None) == (keras_model_path is None):
         raise ValueError("model_to_estimator: set either keras_model or keras_model_path.")
@@ -77,15 +81,16 @@ def model_to_estimator(
 
 
 def _has_state_of_keras(model_dir: str) -> bool:
-    """Report whether the checkpoints have no state of an optimizer under tf.estimator's names: runs of before the
-    runner knew all of these optimizers go on with that of Keras.
+    """Report whether there is a checkpoint without optimizer state under tf.estimator's names.
+
+    Early versions of the runner wrote such checkpoints; their runs resume with Keras's own optimizer.
     """
     latest = latest_checkpoint(model_dir)
     return latest is not None and not any(name.startswith("training/") for name in Reader(latest).names())
 
 
 class _KerasEstimator(Estimator):
-    """An Estimator whose model begins with the weights of a Keras model."""
+    """An Estimator whose model starts from the weights of a Keras model."""
 
     def __init__(self, template: _Template, config: RunConfig) -> None:
         path = os.path.join(str(config.model_dir), _WEIGHTS)
@@ -107,17 +112,19 @@ class _KerasEstimator(Estimator):
             yield
 
     def _write_weights(self, model: Model) -> None:
-        """A checkpoint of step 0 that `model`, which has been traced, can be restored from: the chief's, for all."""
+        """Write a checkpoint of step 0, from which the traced `model` can be restored. The chief writes it for all
+        workers.
+        """
         path = Path(self.model_dir, _WEIGHTS)
         values = {**model.values(), **self._template.weights}
         if self.collectives.is_chief:
             path.parent.mkdir(parents=True, exist_ok=True)
             tensor_bundle.write_bundle(path, values)
-        self.collectives.sum([])  # it is there now
+        self.collectives.sum([])  # a barrier: the file exists once it returns
 
 
 class _Template:
-    """A Keras model that is built anew in each trace."""
+    """A Keras model that is rebuilt in each trace."""
 
     def __init__(
         self,
@@ -131,7 +138,7 @@ class _Template:
         self._metric_names, self._export_outputs = metric_names, export_outputs
         self._compile_with = _compiled_with(model)
         self._optimizer = optimizer
-        if self._optimizer is not None:  # `compile` wants one all the same; this makes no variables
+        if self._optimizer is not None:  # `compile` requires an optimizer; this one makes no variables
             self._compile_with["optimizer"] = family.keras.optimizers.legacy.SGD
         self.weights: dict[str, np.ndarray] = {}
         """Name in the trace -> value in the given model; known once a model has been built in a trace."""
@@ -162,7 +169,7 @@ class _Template:
         return optimizer
 
     def _rebuilt(self) -> Any:
-        """A model like the given one, with variables of its own."""
+        """Return a model like the given one, with its own variables."""
         if isinstance(self._model, self._family.of_layers):
             return self._family.clone(self._model)
         try:
@@ -194,7 +201,7 @@ class _Template:
 
 
 class _Family:
-    """What Keras 3 and tf_keras call by the same names; here Keras 3."""
+    """The differences between Keras 3 and tf_keras; this base class is Keras 3."""
 
     loss_takes_training = True
 
@@ -210,33 +217,34 @@ class _Family:
         return contextlib.nullcontext()
 
     def name(self, weight: Any) -> str:
-        """In the checkpoint."""
+        """Return the name of a weight in the checkpoint."""
         return str(weight.value.name).partition(":")[0]
 
     def optimizer_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Any] | None:
-        """Makes what tf.estimator trained such a model with, in place of its optimizer; None: that itself.
+        """Return a function that makes the optimizer that tf.estimator used for this model; None: use the model's own.
 
         Args:
-          among_all: as of `clipped_as_before`.
+          model: compiled.
+          among_all: as in `clipped_as_before`.
         """
         return None
 
     def clone(self, model: Any) -> Any:
-        """A model of such layers; not compiled."""
-        with mock.patch.object(model, "compiled", False):  # it would be compiled from its config, by eager values
+        """Return a model with the same layers; it is not compiled."""
+        with mock.patch.object(model, "compiled", False):  # or clone_model would compile it, from eager values
             return self.keras.models.clone_model(model, clone_function=self._cloned)
 
     def _cloned(self, layer: Any) -> Any:
-        if isinstance(layer, self.keras.layers.Lambda):  # it is in this process already: nothing is loaded from a file
+        if isinstance(layer, self.keras.layers.Lambda):  # safe: it was made in this process, not loaded from a file
             return type(layer).from_config(layer.get_config(), safe_mode=False)
         return type(layer).from_config(layer.get_config())
 
 
 class _Keras2(_Family):
-    """tf_keras.
+    """The differences of tf_keras.
 
-    tf.estimator trained its models with what is `optimizers.legacy` today, whichever they were compiled with: so do we,
-    by the names that the state of these has in its checkpoints.
+    tf.estimator trained such models with the optimizers that are now `optimizers.legacy`, whatever class they were
+    compiled with. The runner does the same, because its checkpoints have their state under those names.
     """
 
     loss_takes_training = False
@@ -261,18 +269,23 @@ def _family_of(model: Any) -> _Family:
     for name, family in (("keras", _Family), ("tf_keras", _Keras2)):
         if name in sys.modules and isinstance(model, sys.modules[name].Model):
             return family(sys.modules[name])
-    raise ValueError(f"model_to_estimator: {model!r} is no model of Keras 3 or tf_keras.")
+    raise ValueError(f"model_to_estimator: {model!r} is not a model of Keras 3 or tf_keras.")
 
 
 def _split(features: Any) -> tuple[Any, Any]:
-    """(features, weights of the examples) as an input_fn for a Keras model gives them."""
+    """Return (features, sample weights; None: none) from what an input_fn for a Keras model yields."""
     if isinstance(features, Mapping) and set(features) == {"features", "sample_weights"}:
         return features["features"], features["sample_weights"]
     return features, None
 
 
 def _named(model: Any, features: Any) -> Any:
-    """Of a dict of features those that the inputs of the model name, in their order."""
+    """Return the features that the model's inputs name, in their order, if features are a dict; else the features
+    unchanged.
+
+    Raises:
+      ValueError: the dict has no feature of an input's name.
+    """
     inputs = getattr(model, "inputs", None)
     if not isinstance(features, Mapping) or not inputs:
         return features
@@ -296,7 +309,7 @@ def _output_names(model: Any, outputs: Any) -> list[str]:
 
 
 def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:
-    """Argument of `compile` -> makes it once more, with state of its own."""
+    """Return argument of `compile` -> a function that makes its value again, with fresh state."""
     given = {**keras_models.compile_arguments(model), "optimizer": model.optimizer}
     renewed, kept = ("optimizer", "metrics", "weighted_metrics"), ("loss", "loss_weights")
     return {
@@ -307,7 +320,9 @@ def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _recipe(nest: Any) -> Callable[[], Any]:
-    """Makes optimizers and metrics of a nest anew; names and functions are what they are. Configs are read now."""
+    """Return a function that makes a nest's optimizers and metrics again; other values are reused. Configs are read
+    now.
+    """
     if isinstance(nest, Mapping):
         inner = {name: _recipe(one) for name, one in nest.items()}
         return lambda: {name: make() for name, make in inner.items()}
@@ -320,7 +335,9 @@ def _recipe(nest: Any) -> Callable[[], Any]:
 
 
 def _without_number(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the name `sgd_1` that Keras 3 gave to the second SGD of a process: variables are named by it."""
+    """Return a config without a numbered name such as `sgd_1`, which Keras 3 gives to the second SGD of a process:
+    optimizer variables are named after it.
+    """
     name = str(config.get("name"))
     base, _, number = name.rpartition("_")
     is_counted = number.isdigit() and base.replace("_", "") == kind.__name__.lower()

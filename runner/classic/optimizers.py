@@ -1,8 +1,8 @@
-"""The optimizers of premade estimators and heads, by name or as an object of any family.
+"""The optimizers of premade estimators and heads, given by name or as an optimizer object.
 
-tf.estimator 2 trained with the optimizers of Keras 2, whose state is in its checkpoints under names of their own:
-`training/Adagrad/<variable>/accumulator`, `training/Adagrad/learning_rate`. The five that it knew by name are here as
-`tf.compat.v1.train.Optimizer`s, which the runner's weighting of replicas and every strategy know, with that state.
+tf.estimator 2 trained with Keras 2 optimizers, and its checkpoints keep their state under special names:
+`training/Adagrad/<variable>/accumulator`, `training/Adagrad/learning_rate`. The optimizers of `keras2_optimizers` have
+the same updates and state, and work with every strategy and with the runner's weighting of replicas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ v1 = tf.compat.v1
 _BY_NAME: Mapping[str, Any] = {
     "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD,
 }  # fmt: skip
-# Further ones, of models of Keras alone: class of Keras -> the setting that must be on, and the optimizer.
+# Only for Keras models: Keras class -> (the setting that must be on, the optimizer).
 _OF_MODELS: Mapping[str, tuple[str | None, Any]] = {
     "Adadelta": (None, Adadelta), "Adamax": (None, Adamax),
     "Adam": ("amsgrad", AmsgradAdam), "RMSprop": ("centered", CenteredRMSprop),
@@ -45,7 +45,7 @@ _V1_BY_NAME = {
     "SGD": v1.train.GradientDescentOptimizer,
 }
 _CLIPS = ("clipvalue", "clipnorm", "global_clipnorm")  # in the order in which Keras clips
-# Of an optimizer of Keras: what says nothing, and what must be off, to be one of KerasNamed.
+# Settings of a Keras optimizer that do not change its updates, and those that a KerasNamed cannot have turned on.
 _WITHOUT_MEANING = {"name", "is_legacy_optimizer", "jit_compile", "ema_momentum", "ema_overwrite_frequency"}
 _DEFAULTS: Mapping[str, Any] = {"amsgrad": False, "centered": False, "l2_shrinkage_regularization_strength": 0.0}
 
@@ -56,9 +56,11 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     Args:
       given: a name (Adagrad, Adam, Ftrl, RMSProp, SGD), an optimizer of tf.compat.v1.train, Keras 3 or tf_keras, or a
         function without arguments that makes one.
-      learning_rate: of one given by name; None: Keras's own default, 0.001 (0.01 for SGD).
+      learning_rate: used with a name; None: Keras's default, 0.001 (0.01 for SGD).
 
-    Raises: ValueError: there is none of that name; it is none of these.
+    Raises:
+      ValueError: there is no optimizer of that name, or `given` is none of these, or has settings that need variables
+        of their own and was not given as a function.
     """
     if isinstance(given, str):
         if given not in _BY_NAME:
@@ -66,10 +68,11 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         return _BY_NAME[given](**({} if learning_rate is None else {"learning_rate": learning_rate}))
     made = made_apart(given) if _is_function(given) else given
     if isinstance(made, v1.train.Optimizer):
-        return made if made is not given else copy.deepcopy(made)  # it keeps the slots of variables that it has seen
+        return made if made is not given else copy.deepcopy(made)  # the given one would keep the slots of this trace
     if not hasattr(made, "get_config"):
         raise ValueError(
-            f"optimizer={made!r} is no optimizer of Keras or tf.compat.v1.train, nor a name or a function for one."
+            f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
+            "that makes one."
         )
     found = named_as_before(made)
     if found is not None:
@@ -79,7 +82,7 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
             f"optimizer={type(made).__module__}.{type(made).__name__} has settings that need variables of its own. "
             "Give a function that makes it, optimizer=lambda: keras.optimizers.Adam(..., clipnorm=1.0), of Keras 3."
         )
-    return given()  # once more: its variables are part of the model
+    return given()  # make it again: these variables belong to the model
 
 
 def v1_optimizer_of(given: Any, learning_rate: float) -> Any:
@@ -90,11 +93,13 @@ def v1_optimizer_of(given: Any, learning_rate: float) -> Any:
 
 
 def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, counts: bool = True) -> Any:
-    """Build the operation of one update of `variables` (None: of all that are trainable).
+    """Build the operation that updates `variables` once (None: all trainable variables) and return it.
 
     Args:
-      optimizer: as `optimizer_of` makes it.
-      counts: it also advances the global step; else the optimizer keeps a count of its own.
+      optimizer: a result of `optimizer_of`.
+      loss: float scalar.
+      variables: the variables to update.
+      counts: also advance the global step; otherwise the optimizer counts its updates in its own variable.
     """
     variables = [_plain(one) for one in variables or v1.trainable_variables()]
     global_step = v1.train.get_global_step()
@@ -106,7 +111,7 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
         gradients = zip(tf.gradients(loss, variables), variables, strict=True)
         pairs = [(gradient, one) for gradient, one in gradients if gradient is not None]
         optimizer.apply([gradient for gradient, _ in pairs], [one for _, one in pairs])
-        updated = tf.no_op()  # the runner finds what an optimizer of Keras 3 writes; it has no operation to return
+        updated = tf.no_op()  # a Keras 3 optimizer returns no operation; the runner finds its writes in the trace
     if not counts:
         return updated
     with tf.control_dependencies([updated]):
@@ -114,10 +119,12 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
 
 
 class Clipped:
-    """One of the five, after the gradients were clipped, for `EstimatorSpec(optimizer=)`: it gets those of the batch.
+    """An optimizer of `keras2_optimizers` that clips the gradients first, for `EstimatorSpec(optimizer=)`. The runner
+    calls it with the gradients of the global batch.
 
     Args:
-      given: the optimizer of Keras that says how: `clipvalue`, `clipnorm` or `global_clipnorm`.
+      optimizer: applies the clipped gradients.
+      given: the Keras optimizer whose `clipvalue`, `clipnorm` or `global_clipnorm` is used.
     """
 
     def __init__(self, optimizer: KerasNamed, given: Any) -> None:
@@ -138,10 +145,12 @@ class Clipped:
 
 
 def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
-    """Return what makes tf.estimator's optimizer of that of Keras, in each trace; None as for `named_as_before`.
+    """Return a function that makes, in each trace, tf.estimator's counterpart of a Keras optimizer; None as for
+    `named_as_before`.
 
     Args:
-      among_all: it may be one that only models of Keras were trained with.
+      optimizer: an optimizer of Keras 3 or tf_keras.
+      among_all: also consider optimizers that tf.estimator used for Keras models only, such as Adadelta.
     """
     named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
     setting, kind = _OF_MODELS.get(type(optimizer).__name__, (None, None))
@@ -155,13 +164,12 @@ def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] |
 
 
 def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = None) -> Any:
-    """Return the optimizer that tf.estimator made of one of Keras; None where it cannot do what that is set to.
-
-    Its settings are read now.
+    """Return tf.estimator's counterpart of a Keras optimizer; None if there is none that supports its settings.
 
     Args:
-      ignored: settings that somebody else sees to.
-      kind: that it becomes; None: the one of its name.
+      optimizer: an optimizer of Keras 3 or tf_keras; its settings are read now.
+      ignored: settings that the caller handles.
+      kind: class of the result; None: the class with the optimizer's name.
     """
     kind = kind or {one.__name__: one for one in _BY_NAME.values()}.get(type(optimizer).__name__)
     if kind is None:
@@ -177,7 +185,7 @@ def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = N
         arguments["learning_rate"] = rate
     name = type(optimizer).__name__
     if str(settings.get("name")).lower() == name.lower():
-        arguments["name"] = name  # Keras 3 writes it small
+        arguments["name"] = name  # Keras 3 writes it in lower case
     return kind(**arguments)
 
 
@@ -186,5 +194,5 @@ def _is_function(given: Any) -> bool:
 
 
 def _plain(variable: Any) -> Any:
-    """The tf.Variable of a keras.Variable; others are themselves."""
+    """Return the tf.Variable of a keras.Variable; other variables unchanged."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)

@@ -1,4 +1,4 @@
-"""tf.estimator's RunConfig: its arguments, and what TF_CONFIG makes of them, as a RunConfig of the runner."""
+"""tf.estimator's RunConfig: its arguments and TF_CONFIG, converted to a RunConfig of the runner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
     "session_creation_timeout_secs": (7200, "strategy.timeout_secs is how long workers wait for each other"),
     "checkpoint_save_graph_def": (True, "checkpoints hold no graph"),
 }
-"""Argument that is taken and does nothing -> (its default, why)."""
+"""Argument that is accepted and has no effect -> (its default, the reason)."""
 
 _SERVERS = (
     "Start each process with the same TF_CONFIG as `python -m runner.classic --strategy parameter_server SCRIPT` (or "
@@ -50,7 +50,7 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "experimental_max_worker_delay_secs": (lambda value: isinstance(value, int), "it must be an integer"),
     "session_creation_timeout_secs": (lambda value: value > 0, "it must be positive"),
 }  # fmt: skip
-"""Argument without effect -> (whether a value that is not None is allowed, what is)."""
+"""Argument -> (function that reports whether a value other than None is allowed, text of what is allowed)."""
 
 _AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
 
@@ -58,18 +58,18 @@ _EXTRA = (*_WITHOUT_EFFECT, "tf_config")
 
 
 class RunConfig(run_config.RunConfig):
-    """What `tf.estimator.RunConfig` was called with, ready for the engine.
+    """`tf.estimator.RunConfig` on the runner.
 
-    The arguments are those of TensorFlow 2.15, in their order. By name it also takes the fields of
-    `runner.RunConfig` that this has not (`nan=`, `precision=`, `steps_per_loop=` ..). The environment variable
-    TF_CONFIG says which task of which cluster this process is.
+    The positional arguments are those of TensorFlow 2.15, in their order. As keywords it also takes the other fields of
+    `runner.RunConfig` (`nan=`, `precision=`, `steps_per_loop=`, ...). The environment variable TF_CONFIG says which
+    task of which cluster this process is.
 
     Attributes:
-      service: what TF_CONFIG has under that name.
-      tf_config: its text.
+      service: the value of "service" in TF_CONFIG; None: there is none.
+      tf_config: the text of TF_CONFIG.
 
     Raises:
-      ValueError: a value that cannot be, or a TF_CONFIG that names no place.
+      ValueError: a value is not allowed, or TF_CONFIG names no valid task.
     """
 
     tf_config: str
@@ -107,7 +107,7 @@ class RunConfig(run_config.RunConfig):
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
         place = _place(tf_config, has_strategy=train_distribute is not None)
         if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
-            train_distribute = None  # it has no part in what the others train with, or only does what it is asked for
+            train_distribute = None  # evaluators do not join the training cluster, and servers only serve it
         engine.setdefault("cluster", place)
         engine.setdefault("summaries_from_first_step", True)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
@@ -117,17 +117,19 @@ class RunConfig(run_config.RunConfig):
             **{name: given[name] for name in _AS_GIVEN},
             **_cadences(save_checkpoints_steps, save_checkpoints_secs),
             train_distribute=train_distribute,
-            # What has no strategy of its own is evaluated on one device.
+            # As in tf.estimator: without eval_distribute, evaluate on one device.
             eval_distribute="default" if eval_distribute is None else eval_distribute,
             **_known(engine),
         )
 
     def replace(self, **changes: Any) -> RunConfig:
-        """A copy with `changes`: of the same class, with what somebody has set on this one beside the arguments.
+        """Return a copy with `changes`. It keeps the class, and attributes that were set on this object outside its
+        constructor.
 
-        Setting one cadence of checkpoints turns the other off.
+        Setting one of save_checkpoints_steps and save_checkpoints_secs turns the other off.
 
-        Raises: ValueError: a name that the constructor does not take.
+        Raises:
+          ValueError: the constructor does not take an argument of that name.
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         extra = {name: getattr(self, name) for name in _EXTRA}
@@ -138,11 +140,11 @@ class RunConfig(run_config.RunConfig):
             )
         if sum(changes.get(name) is not None for name in run_config.SAVE_CADENCES) == 1:
             changes = {**dict.fromkeys(run_config.SAVE_CADENCES), **changes}
-        copied = object.__new__(type(self))  # its constructor may have other arguments
+        copied = object.__new__(type(self))  # a subclass's constructor may take other arguments
         copied.__dict__.update({**self.__dict__, **RunConfig(**{**fields, **extra, **changes}).__dict__})
         return copied
 
-    # --- what TF_CONFIG says ----------------------------------------------------------------------------------
+    # --- from TF_CONFIG -----------------------------------------------------------------------------------------
 
     @property
     def _environment(self) -> Mapping[str, Any]:
@@ -158,7 +160,7 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """The processes that train and serve; empty for a single process, and for an evaluator."""
+        """The processes that train or serve; empty for a single process or an evaluator."""
         tasks = {} if self.cluster.is_evaluator else self.cluster.tasks
         return tf.train.ClusterSpec({kind: list(tasks[kind]) for kind in tasks if kind != "evaluator"})
 
@@ -169,7 +171,7 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def master(self) -> str:
-        """The address of this process; '' where it is the only one."""
+        """The address of this process; "" for a single process or an evaluator."""
         addresses = self.cluster.tasks.get(self.cluster.task_type, ())
         is_alone = sum(map(len, self.cluster.tasks.values())) < 2 or self.cluster.is_evaluator
         own = "" if is_alone else f"grpc://{addresses[self.cluster.task_index]}"
@@ -181,7 +183,7 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def num_worker_replicas(self) -> int:
-        """Processes that train, the chief included; 0 for an evaluator."""
+        """The number of processes that train, including the chief; 0 in an evaluator."""
         return 0 if self.cluster.is_evaluator else self.cluster.num_workers
 
     @property
@@ -190,14 +192,20 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def global_id_in_cluster(self) -> int | None:
-        """Place among all processes, the chief first and the parameter servers last; None for an evaluator."""
+        """This process's number among all processes, the chief first and the parameter servers last; None in an
+        evaluator.
+        """
         if self.cluster.is_evaluator:
             return None
         before = {"chief": (), "worker": ("chief",), "ps": ("chief", "worker")}[self.cluster.task_type]
         return sum(len(self.cluster.tasks.get(kind, ())) for kind in before) + self.cluster.task_index
 
     def check_strategy(self) -> None:
-        """Raises: ValueError: several processes would each train a model of their own in one model_dir."""
+        """Check that a cluster has a strategy.
+
+        Raises:
+          ValueError: without one, each process would train a separate model in the same model_dir.
+        """
         if self.train_distribute is None and self.cluster.num_workers + self.cluster.num_ps > 1:
             raise ValueError(
                 f"TF_CONFIG names a cluster of {self.cluster.num_workers} workers and {self.cluster.num_ps} parameter "
@@ -205,18 +213,17 @@ class RunConfig(run_config.RunConfig):
             )
 
     def say_without_effect(self) -> None:
-        """Logs which arguments were given and do nothing here."""
+        """Warn about arguments that have no effect here."""
         for name, (default, why) in _WITHOUT_EFFECT.items():
             if getattr(self, name) != default:
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, why)
 
     def say_who_evaluates(self) -> None:
-        """Logs that the chief may evaluate, too, where this is an evaluator that TF_CONFIG does not list."""
+        """Warn, in an evaluator that TF_CONFIG does not list, that the chief may evaluate as well."""
         if self.cluster.is_evaluator and self.cluster.tasks and "evaluator" not in self.cluster.tasks:
             _log.warning(
-                "TF_CONFIG: cluster does not name this evaluator. Where that of the chief does not either, it does not "
-                "know of it and evaluates, too. To leave it to the evaluator, name it there in every task: "
-                '"evaluator": ["host:port"].'
+                "TF_CONFIG: cluster does not list this evaluator. If the chief's TF_CONFIG does not list it either, "
+                'the chief evaluates as well. List it in every task: "evaluator": ["host:port"].'
             )
 
 
@@ -229,13 +236,15 @@ def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
-    """Those of checkpoints that were given; 0 in steps or seconds turns one off, as None does."""
+    """Return the checkpoint cadences that were given; 0 turns one off, like None."""
     given = zip(run_config.SAVE_CADENCES, (steps, secs), strict=True)
     return {name: value or None for name, value in given if value is not _NOT_GIVEN}
 
 
 def _seed(seed: int | None, place: Cluster) -> int | None:
-    """None: a new one is drawn, but by the workers of a cluster, which must have the same."""
+    """Return the seed; None: draw a new one. Workers of a cluster derive theirs from the cluster, since they must
+    have the same.
+    """
     if seed is not None and not isinstance(seed, int):
         raise ValueError(f"RunConfig(tf_random_seed={seed!r}): it must be an integer, or None.")
     return zlib.crc32(repr(sorted(place.tasks.items())).encode()) if seed is None and place.tasks else seed
@@ -252,11 +261,16 @@ def _model_dir(given: Any, of_environment: str | None) -> str | None:
 
 
 def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
-    """The strategies, also where they come as an `experimental_distribute`."""
+    """Return (train, evaluation) strategies, whichever arguments they were given by.
+
+    Raises:
+      ValueError: a strategy is not supported, or they are given twice.
+    """
     for strategy in (train, evaluation):
         if isinstance(strategy, tf.compat.v1.distribute.experimental.ParameterServerStrategy):
             raise ValueError(
-                "tf.compat.v1.distribute.experimental.ParameterServerStrategy trained between graphs, which are gone. "
+                "tf.compat.v1.distribute.experimental.ParameterServerStrategy needs between-graph replication, which "
+                "no longer exists. "
                 f"{_SERVERS}"
             )
     if both is None:
@@ -274,9 +288,13 @@ def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
 
 
 def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
-    """The place of this process that TF_CONFIG names. Raises: ValueError: there can be none."""
+    """Return this process's task from TF_CONFIG.
+
+    Raises:
+      ValueError: the task cannot work, such as a cluster without a chief.
+    """
     place = read_tf_config(tf_config)
-    if place.is_evaluator:  # it needs nobody but the checkpoints
+    if place.is_evaluator:  # it reads checkpoints and needs no other process
         return place
     if "ps" in place.tasks:
         return _with_coordinator(place)
@@ -295,9 +313,10 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
 
 
 def _with_coordinator(place: Cluster) -> Cluster:
-    """The place in a cluster with parameter servers, where worker 0 is the chief if there is none.
+    """Return the task in a cluster with parameter servers; worker 0 becomes the chief if there is none.
 
-    Raises: ValueError: no worker is left beside it.
+    Raises:
+      ValueError: no worker remains besides the chief.
     """
     found = place.with_chief()
     if "chief" in place.tasks or "worker" in found.tasks:

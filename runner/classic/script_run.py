@@ -1,8 +1,8 @@
-"""The run of a script under `python -m runner.classic`: what stands before its name, and its record in MLflow.
+"""The run of a script under `python -m runner.classic`: the options before its name, and its record in MLflow.
 
     python -m runner.classic --tracking --model-dir runs/1 --strategy mirrored train.py --learning_rate=0.1
 
-The Estimators that the script makes ask `current` for their folder, their strategy and their journal.
+The script's Estimators ask `current` for their folder, strategy and journal.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from runner.tracking.tracker import RunDescription
 _log = logging.getLogger(__name__)
 
 STRATEGIES = ("default", "one_device", "mirrored", "central_storage", "multi_worker", "parameter_server")
-"""Names for `--strategy`, as `python -m runner strategy=` has them."""
+"""Values of `--strategy`, the same as for `python -m runner strategy=`."""
 
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptOptions:
-    """What `python -m runner.classic` was told.
+    """The command line of `python -m runner.classic`.
 
     Attributes:
       command: the script, or `-m` and the module, and its arguments.
-      model_dir: folder of its Estimator, whatever the script says; None: what it says.
-      strategy: one of STRATEGIES, whatever the script says; None: what it says.
-      tracking: whether MLflow gets parameters and metrics.
+      model_dir: overrides the script's model_dir; None: the script decides.
+      strategy: one of STRATEGIES, overrides the script's; None: the script decides.
+      tracking: record parameters and metrics in MLflow.
     """
 
     command: Sequence[str] = ()
@@ -56,7 +56,7 @@ class ScriptOptions:
 
 
 class ScriptRun:
-    """What the Estimators of a script are given in place of what it wrote, and what is recorded of them."""
+    """The overrides for a script's Estimators, and the records of what they do."""
 
     def __init__(self, options: ScriptOptions) -> None:
         self._options = options
@@ -64,8 +64,8 @@ class ScriptRun:
         self._recordings: dict[Path, Recording] = {}
 
     def given(self, config: Any, model_dir: Any) -> tuple[Any, Any]:
-        """Return the config and model_dir of an Estimator that the script makes with these."""
-        if not isinstance(config, RunConfig):  # the Estimator refuses it
+        """Return (config, model_dir) for an Estimator that the script makes with these arguments."""
+        if not isinstance(config, RunConfig):  # the Estimator will refuse it
             return config, model_dir
         written = model_dir or config.model_dir
         if self._options.model_dir is not None and written != self._options.model_dir:
@@ -75,7 +75,7 @@ class ScriptRun:
                 config, model_dir = config.replace(model_dir=self._options.model_dir), self._options.model_dir
             else:
                 _log.warning(
-                    "--model-dir=%s is that of the first Estimator; another one keeps %s.",
+                    "--model-dir=%s applies only to the first Estimator; another one uses %s.",
                     self._options.model_dir, written or "a temporary folder",
                 )  # fmt: skip
         if self._options.strategy is not None and self._strategy is not config.train_distribute:
@@ -89,7 +89,7 @@ class ScriptRun:
 
     @functools.cached_property
     def _strategy(self) -> Any:
-        """The strategy that was asked for, one for all Estimators."""
+        """The requested strategy, shared by all Estimators."""
         import tensorflow as tf
 
         from runner.distribute.strategy import build_strategy
@@ -100,7 +100,7 @@ class ScriptRun:
         return build_strategy(str(self._options.strategy))
 
     def recording_of(self, estimator: Any) -> Recording | None:
-        """Return the record of what an Estimator does; None where nothing is recorded, or another process does it."""
+        """Return the record of an Estimator's runs; None if nothing is recorded, or another process records it."""
         if not self._options.tracking or not estimator.config.cluster.is_chief:
             return None
         folder = Path(estimator.model_dir).absolute()
@@ -109,13 +109,13 @@ class ScriptRun:
         return self._recordings[folder]
 
     def end(self, code: int) -> None:
-        """Close the records, with the exit code of the script."""
+        """Close the records with the exit code of the script."""
         for recording in self._recordings.values():
             recording.end(code, [Path(one) for one in self._options.command[:1]])
 
 
 def _described(folder: Path, options: ScriptOptions, estimator: Any) -> RunDescription:
-    """Return what MLflow is told of an Estimator at its start."""
+    """Return the description of an Estimator for MLflow."""
     params = estimator.params
     params = params if isinstance(params, dict) else getattr(params, "values", lambda: params)()
     given = params if isinstance(params, dict) else {"params": params}
@@ -137,7 +137,9 @@ def _described(folder: Path, options: ScriptOptions, estimator: Any) -> RunDescr
 
 
 class Recording:
-    """The record of one model_dir: a journal in it, shipped to MLflow from a thread. Begins with the first line."""
+    """The record of one model_dir: a journal in it, which a thread sends to MLflow. It starts when the journal is
+    first used.
+    """
 
     def __init__(self, folder: Path, described: RunDescription) -> None:
         self._folder, self._described = folder, described
@@ -146,9 +148,10 @@ class Recording:
 
     @functools.cached_property
     def journal(self) -> Journal:
-        """The journal of the run in the folder, which is this process's from now on.
+        """The journal of the run in the folder. The first access locks the folder for this process.
 
-        Raises: ConfigError: another run uses the folder.
+        Raises:
+          ConfigError: another run uses the folder.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._held.enter_context(alone_in(self._folder))
@@ -166,7 +169,7 @@ class Recording:
         return Journal(journal_path(self._folder))
 
     def end(self, code: int, files: Sequence[Path]) -> None:
-        """Ship what is left, and close the run in MLflow."""
+        """Send the rest of the journal, and end the run in MLflow."""
         if self._shipper is None:
             return
         self.journal.close()
@@ -181,11 +184,11 @@ class Recording:
 
 
 current = ScriptRun(ScriptOptions())
-"""That of this process; where it was not started by `python -m runner.classic`, all is as the script says."""
+"""The script run of this process. It overrides nothing unless `python -m runner.classic` started the process."""
 
 
 def begin(options: ScriptOptions) -> ScriptRun:
-    """Have the Estimators of this process be those of a script that was started with `options`."""
+    """Apply `options` to the Estimators that this process makes from now on, and return their ScriptRun."""
     global current
     current = ScriptRun(options)
     return current

@@ -1,4 +1,4 @@
-"""Summaries of layers and losses, as tf.estimator wrote them: in training."""
+"""The summaries of layers and losses that tf.estimator wrote in training."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ v1 = tf.compat.v1
 
 
 def scalar(name: str, value: Any) -> None:
-    """A number, under `name` in the current name scope."""
+    """Write a scalar summary; `name` is extended by the current name scope."""
     if _somebody_writes():
         v1.summary.scalar(name, value)
 
 
 def histogram(name: str, values: Any) -> None:
-    """A distribution, under `name` in the current name scope."""
+    """Write a histogram summary of values of any shape; `name` is extended by the current name scope."""
     if _somebody_writes():
         v1.summary.histogram(name, values)
 
 
 def _somebody_writes() -> bool:
-    """The runner gives a writer and a step where summaries are written; elsewhere TensorFlow warns that it has none.
+    """Report whether a summary can be written here; elsewhere TensorFlow would warn that it has no step.
 
-    Scalars are those of all replicas, which have no writer, and are noted there.
+    Replicas other than the first have no writer, but their scalars are collected for the mean.
     """
     return is_collecting() or tf.summary.experimental.get_step() is not None

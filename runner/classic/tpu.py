@@ -1,4 +1,4 @@
-"""`tf.compat.v1.estimator.tpu`: what was written for TPUEstimator, on this machine or on the TPUs of a TPUStrategy."""
+"""`tf.compat.v1.estimator.tpu`: TPUEstimator and its arguments, on this machine or on the TPUs of a TPUStrategy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _TPUConfig(NamedTuple):
 
 
 class TPUConfig(_TPUConfig):
-    """Settings of infeed and sharding, which the engine makes by itself; kept for those who read them."""
+    """Settings of infeed and sharding, which the runner does by itself; kept for code that reads them."""
 
     __slots__ = ()
 
@@ -44,17 +44,18 @@ class TPUConfig(_TPUConfig):
 
 
 class InputPipelineConfig:
-    """How many input pipelines a TPU had; the runner's `shard` says it here."""
+    """Constants for the number of input pipelines of a TPU; the runner uses `shard` instead."""
 
     PER_SHARD_V1, PER_HOST_V1, PER_HOST_V2, BROADCAST, SLICED = 1, 2, 3, 4, 5
 
 
 class RunConfig(run_config.RunConfig):
-    """As `tf.estimator.RunConfig`, with a TPUConfig.
+    """Like `tf.estimator.RunConfig`, with a TPUConfig.
 
     Args:
-      master, evaluation_master, cluster: how a TPU was found. Here a TPUStrategy as `train_distribute` names it, so
-        they are taken and not used.
+      tpu_config: None: the default TPUConfig.
+      master, evaluation_master, cluster: accepted and ignored; give a TPUStrategy as `train_distribute` instead.
+      **kwargs: as in `tf.estimator.RunConfig`.
     """
 
     def __init__(
@@ -91,17 +92,18 @@ class _TPUEstimatorSpec(NamedTuple):
 
 
 class TPUEstimatorSpec(_TPUEstimatorSpec):
-    """What a model_fn of TPUEstimator returns; any Estimator of the runner takes it.
+    """The result of a model_fn of TPUEstimator; any Estimator of the runner accepts it.
 
     Attributes:
-      eval_metrics: (function, tensors): what it makes of them, called with a list or by name of a dict, is
-        `eval_metric_ops`.
-      host_call: (function, tensors): what it makes of them runs in each step of training, beside train_op.
+      eval_metrics: (function, tensors): the function returns `eval_metric_ops`. Tensors are a list, passed by position,
+        or a dict, passed by name.
+      host_call: (function, tensors), likewise: the operations that it returns run in each training step, beside
+        train_op.
       scaffold_fn: makes the scaffold.
-      mode, predictions, loss, train_op, export_outputs, *_hooks: as of EstimatorSpec.
+      mode, predictions, loss, train_op, export_outputs, *_hooks: as in EstimatorSpec.
 
     Raises:
-      ValueError: eval_metrics or host_call is no such pair.
+      ValueError: eval_metrics or host_call is not such a pair.
     """
 
     __slots__ = ()
@@ -118,7 +120,7 @@ class TPUEstimatorSpec(_TPUEstimatorSpec):
         return spec
 
     def as_estimator_spec(self) -> EstimatorSpec:
-        """The EstimatorSpec that says the same. Called by the runner, while model_fn is traced."""
+        """Return the equivalent EstimatorSpec. The runner calls it while it traces model_fn."""
         train_op = self.train_op
         if self.host_call is not None and self.mode == ModeKeys.TRAIN:
             train_op = tf.group(train_op, *(one for one in tf.nest.flatten(_called(self.host_call)) if one is not None))
@@ -191,7 +193,7 @@ class TPUEstimator(Estimator):
 
 
 def _with_batch_size(model_fn: Callable[..., Any], sizes: Mapping[str, int | None]) -> Callable[..., Any]:
-    """`model_fn`, whose params have the batch size of its mode."""
+    """Return `model_fn` with the batch size of the mode in its params."""
     if isinstance(model_fn, functools.partial):
         return functools.partial(_with_batch_size(model_fn.func, sizes), *model_fn.args, **model_fn.keywords)
 

@@ -1,4 +1,4 @@
-"""tf.estimator's train_and_evaluate, with its specs, their defaults and what it returned."""
+"""tf.estimator's train_and_evaluate and its specs, with their defaults and return values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks sa
     """The input, length and hooks of training.
 
     Attributes:
-      input_fn: gives a tf.data.Dataset of (features, labels), or tensors.
+      input_fn: returns a tf.data.Dataset of (features, labels), or tensors.
       max_steps: train until this global step; None: until the input ends.
-      hooks: session hooks, or native ones.
+      hooks: session hooks or native ones.
       saving_listeners: `tf.estimator.CheckpointSaverListener`s.
 
     Raises:
-      ValueError: max_steps is not positive. TypeError: a hook or listener is none.
+      ValueError: max_steps is not positive.
+      TypeError: a hook or listener has another type.
     """
 
     __slots__ = ()
@@ -41,7 +42,7 @@ class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks sa
         listeners = tuple(saving_listeners or ())
         for listener in listeners:
             if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-                raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is no CheckpointSaverListener.")
+                raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is not a CheckpointSaverListener.")
         return super().__new__(cls, input_fn, max_steps, _hooks("TrainSpec", hooks), listeners)
 
 
@@ -51,18 +52,19 @@ class EvalSpec(
     """The input, length and hooks of an evaluation, with the defaults of tf.estimator.
 
     Attributes:
-      input_fn: as of TrainSpec.
-      steps: batches of one evaluation; None: all.
-      name: its events go to `eval_<name>`.
-      hooks: session hooks, or native ones.
-      exporters: one or several; each evaluation calls them.
-      start_delay_secs: an evaluator process waits so long before its first evaluation. A process that trains
-        evaluates its first checkpoint whenever that comes.
-      throttle_secs: at least so many seconds between the starts of two evaluations; the last checkpoint is evaluated
-        all the same.
+      input_fn: as in TrainSpec.
+      steps: number of batches to evaluate; None: all.
+      name: distinguishes several evaluations; its events go to `eval_<name>`.
+      hooks: session hooks or native ones.
+      exporters: one or several; called after each evaluation.
+      start_delay_secs: how many seconds an evaluator process waits before its first evaluation. A process that trains
+        evaluates its first checkpoint without this delay.
+      throttle_secs: least number of seconds between the starts of two evaluations; the last checkpoint is always
+        evaluated.
 
     Raises:
-      ValueError: a number that cannot be; two exporters of one name. TypeError: a name, hook or exporter is none.
+      ValueError: a number is not allowed, or two exporters have the same name.
+      TypeError: a name, hook or exporter has another type.
     """
 
     __slots__ = ()
@@ -91,21 +93,23 @@ class EvalSpec(
 def train_and_evaluate(
     estimator: engine.Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[Any, list[Any]]:
-    """Train and evaluate; TF_CONFIG says which part of it this process does.
+    """Train and evaluate; in a cluster, do this process's part according to TF_CONFIG.
 
-    A process that trains evaluates its checkpoints as they are saved, and the last one always; where `cluster` in
-    TF_CONFIG names an evaluator it leaves that to the process of that task, which ends when training has ended. A
-    `model_dir` in which training is finished is evaluated, and nothing is trained.
+    A process that trains evaluates its checkpoints as they are saved, and always the last one. If `cluster` in
+    TF_CONFIG names an evaluator, only that process evaluates, and it ends when training has ended. If training was
+    finished before the call, the last checkpoint is evaluated.
 
-    Returns: (metrics of the last evaluation; None where another process has them, what the exporters returned at it).
+    Returns:
+      (metrics of the last evaluation, or None if another process has them; what the exporters returned in it).
 
     Raises:
-      TypeError: an argument of another kind.
+      TypeError: an argument has another type.
     """
     for value, kind in ((estimator, engine.Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec)):
         if not isinstance(value, kind):
-            raise TypeError(f"train_and_evaluate: {value!r} is no {kind.__name__}.")
-    train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)  # `_replace` has checked nothing
+            raise TypeError(f"train_and_evaluate: {value!r} is not of type {kind.__name__}.")
+    # checks them again: `_replace` of a NamedTuple does not
+    train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
     start_delay_secs = eval_spec.start_delay_secs if estimator.config.cluster.is_evaluator else 0
     evaluated = eval_spec._replace(exporters=exporters, start_delay_secs=start_delay_secs)
@@ -117,7 +121,7 @@ def train_and_evaluate(
 
 
 class _Recorded(Exporter):
-    """An exporter that remembers what it returned last."""
+    """An exporter that remembers its last result."""
 
     name = ""
 
@@ -139,7 +143,7 @@ def _hooks(what: str, given: Sequence[Any] | None) -> tuple[Any, ...]:
     for hook in given or ():
         is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
-            raise TypeError(f"{what}(hooks=...): {hook!r} is no SessionRunHook.")
+            raise TypeError(f"{what}(hooks=...): {hook!r} is not a SessionRunHook.")
     return tuple(given or ())
 
 
@@ -148,7 +152,7 @@ def _exporters(given: Any) -> tuple[Any, ...]:
     names = []
     for exporter in exporters:
         if not isinstance(exporter, Exporter):
-            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is no tf.estimator.Exporter.")
+            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is not a tf.estimator.Exporter.")
         names.append(exporter.name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

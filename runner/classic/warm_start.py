@@ -1,4 +1,4 @@
-"""tf.estimator's `warm_start_from`: a new model begins with values of another one."""
+"""tf.estimator's `warm_start_from`: start a new model from the values of another."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _WORDS = WarmStartWords(
 
 
 class WarmStartSettings(NamedTuple):
-    """What a new model begins with.
+    """The values that a new model starts from.
 
     Attributes:
-      ckpt_to_initialize_from: a checkpoint, a folder with some, or a SavedModel.
-      vars_to_warm_start: a regular expression for beginnings of names: the trainable variables that it fits. A list of
-        such expressions: all variables that one of them fits, slots of optimizers and moving statistics among them. A
-        list of variables: those of their names. None: only those in `var_name_to_vocab_info`. The global step is never
-        taken.
-      var_name_to_vocab_info: name of a variable -> the `VocabInfo` by which its rows or columns are found again.
-      var_name_to_prev_var_name: name of a variable -> its name in the checkpoint.
+      ckpt_to_initialize_from: a checkpoint, a folder of checkpoints, or a SavedModel.
+      vars_to_warm_start: which variables to take. A regular expression: the trainable variables whose names begin with
+        a match. A list of regular expressions: all variables that match one of them, including optimizer slots and
+        moving statistics. A list of variables: those with their names. None: only those in `var_name_to_vocab_info`.
+        The global step is never taken.
+      var_name_to_vocab_info: variable name -> `VocabInfo`, by which its rows or columns are matched.
+      var_name_to_prev_var_name: variable name -> its name in the checkpoint.
     """
 
     ckpt_to_initialize_from: str
@@ -43,12 +43,12 @@ class WarmStartSettings(NamedTuple):
 
 
 def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmStart:
-    """What `warm_start_from` means to the runner. A path alone takes the trainable variables.
+    """Return the runner's WarmStart for `warm_start_from`. A path takes all trainable variables.
 
-    A variable that is taken and is not in the checkpoint is an error, as it was.
+    As in tf.estimator, it is an error if the checkpoint lacks a variable that should be taken.
 
     Raises:
-      ValueError: it is something else; it names no checkpoint; vars_to_warm_start is a list of several kinds.
+      ValueError: the source has another type or names no checkpoint, or vars_to_warm_start mixes types.
     """
     words = _WORDS
     if isinstance(source, str | os.PathLike):
@@ -65,7 +65,7 @@ def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmSta
     return WarmStart(
         os.fspath(source.ckpt_to_initialize_from),
         include=tuple(include),
-        # Groups of an expression could stand in the new name: a backslash in it is one that was written.
+        # re.sub would expand group references in the new name, so escape its backslashes.
         rename={rule: previous[name].replace("\\", r"\\") for rule, name in renamed.items()},
         vocabularies={name: _vocabulary(info) for name, info in (source.var_name_to_vocab_info or {}).items()},
         only_trainable=not is_list,
@@ -89,9 +89,10 @@ def _listed(patterns: Any) -> list[Any]:
 
 
 def _pattern(one: Any) -> str:
-    """The expression that fits a whole name where `one` fits its beginning, as collections of TensorFlow compare.
+    """Return a regular expression for whole names that matches where `one` matches the beginning, like TensorFlow's
+    collections.
 
-    They know variables as "name:0", so that is how some people write a whole name.
+    Their names end in ":0", so some users write a whole name as "name:0".
     """
     if not isinstance(one, str):
         return re.escape(one.name.partition(":")[0])

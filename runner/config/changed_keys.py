@@ -40,7 +40,7 @@ REMOVED: Mapping[str, Removed] = {
 }  # fmt: skip
 
 RENAMED: Mapping[str, str] = {}
-"""Old key -> new key. Remove an entry with the second minor version after the renaming."""
+"""Old key -> new key. Remove an entry in the second minor version after the renaming."""
 
 
 _OPTIONS = {
@@ -62,7 +62,7 @@ ADDED: Mapping[str, Any] = {
         "min_lr": 0.0,
     },
 }  # fmt: skip
-"""Key or group that sweeps of 8664505 did not have -> its default, with which a job computes what it did."""
+"""Key or group that was added after commit 8664505 -> its default, with which a job computes the same as before."""
 
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:

@@ -44,7 +44,7 @@ _PLUGINS = {
     "submitit_local": "hydra-submitit-launcher",
     "submitit_slurm": "hydra-submitit-launcher",
 }
-"""Launchers that work as they are, once they are installed."""
+"""Launcher -> the package that provides it."""
 
 OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
 
@@ -91,7 +91,8 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
-        directory = given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"  # that is refused
+        # A URL is refused later.
+        directory = given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"
         note_sweep(directory)
         return directory
 
@@ -101,7 +102,7 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
     for name, resolver, is_cached in (
         ("new_name", lambda: secrets.token_hex(2), True),
         ("run_dir", run_dir, False),
-        ("sweep_dir", sweep_dir, True),  # cached: of the whole sweep, also where a job's own overrides are in sight
+        ("sweep_dir", sweep_dir, True),  # cached, so that jobs get the folder of the whole sweep
         ("job_dir", job_dir, False),
     ):
         OmegaConf.register_new_resolver(name, resolver, use_cache=is_cached, replace=True)
@@ -177,7 +178,7 @@ class Composition:
         self._load = load = ConfigLoaderImpl._load_single_config
 
         def load_renamed(loader: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-            """Load a config file, in which old keys get their new names."""
+            """Load a config file, with renamed keys under their new names."""
             loaded = load(loader, default, repo)
             renamed = changed_keys.rename_in(loaded.config) if isinstance(loaded.config, DictConfig) else []
             for warning in (f"conf/{default.config_path}.yaml: {text}" for text in renamed):
@@ -190,24 +191,23 @@ class Composition:
         self._apply = apply = ConfigLoaderImpl._apply_overrides_to_config
 
         def apply_noted(overrides: list[Override], cfg: DictConfig) -> None:
-            """Set what the command line says, in a config that is noted as its files declare it."""
-            self.declared = {  # not `hydra`, whose values need the overrides
+            """Apply the command line, after storing the config without it in `declared`."""
+            self.declared = {  # without `hydra`, whose values depend on the overrides
                 str(name): OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
                 for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
             }
             apply(overrides, cfg)
             if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
                 raise ConfigError("hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.")
-            # Hydra would write before the run has locked its folder, with files that everybody can read. A
-            # conf/runner.yaml
-            # of the user may ask for that.
+            # A user's conf/runner.yaml may set it, but Hydra would write before the run has locked its folder, and
+            # make files that everybody can read.
             cfg.hydra.output_subdir = None
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
         self._instantiate_sweeper = instantiate = Plugins.instantiate_sweeper
 
         def instantiate_ours(plugins: Plugins, **settings: Any) -> Sweeper:
-            """Build our own sweeper, which is no plugin, or a plugin."""
+            """Build the runner's own sweeper, which is not a plugin, or else the plugin."""
             target = str(settings["config"].hydra.sweeper._target_)
             if target == OPTUNA and self._build_optuna is not None:
                 self._sweeper = self._build_optuna()
@@ -233,7 +233,7 @@ class Composition:
             config = named["config"] if "config" in named else arguments[-1]
             _keep_private(config)
             name = OmegaConf.select(config, "hydra.runtime.choices")["hydra/launcher"]
-            if name != "basic":  # whose jobs are in processes without a progress line
+            if name != "basic":  # its jobs run in processes without a progress line
                 START_STATUS.update(f"jobs run under hydra/launcher={name}")
             return launcher_of(plugins, *arguments, **named)
 
@@ -319,7 +319,7 @@ def job_dir(*, _root_: DictConfig) -> str:
             value = _root_[name]
             is_node = OmegaConf.is_config(value)
             tree[name] = OmegaConf.to_container(value, resolve=True) if is_node else value
-    if tree.get("command") == "dry_run":  # of a sweep: it lists the jobs that training has
+    if tree.get("command") == "dry_run":  # in a sweep, which lists the jobs of the training sweep
         tree["command"] = "train_and_evaluate"
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
@@ -356,7 +356,7 @@ def check_groups(overrides: Sequence[str]) -> None:
 _PARAMS = re.compile(r"((?:model|input\.(?:train|predict|eval(?:\.(?!params\.)[^.]+)?))\.params)\.(.+)")
 
 _HANDED_OVER = ("batch_size", "shuffle_seed")
-"""Params of an input that have a setting of their own; `runner.config.validation` says so."""
+"""Params of an input that are set by keys of their own; `runner.config.validation` reports them."""
 
 
 def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from runner.config.error_messages import did_you_mean
 
 CHECKPOINT_METRICS = ".metrics.json"
-"""Ends the name of the file, beside a checkpoint, that holds its metrics."""
+"""Suffix of the file with a checkpoint's metrics, beside the checkpoint."""
 
 LARGER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "r2", "iou", "map", "bleu", "rouge", "score")
 

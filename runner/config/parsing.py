@@ -23,7 +23,7 @@ from runner.system.redaction import extend_secrets, masked_override
 FAST_DEV_STEPS = 2
 
 _MISSING = "???"
-"""What Hydra leaves of a value that nobody has given."""
+"""Hydra's text for a value that is not set."""
 
 _VOCABULARIES = "train.warm_start.vocabularies"
 

@@ -18,7 +18,7 @@ from runner.config.schema import read
 FILE = "config.yaml"
 
 _OF_THIS_COMMAND = ("command", "model_dir", "run.progress", "run.inline", "sweep")
-"""What always comes from the command line, also where it leaves the default."""
+"""Keys that always come from the command line, even if it leaves their defaults."""
 
 
 def read_saved(model_dir: Path) -> dict[str, Any] | None:

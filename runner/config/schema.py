@@ -21,18 +21,18 @@ from runner.system.files import write_atomically
 from runner.system.redaction import secrets_of
 
 ENVIRONMENT_COMMANDS = ("cluster_info", "doctor", "new")
-"""Those that are about no run: they need neither functions nor a model_dir, and start no task."""
+"""Commands without a run: they need neither functions nor a model_dir, and start no task."""
 COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", *ENVIRONMENT_COMMANDS)
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
-"""Those that need an input to train on; the others read what a run left in its model_dir."""
+"""Commands that need a training input; the others read a model_dir."""
 TRAINING_RUNS = ("train_and_evaluate", "train")
-"""Those that make a model_dir and write its config."""
+"""Commands that make a model_dir and write its config."""
 UNRECORDED_COMMANDS = ("dry_run", "inspect")
-"""Those that only tell something: they leave nothing behind, no journal either."""
+"""Commands that only print something: they write no files, not even a journal."""
 GCE = "gce"
-"""The `run.preemption_notice` that is no function of the user's."""
+"""The value of `run.preemption_notice` that is not a user function: Compute Engine's metadata server."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
-"""Those that need the functions of `input.eval`."""
+"""Commands that need the functions of `input.eval`."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "one_device": ("devices", "virtual_devices"),
@@ -42,20 +42,20 @@ STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "parameter_server": ("partitioner", "virtual_devices"),
     "tpu": ("address", "zone", "project"),
 }
-"""Strategy name -> the options that mean something for it."""
+"""Strategy name -> the options that it uses."""
 CROSS_DEVICE_OPS = ("auto", "nccl", "hierarchical_copy", "reduction_to_one_device")
 PACKED_OPS = ("nccl", "hierarchical_copy")
-"""Those that group gradients by `num_packs`."""
+"""Cross-device operations that group gradients by `num_packs`."""
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
-"""Those that train with several processes."""
+"""Strategies that train with several processes."""
 CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
-"""Those that all these processes take part in; the others run in one."""
+"""Commands in which all processes of such a strategy take part; the others run in one process."""
 MAX_TASKS = 10_000
-"""Of one type in a run. More than anybody has; a slip of the finger must not fill the memory with addresses."""
+"""Largest number of tasks of one type, so that a typo does not fill the memory with addresses."""
 
 
 SEED_BITS = 31
-"""Bits of a seed that is drawn where `run.seed` is null."""
+"""Number of bits of the seed that is drawn for `run.seed=null`."""
 
 
 class ConfigError(ValueError):
@@ -415,7 +415,7 @@ class ExportConfig:
 
 
 TRACKERS = ("mlflow", "csv", "none")
-"""What `tracking.backend` calls by a name without dots."""
+"""The values of `tracking.backend` that are not dotted names."""
 
 
 @dataclass(frozen=True)
@@ -472,7 +472,7 @@ class TrackingConfig:
 
 
 PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parquet", ".tfrecord": "tf.train.Example"}
-"""Suffix of predict.output -> the format that it means."""
+"""Suffix of predict.output -> its format."""
 
 
 @dataclass(frozen=True)

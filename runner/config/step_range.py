@@ -1,4 +1,4 @@
-"""Some steps of a run, as a person writes them: 100-110."""
+"""Ranges of global steps, written as 100-110."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepRange:
-    """The global steps `first` to `last`, both of them included; the first step of all is 1.
+    """The global steps from `first` to `last`, both included. The first step of a run is 1.
 
     Raises:
-      ValueError: there are no such steps.
+      ValueError: the range is empty, or begins before step 1.
     """
 
     first: int
@@ -28,10 +28,10 @@ class StepRange:
 
 
 def parse_step_range(text: str) -> StepRange:
-    """The steps that `text` names: `100-110`, or one of them: `100`.
+    """Return the steps that `text` names: `100-110`, or a single one: `100`.
 
     Raises:
-      ValueError: it names none; the reason, without `text`.
+      ValueError: `text` is not such a range; the message does not repeat it.
     """
     found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", text)
     if found is None:

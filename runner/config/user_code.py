@@ -44,7 +44,7 @@ def add_to_path(directory: Path) -> None:
 
 
 def locate(key: str, name: str, default: str) -> Location:
-    """Return the place of `name`, found without importing the user's code, which may take TensorFlow's four seconds.
+    """Return the place of `name`, without importing the user's code, which may import TensorFlow and take 4 seconds.
 
     Args:
       key: the config key that holds the name, for messages.
@@ -132,7 +132,7 @@ def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _missing_module(written: str, package: str, rest: list[str], path: list[str], defined: Iterable[str]) -> str:
-    """Return the message for a name in `package` whose `rest` does not exist."""
+    """Return the message for a dotted name: `package` exists, but `rest` does not exist in it."""
     names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
     directories = ", ".join(entry for entry in path if os.path.isdir(entry))
     if not rest:

@@ -24,7 +24,7 @@ from runner.system.files import read_json
 from runner.system.redaction import masked_value
 
 SHOWN_RUNS = 3
-"""How many of the newest runs are named to somebody who has to choose one."""
+"""How many of the newest runs a message lists."""
 
 
 def check(config: Config) -> None:
@@ -114,7 +114,7 @@ _CHECKPOINTS: dict[str, tuple[Callable[[Config], str | None], str]] = {
     "predict.checkpoint": (lambda config: config.predict.checkpoint, "predict"),
     "export.checkpoint": (lambda config: config.export.checkpoint, "export"),
 }
-"""Key -> its value, and the command that reads it."""
+"""Key -> (function that returns its value, command that reads it)."""
 
 
 def _steps_in(model_dir: Path) -> Iterator[tuple[str, int]]:
@@ -278,7 +278,9 @@ def _check_evaluation(config: Config) -> Iterator[str]:
 
 
 def _check_evaluation_name(config: Config) -> Iterator[str]:
-    """Yield the mistake of recording results on other data under the name of the run's own evaluation."""
+    """Yield the mistakes in `eval.name`, and evaluations of other data that would be recorded under the run's own
+    name.
+    """
     name = config.eval.name
     if name is not None and config.command != "evaluate":
         yield (

@@ -1,4 +1,6 @@
-"""The next elements of an iterator in groups: a loop over steps of microseconds waits once for several of them."""
+"""Read the next elements of an iterator in groups, so that a loop of very short steps waits only once for several of
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ from runner.data.dataset_adapter import none_spec
 from runner.tf_private.datasets import as_it_is, map_in_caller
 
 GROUP_SIZE = 16
-"""Elements of a group. With each `get_next` a thread wakes another one, and that the loop: nearly half of the CPU time
-of a tiny step. Groups of 4 save half of that, of 16 almost all (TensorFlow 2.21)."""
+"""Elements per group. Each `get_next` wakes another thread, which wakes the loop again: nearly half of the CPU time of
+a tiny step. Groups of 4 save half of that, groups of 16 almost all (TensorFlow 2.21)."""
 
 MAX_GROUP_BYTES = 1 << 20
-"""Two more groups are held beside the one that steps are taken on."""
+"""Largest group. Up to three are in memory: the current one and two more."""
 
 _TEXT_BYTES = 256
 
 
 class Group(NamedTuple):
-    """Some elements of an iterator. Tensors of a graph.
+    """Some elements of an iterator, as tensors of a graph.
 
     Attributes:
-      optionals: `tf.experimental.Optional`s of them, as variants.
-      count: how many of these have a value, the first ones; all of them until the data ends.
-      spec: of an element.
+      optionals: the elements, variants of `tf.experimental.Optional` `[n]`.
+      count: int64 scalar, how many of them have a value, the first ones; all of them until the data ends.
+      spec: spec of an element.
     """
 
     optionals: tf.Tensor
@@ -34,23 +36,23 @@ class Group(NamedTuple):
 
     @property
     def is_last(self) -> tf.Tensor:
-        """Report whether the data has ended."""
+        """Whether the data has ended, a bool scalar."""
         return self.count < tf.size(self.optionals)
 
     def element(self, index: tf.Tensor) -> Any:
-        """Return the element at `index`, which is below `count`."""
+        """Return the element at `index`, an integer scalar below `count`."""
         optional = tf.OptionalSpec(self.spec)
         return tf.nest.pack_sequence_as(optional, [self.optionals[index]], expand_composites=True).get_value()
 
 
 class BatchGroups:
-    """The next `number` elements of `iterator`: groups of GROUP_SIZE, and what is left over one by one. In graph.
+    """The next `number` elements of `iterator`, in groups of GROUP_SIZE, and the rest one by one. For graphs.
 
-    While steps are taken on one group a thread reads the next one, but never more than `number` elements: when the last
-    group has been taken, `iterator` stands where so many calls of `get_next` lead to. So there is nothing of the groups
-    to save, or to finish, between two loops.
+    A thread reads the next group while steps are taken on the current one, but never more than `number` elements in
+    all. After the last group, `iterator` is where `number` calls of `get_next` would leave it. So between two loops no
+    state of groups must be saved.
 
-    The thread that waits for a group reads it by plain calls (`map_in_caller`): none of TensorFlow's pool is blocked.
+    That thread reads a group by plain calls (`map_in_caller`), so it blocks no thread of TensorFlow's pool.
     """
 
     def __init__(self, iterator: tf.data.Iterator, number: tf.Tensor) -> None:
@@ -62,7 +64,9 @@ class BatchGroups:
             self._groups = iter(full.concatenate(rest).prefetch(1).with_options(as_it_is()))
 
     def get_next(self) -> Group:
-        """Return the next group, which may have no element. Raises in graph: OutOfRangeError: after the last one."""
+        """Return the next group, which may have no element. In the graph, it raises OutOfRangeError after the last
+        group.
+        """
         with tf.device("CPU:0"):
             optionals, count = next(self._groups)
             return Group(optionals, count, self._spec)
@@ -85,10 +89,11 @@ def _read(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.D
 
 
 def are_small(element_spec: Any, rows: float) -> bool:
-    """Report whether groups of elements take little memory, as far as the spec tells.
+    """Report whether groups of elements need little memory, as far as the spec tells.
 
     Args:
-      rows: of an element on average, where the spec does not state them.
+      element_spec: spec of an element.
+      rows: average number of rows of an element, used if the spec does not state it.
     """
     total = 0.0
     for spec in filter(None, map(none_spec, tf.nest.flatten(element_spec))):

@@ -19,7 +19,7 @@ from runner.tracking.plain_values import leaves
 from runner.types import plain_params
 
 MAX_FILES = 1000
-"""Files whose size and time are looked up."""
+"""Largest number of files whose size and time are recorded."""
 
 _GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
 

@@ -159,9 +159,10 @@ class InputPipeline:
 
     @property
     def may_read_ahead(self) -> bool:
-        """Report whether several batches may be read before the step on the first of them, with the same numbers.
+        """Whether several batches may be read before the step on the first of them, without changing the numbers.
 
-        Not where a batch may depend on that step, as of a Python function, or somebody else would get it.
+        They may not if a batch can depend on that step, for instance through a Python function, or if other processes
+        read the same data.
         """
         is_alone = self.service is None and not self.division.ends_together and self.division.elements_per_step == 1
         return is_alone and self.is_timeable and not datasets.may_change_meanwhile(self.dataset)

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 _GLANCE_SECS = 0.05
 _LAST_SECS = 2.0
-"""A deletion takes some milliseconds, or up to a minute."""
+"""How long to wait for a deletion, which takes from milliseconds to a minute."""
 
 _OURS = 2
-"""References to a handle that only its list has: that one, and the argument of sys.getrefcount."""
+"""Reference count of a handle that only its list holds: one, plus the argument of sys.getrefcount."""
 
 
 def handle_of(iterator: tf.data.Iterator) -> tf.Tensor:
@@ -100,6 +100,6 @@ class OpenIterators:
 
 
 OPEN = OpenIterators()
-"""Those of this process. `task.main.end` asks it whether Python may end in good order."""
+"""The open iterators of this process. `task.main.end` asks whether Python can end normally."""
 
 iterate = OPEN.iterate

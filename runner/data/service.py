@@ -16,7 +16,7 @@ from runner.distribute.collectives import Collectives
 _log = logging.getLogger(__name__)
 
 ANSWER_SECS = 30.0
-"""A dispatcher may be started together with the run; TensorFlow's own client waits for it without an end."""
+"""How long to wait for a dispatcher, which may start together with the run. TensorFlow's client would wait forever."""
 
 
 @dataclasses.dataclass(frozen=True)

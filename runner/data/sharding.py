@@ -81,7 +81,7 @@ class WorkerPlace:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is passed to the function, and how its elements are then divided.
+    """The arguments of the input function, and the division of its elements.
 
     Attributes:
       batch_size: the function's `params["batch_size"]`; None: not passed.

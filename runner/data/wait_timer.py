@@ -10,11 +10,11 @@ from runner.data.iterators import iterate
 from runner.tf_private.datasets import timed
 
 FIRST_SECS, EVERY_SECS = 3.0, 10.0
-"""Seconds of training before the first sample, and from the end of one to the next. The first one needs a dataset of
-its own, which takes some milliseconds."""
+"""Seconds of training before the first sample, and between two samples. The first sample builds a separate dataset,
+which takes a few milliseconds."""
 
 SAMPLE_STEPS, SAMPLE_SECS = 500, 0.5
-"""A sample ends with the loop that reaches either. To time a step takes 40 us: 0.2 % of ten seconds for so many."""
+"""A sample ends with the loop that reaches either limit. Timing costs 40 us per step, about 0.2 % of ten seconds."""
 
 
 class WaitTimer:

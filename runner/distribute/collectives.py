@@ -37,7 +37,8 @@ _LOST_WORDS = ("Collective ops is aborted", "onnection reset", "Socket closed", 
 class Collectives:
     """The collectives of a single process, in which every value is agreed; base class of the others.
 
-    Every worker calls the same methods in the same order.
+    Every worker calls the same methods in the same order, because TensorFlow derives the keys of collectives from the
+    number of earlier ones. So what ends a loop on one worker (summaries, session hooks) must end it on all.
     """
 
     num_workers, worker_index, is_chief = 1, 0, True

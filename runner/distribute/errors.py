@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.distribute.cluster import Cluster
 
 OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
-"""Names of the errors that TensorFlow raises where a peer is gone."""
+"""Names of the errors that TensorFlow raises if a peer is lost."""
 
 
 class PeerLost(RuntimeError):

@@ -68,7 +68,7 @@ def serve_the_coordinator(
 
 
 GONE_SECS = 5.0
-"""A coordinator that has not answered for so long has ended."""
+"""A coordinator that has not answered for this long counts as ended."""
 
 LOOK_SECS = 0.5
 

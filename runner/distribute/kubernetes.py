@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from runner.config.schema import ConfigError
 
 PORT = 2222
-"""What tasks listen on unless `cluster.port` says otherwise; pods have addresses of their own."""
+"""Default of `cluster.port`. All tasks can have the same one, because each pod has its own address."""
 
 _ROLES = ("chief", "worker", "ps", "evaluator")
 

@@ -113,6 +113,9 @@ class Reductions:
     - a MEAN (moving averages of BatchNorm) becomes the mean weighted by examples.
     - a SUM inside layers (synchronized BatchNorm) leaves out replicas with a placeholder.
     Inside `as_is` nothing is weighted, and optimizers get global gradients (`optimizer=`).
+
+    Known limit: the backward pass of synchronized BatchNorm sums over replicas before the gradients are weighted, so
+    a classic `train_op` with replicas of different sizes is inexact. `optimizer=` is exact.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from runner.config.schema import MAX_TASKS, ConfigError
 
 FIRST_PORT, SLOTS, PORTS_PER_SLOT = 61440, 256, 16
-"""Ports up to 65535, above those that Linux hands out by itself: so many for each job step that shares a node."""
+"""The ports for tasks: above Linux's ephemeral ports, up to 65535, in slots, one per job step that shares a node."""
 
 
 def is_in_step(env: Mapping[str, str]) -> bool:

@@ -190,7 +190,7 @@ def _own_devices() -> list[str]:
 
 
 MIN_PART_BYTES = 256 << 10
-"""strategy.partitioner=min_size: a part of a variable has at least so many bytes."""
+"""strategy.partitioner=min_size: smallest size of a part of a variable."""
 
 
 def build_parameter_server(

@@ -13,7 +13,7 @@ from runner.distribute.cluster import Cluster
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 _CONTEXT = 20
-"""Characters of a broken TF_CONFIG that are shown on each side of the mistake."""
+"""Number of characters of an invalid TF_CONFIG that are shown on each side of the mistake."""
 
 
 def read_tf_config(text: str) -> Cluster:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from runner.config.schema import ConfigError
 
 LOCAL = "local"
-"""The address of a TPU that is attached to this very machine (a TPU VM)."""
+"""The address of a TPU that is attached to this machine (a TPU VM)."""
 
 TIMEOUT_SECS = 5.0
 """How long a TPU, or Google's metadata server, may take to accept a connection."""

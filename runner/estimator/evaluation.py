@@ -140,6 +140,7 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
     """
     model, program = setup.model, setup.program
     hooks.begin()
+    # Writes inside branches, such as those of BatchNorm, cannot be pruned; put the values back after the evaluation.
     kept = model.values() if program.trace.may_write_in_branches else {}
     try:
         counted = run(setup, steps, hooks)

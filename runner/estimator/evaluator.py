@@ -23,7 +23,7 @@ from runner.types import StepResult
 _log = logging.getLogger(__name__)
 
 LOOK_SECS = 1.0
-"""How often the chief looks whether the evaluator has found something; a look reads one small file."""
+"""How often the chief reads the evaluator's decision, which is one small file."""
 
 POLL_SECS = 0.5
 """How often the evaluator looks for a checkpoint, and whether training has ended."""

@@ -1,4 +1,4 @@
-"""The end of a loop of steps: the length of the next one, and what all workers do next."""
+"""What happens at the end of a loop of steps: the length of the next loop, and what all workers do next."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class LoopLength:
 
 
 class Grouping:
-    """Decides which loops fetch their batches in groups (`GroupedLoop`): long ones of short steps.
+    """Decides which loops read their batches in groups (`GroupedLoop`): long loops of short steps.
 
-    That saves a step some 15 us. A first loop of them takes 0.1 to 0.3 s to build, so it waits for a run in which that
-    many steps are to come.
+    Groups save about 15 us per step. Building the first such loop takes 0.1 to 0.3 s, so that is done only if enough
+    steps remain.
 
     Args:
-      is_possible: whether model and input allow it; asked once, when the first loop is due.
+      is_possible: reports whether model and input allow groups; called once, when the first such loop is due.
     """
 
     def __init__(self, is_possible: Callable[[], bool]) -> None:
@@ -60,11 +60,12 @@ class Grouping:
         self._is_possible: bool | None = None
 
     def is_due(self, num_steps: int, secs_per_step: float, remaining: float) -> bool:
-        """Report whether a loop of `num_steps` is one over groups.
+        """Report whether a loop of `num_steps` reads its batches in groups.
 
         Args:
-          secs_per_step: as far as is known.
-          remaining: steps to the end of the run, if nobody ends it before.
+          num_steps: length of the loop.
+          secs_per_step: seconds of a step; infinite if unknown.
+          remaining: number of steps to the end of the run, unless it is stopped.
         """
         if num_steps < _GROUPED_LOOP_STEPS or secs_per_step > _GROUPED_STEP_SECS:
             return False

@@ -17,7 +17,7 @@ from runner.tracing.partitioned_variable import part_name
 from runner.tracing.variable_request import VariableSpec
 
 MAX_ROWS = 40
-"""Rows of a table of variables on the screen; the rest is summed up in one line."""
+"""Largest number of rows of a table on the screen; one line sums up the rest."""
 
 
 class ModelSummary(Hook):

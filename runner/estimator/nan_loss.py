@@ -18,11 +18,11 @@ from runner.types import StepResult
 _log = logging.getLogger(__name__)
 
 MAX_ROLLBACKS = 3
-"""How often a run goes back to its last checkpoint because of a loss that is not finite."""
+"""Largest number of rollbacks in a run."""
 
 
 _SHOWN_VARIABLES = 3
-"""How many are named; the journal has all of them."""
+"""Number of variables that a message names; the journal has all of them."""
 
 
 def _named(variables: Sequence[str]) -> str:
@@ -65,7 +65,9 @@ class NanPolicy:
 
     @property
     def needs_place(self) -> bool:
-        """Report whether the input must stand behind the bad batch then: training goes on, or a checkpoint is saved."""
+        """Whether the input must be positioned after the bad batch, because training continues or a checkpoint is
+        saved.
+        """
         return self._policy == "rollback" or self._setup.overrides.stop_at_nan is False
 
     def accepts(self, losses: np.ndarray) -> bool:

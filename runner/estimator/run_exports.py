@@ -12,7 +12,7 @@ from runner.export.exporters import Exporter
 from runner.system.files import read_json, write_json
 
 FILE = "exporting.json"
-"""In model_dir, while a run evaluates and exports a checkpoint: which one."""
+"""File in model_dir with the checkpoint that is being evaluated and exported."""
 
 
 class RunExports:

@@ -129,7 +129,7 @@ def follow(
 
 
 START_TIMEOUT_SECS = 600.0
-"""A server waits so long for the process that coordinates: pods of a cluster come at different times."""
+"""How long a server waits for the coordinator, since the pods of a cluster start at different times."""
 
 
 def _serve(estimator: Estimator) -> TrainingResult:

@@ -25,7 +25,7 @@ from runner.types import StepResult
 _log = logging.getLogger(__name__)
 
 FEW_POINTS = 4
-"""More of one loop are written to the event file by a graph: each takes 0.1 ms from Python."""
+"""More points of one loop are written to the event file by a graph, since each takes 0.1 ms from Python."""
 
 
 class TrainLog:

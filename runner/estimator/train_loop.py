@@ -242,7 +242,7 @@ class TrainingRun:
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; its last step carries the summaries and the fetches of hooks that are due."""
         program = self._setup.program
-        self._setup.model.show_weights()  # as before a save
+        self._setup.model.show_weights()  # undo what an evaluation has shown, as before a save
         is_sampled = self._wait.steps_to_sample(self.secs) > 0
         self._iterator = self._setup.input.iterator
         if is_sampled:
@@ -309,7 +309,9 @@ class TrainingRun:
         return result
 
     def _can_group(self) -> bool:
-        """Report whether loops may read batches in groups; build such a loop, which is no time of the first one."""
+        """Report whether loops may read batches in groups. Also builds such a loop, so that its first use is not
+        slow.
+        """
         program, pipeline = self._setup.program, self._setup.input.pipeline
         rows = self.examples * self._advance / max(1, self._step - self._first_step)
         is_possible = program.can_group and are_small(pipeline.element_spec, rows) and pipeline.may_read_ahead

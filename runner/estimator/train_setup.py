@@ -52,7 +52,7 @@ class TrainInput:
 
     @property
     def remaining(self) -> float:
-        """The steps to the end of the data; infinite where nobody knows it."""
+        """The number of steps to the end of the data; infinite if unknown."""
         return math.inf if self.remaining_steps is None else self.remaining_steps
 
     def may_end_within(self, num_steps: int) -> bool:

@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 saved_model = tf.compat.v1.saved_model
 
 DEFAULT = "serving_default"
-"""Name of the signature that TensorFlow Serving runs when none is asked for."""
+"""Name of the signature that TensorFlow Serving runs by default."""
 
 SINGLE_RECEIVER = "input"
-"""Name of an input that has none of its own."""
+"""Name of an input that was given without a name."""
 
 
 class ExportOutput(abc.ABC):

@@ -52,7 +52,7 @@ class ServingInputReceiver(_ServingInputReceiver):
 
     labels: Any = None
     asks_for_all = True
-    """Report whether a signature asks for inputs that its outputs do not depend on, as those of tf.estimator did."""
+    """Whether signatures require inputs that no output depends on, as in tf.estimator."""
 
     @classmethod
     def _checked_features(cls, features: Any) -> Any:

@@ -235,7 +235,7 @@ def _restored(
 
 
 def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, str]:
-    """Return the name of each variable of one graph -> its name in the checkpoint."""
+    """Return variable name -> its name in the checkpoint, for each variable of one graph."""
     renamed = _renamed(reader, graph)
     check_shapes(reader, {name: spec.shape for name, spec in graph.specs.items()}, keys=renamed)
     averaged: dict[str, str] = {}
@@ -245,7 +245,9 @@ def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains
 
 
 def _renamed(reader: Reader, graph: ExportGraph) -> dict[str, str]:
-    """Name of a variable -> its name in the checkpoint, where that is another: by the keys that a saver has."""
+    """Return variable name -> its name in the checkpoint, for variables that a Scaffold's saver stores under another
+    name.
+    """
     known = {name: spec.shape for name, spec in graph.specs.items() if name not in graph.keys}
     return {**numbered(reader, known), **graph.keys}
 

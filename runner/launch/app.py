@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
 
 MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
-"""What is said in one message, without a traceback."""
+"""Errors that are reported as one message, without a traceback."""
 
 
 def run_command_line() -> int:

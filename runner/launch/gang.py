@@ -13,19 +13,19 @@ from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST,
 
 POLL_SECS = 0.1
 SETTLE_SECS = 5.0
-"""How long the others may take to end by themselves after one has failed: what they say may be the reason."""
+"""How long the other tasks may take to end by themselves after one failed; their messages may show the reason."""
 NOTICE_SECS = 1.0
-"""As SETTLE_SECS, where the reason is known: one was killed. The others may take more than 5 s to notice that."""
+"""Like SETTLE_SECS, after a task was killed: the others may need more than 5 s to notice."""
 SAVE_SECS = 60.0
-"""How long the others may take after one was asked to stop and has saved, or after the chief has finished."""
+"""How long the other tasks may take after one was asked to stop and has saved, or after the chief has finished."""
 SILENCE_SECS = 60.0
-"""A task that gave no sign of life for so long has frozen. To import a module may keep Python busy for some seconds."""
+"""A task without a heartbeat for this long counts as frozen. Imports may block heartbeats for some seconds."""
 SAID_SILENCE_SECS = 30.0
-"""After so long without a sign of life it is said of a task that nobody waits for, but for a person."""
+"""After this long without a heartbeat, a message reports a task for which no other task waits."""
 FROZEN_GRACE_SECS = 5.0
-"""How long such a task may take to save after it was asked to stop."""
+"""How long a frozen task may take to save after it was asked to stop."""
 SLEPT_SECS = 5.0
-"""A look at the tasks that comes so late was held up itself: this process was stopped, or the machine slept."""
+"""If the last look at the tasks is this long ago, this process was itself stopped, or the machine slept."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,11 +24,11 @@ CALL_FILE = "generation.json"
 PEERS_FOLDER = "peers"
 GLANCE_SECS = 0.2
 LOOK_SECS = 0.5
-"""How often a supervisor looks for news while its task runs."""
+"""How often a supervisor reads the messages of others while its task runs."""
 REPLACED_SECS = 600.0
-"""How long the processes of a run may take to come back after one was lost: the platform starts a new one."""
+"""How long the processes of a run may take to join again after a loss, when the platform replaces one."""
 BEAT_SECS = 5.0
-"""How often the evaluator's supervisor repeats what it said: the chief's waits for it, and for nobody who is gone."""
+"""How often the evaluator's supervisor repeats its message, so that the chief's knows that it is alive."""
 EVALUATOR = "evaluator"
 
 _NOT_EVALUATED = "Training has finished, and its last checkpoint was not evaluated"
@@ -142,7 +142,8 @@ class LeaderRendezvous(Rendezvous):
             return None
         self._looked = self._clock()
         answers = self._answers()
-        lost = [self._lost(name, answer) for name, answer in answers.items()]  # takes all of them in
+        # for all, since _lost also admits new supervisors
+        lost = [self._lost(name, answer) for name, answer in answers.items()]
         return self._failure(answers) or next(filter(None, lost), None)
 
     def reason(self, ending: GangResult) -> GangResult:
@@ -160,7 +161,7 @@ class LeaderRendezvous(Rendezvous):
         last, until = Answer(), self._clock() + self._timeout_secs
         while self._has_evaluator and not stops:
             self._looked = 0.0
-            ending = self.look()  # takes it in
+            ending = self.look()  # also admits a new supervisor
             answer = self._answers().get(EVALUATOR, Answer())
             if answer.state == "done":
                 return None
@@ -218,14 +219,15 @@ class LeaderRendezvous(Rendezvous):
 
 
 class FollowerRendezvous:
-    """The side of another supervisor.
+    """The side of the other supervisors.
 
     Args:
-      place: its task.
+      model_dir: the shared folder.
+      place: the task of this supervisor.
       timeout_secs: how long the chief may take to join at first.
 
     Attributes:
-      generation: that of the call for which its task was started.
+      generation: that of the call for which the task was started.
       code: exit code of the run; None until it has ended.
     """
 

@@ -1,4 +1,4 @@
-"""How often a run is restarted after it lost a task, and what is logged of it."""
+"""Limit how often a run is restarted after the loss of a task, and log restarts."""
 
 from __future__ import annotations
 

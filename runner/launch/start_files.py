@@ -16,18 +16,18 @@ from runner.tracking.run_lock import LOCK_FILE, TASK_LOCK_FILE
 from runner.tracking.run_record import RUN_FILE
 
 START_FILE = ".start.yaml"
-"""In model_dir, while a start trains: the config that its tasks do. It becomes config.yaml with the first step."""
+"""File in model_dir with the config of the tasks. It becomes config.yaml at the first step."""
 
 NOTES_FOLDER = ".hydra"
 
 _OF_OTHERS = (LOCK_FILE, CALL_FILE, PEERS_FOLDER)
-"""What other supervisors of the cluster still read."""
+"""Files that other supervisors of the cluster still read."""
 
 _BEFORE_THE_FIRST_STEP = (
     *_OF_OTHERS, START_FILE, RUN_FILE, TASK_LOCK_FILE.format("*"), "events.*.jsonl", training_status.FILE,
     f".*{HALF_WRITTEN}",
 )  # fmt: skip
-"""What a start that was killed, or another supervisor of the cluster, may have left in the folder of no run."""
+"""Files that a killed start or another supervisor may have left in a folder without a run."""
 
 
 def file_of_tasks(model_dir: Path, command: str) -> Path:

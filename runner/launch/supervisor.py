@@ -51,7 +51,7 @@ from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, read_
 from runner.tracking.tracker import RunDescription, exported_models
 
 PATIENCE_SECS = 30.0
-"""How long a job of a sweep may take to its first step before it shows up in MLflow."""
+"""After this long, a job of a sweep appears in MLflow even without a first step."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SWEEP_FILE = "sweep.json"
 DESCRIPTION_BEGINS = "Jobs, best first by"
 MAX_DESCRIBED = 30
-"""Jobs in the description of the sweep's run in MLflow."""
+"""Largest number of jobs in the description of the sweep's MLflow run."""
 
 
 @dataclass

@@ -124,7 +124,7 @@ def task_argv(file: Path) -> list[str]:
 
 
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""What keeps TensorFlow's own log, and bars of downloads in user code, from the screen."""
+"""Environment variables that hide TensorFlow's log and download bars in user code."""
 
 
 def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1) -> dict[str, str]:

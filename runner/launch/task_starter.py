@@ -16,14 +16,14 @@ from runner.system.start_status import SCREEN, START_STATUS
 from runner.system.task_server import TaskServer, TaskServerError, missing_support
 
 TASK_COMMAND = ("-P", "-m", "runner.task")
-"""What Python is started with for a task, before its config file."""
+"""The command of a task, without its config file."""
 # -P: a `runner.py` in the user's directory must not shadow this package; the task adds the directory itself, later.
 
 SERVER_COMMAND = ("-P", "-m", "runner.task.server")
 
 READ_AFTER_IMPORT = ("TF_CONFIG", "RUNNER_", "MLFLOW_")
-"""Beginnings of the names of environment variables that no import reads. All others are the same in a task and in the
-server that it is forked from."""
+"""Prefixes of the names of environment variables that no import reads. All others must be equal in a task and in the
+server from which it is forked."""
 
 
 class ColdStarter:

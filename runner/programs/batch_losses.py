@@ -26,7 +26,7 @@ class WholeBatch:
 
     is_whole = True
     sums: Sequence[tf.Tensor] = ()
-    """Over all replicas, as they were asked for."""
+    """The sums over all replicas, in the order of the requests."""
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Return the replica's share of the batch's examples: a scalar of `dtype` from 0 to 1."""

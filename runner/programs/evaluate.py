@@ -237,7 +237,7 @@ class KeptMetrics:
     def values(self) -> dict[str, Any]:
         """Return name -> NumPy value over all replicas and workers, which call this together."""
         values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
-        with self._store.scope():
+        with self._store.scope():  # where reading a metric's variable, which is ON_READ, sums its copies
             for name, metric in self._metrics.items():
                 if is_keras_metric(metric):
                     values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())

@@ -98,7 +98,7 @@ def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) 
 
 
 MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
-"""(flat inputs, loss scales if any, numbers of the micro-batch) -> (the sums of each replica, what was fetched)."""
+"""(flat inputs, loss scales if any, indices of the micro-batch) -> (sums of each replica, fetches)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Requests:
         self._of_element = tf.function(of_element, autograph=False)
         self._step_secs = 0.0  # for one worker
         self.repeated_steps = 0
-        """Steps of the last `take` that were asked for once more, as a worker was lost with them."""
+        """Number of steps of the last `take` that were requested again because their worker was lost."""
 
     def trace(self, element_spec: Any) -> None:
         """Build the functions for elements of `element_spec` without running them."""

@@ -118,15 +118,15 @@ class TrainProgram(Program):
         self.scalars = StepScalars(
             [output.scalars for output in self.outputs], found, values, may_lack=self.loss_scale is not None
         )
-        """What a loop fetches, before all else: the metrics of each step, and the scalars of one with summaries."""
+        """The first fetches of a loop: the metrics of each step, and the scalars of a step with summaries."""
         merged = {one.operation for one in found}
         self.summary_protos = [one for one in protos if one.op not in merged]
-        """Tensors of serialised `tf.compat.v1.Summary`. Their values follow in a step with summaries."""
+        """Serialized `tf.compat.v1.Summary`s, the next fetches of a step with summaries."""
         self.images = self.outputs[0].images if collectives_of(model.store.strategy).is_chief else ()
-        """Images of `tf.summary`, whose values come last in a step with summaries."""
+        """Images of `tf.summary`, the last fetches of a step with summaries."""
         self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
         self.kept_metrics = self._metrics_with_state()
-        """Metrics of TRAIN that keep state, and are reported."""
+        """The reported metrics of TRAIN that keep state."""
         if self.outputs[0].advance:
             _log.warning(
                 "train_op does not advance the global step, so the runner does: each run of train_op is one step. To "
@@ -136,13 +136,15 @@ class TrainProgram(Program):
         meets_others = num_replicas > pipeline.num_replicas
         # Programs number their collectives with other processes, and the chief may have other programs.
         self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
-        """Whether steps with summaries are taken within loops, by `recording_loop`, and not between them."""
+        """Whether steps with summaries are taken inside loops, by `recording_loop`, not between loops."""
         self.loops_in_graph = loop_type is None
-        """Whether a loop reads the iterator that it is given in a graph of this process."""
+        """Whether a loop reads its iterator in a graph of this process."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
-        """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
-        # so that all workers leave a loop at the same step
+        """Whether the losses of a loop are this worker's parts, to be summed over the workers."""
+        # With `optimizer=` the loss is summed together with the gradients. A user's optimizer in train_op sends only
+        # gradients, so the loss is summed after the loop. Until then a worker only knows its own part, and must not
+        # leave the loop because of it, since all workers leave at the same step.
         self._stop_at_nan = stop_at_nan and not self.has_local_losses
         self._gradients = self.trace.function
         if config.jit:

@@ -210,27 +210,27 @@ class RecordingLoop(Loop):
 
 
 class GroupedLoop(Loop):
-    """A loop whose batches come in groups, for steps that take less than the wait for a batch: see `BatchGroups`.
+    """A loop that reads batches in groups, for steps that take less time than the wait for a batch; see `BatchGroups`.
 
-    Its steps are those of Loop, and so is its end: it reads no batch that it takes no step on. There are two
-    exceptions, in both of which the run fails: batches after the first loss that is not finite may have been read; and
-    of a group in which a batch cannot be read, no step is taken.
+    Its steps are those of Loop, and it also reads only batches on which it takes a step. There are two exceptions, in
+    both of which the run fails: after a loss that is not finite, further batches may have been read; and if a batch
+    cannot be read, no step is taken on its group.
 
-    It is for one replica of one process, whose data does not depend on what is done between two steps.
+    Only for one replica in one process, if the data does not depend on the steps.
     """
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
         super().__init__(step, pipeline, stop_at_nan=stop_at_nan, meets_others=False)
 
     def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
-        """Take up to `num_steps` steps, as Loop does."""
+        """Take up to `num_steps` steps, like Loop."""
         result = super().__call__(iterator, num_steps, may_end=True, values=values)  # the same graph either way
         if result.data_ended and not may_end:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
         return result
 
     def prepare(self, iterator: Any) -> None:
-        """Trace the loop and have TensorFlow optimise it. No step is taken, and nothing read."""
+        """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
         self(iterator, 0, may_end=True)
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:

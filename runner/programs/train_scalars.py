@@ -22,10 +22,10 @@ from runner.tracing.trace_step import Replica
 RESERVED = ("loss", "steps_per_sec", "examples_per_sec", "input_bound")
 
 Sum = tuple[Any, Any]
-"""(sum over examples, their weight): float64 scalars of a graph."""
+"""(sum over examples, sum of their weights): float64 scalar tensors."""
 
 Pair = tuple[float, float]
-"""The same as numbers."""
+"""Like Sum, as Python numbers."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
 from runner.system.start_status import SCREEN, START_STATUS
 
 LIFELINE = "RUNNER_LIFELINE_FD"
-"""The environment variable that tells a child which file descriptor ends when its parent does."""
+"""Environment variable with the file descriptor of the pipe that ends with the parent."""
 
 
 class Child(Protocol):
@@ -153,10 +153,10 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
 
 
 GRACE_SECS = 60.0
-"""How long an orphan may take to save what it has."""
+"""How long a child may take to save after its parent has died."""
 
 IDLE_GRACE_SECS = 5.0
-"""How long one may take that has nothing to save."""
+"""How long a child without anything to save may take then."""
 
 
 class Watchdog:

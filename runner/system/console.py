@@ -34,9 +34,11 @@ class Progress:
     """
 
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
-        """Training goes from global step `step` to `total_steps`; None: until the input ends.
+        """Begin to show training.
 
         Args:
+          total_steps: the last global step; None: training goes on until the input ends.
+          step: the current global step.
           epochs: the passes over the data; None: they are not counted.
         """
 
@@ -59,7 +61,7 @@ class Progress:
         """Print a line without disturbing the progress line; ends counting."""
 
     def stop(self) -> None:
-        """Training has ended; may be called several times."""
+        """End the display of training; may be called several times."""
 
 
 class NullProgress(Progress):
@@ -101,7 +103,7 @@ class PlainProgress(Progress):
         now, (last_what, last_examples) = self._clock(), self._counted
         self._counted = (what, examples)
         if what != last_what or examples < last_examples:
-            self._counted_at = now  # a new one: short ones say nothing
+            self._counted_at = now  # a new evaluation: print nothing if it ends within one period
         elif now - self._counted_at >= self._period_secs:
             self._counted_at = now
             self._say(f"{what}: {examples:,} examples")
@@ -162,7 +164,7 @@ class RichProgress(Progress):
 
     def message(self, text: str) -> None:
         self._counted = None
-        self._console.print(text, markup=False, highlight=False)  # above the lines while they are live
+        self._console.print(text, markup=False, highlight=False)  # printed above the live lines
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -176,7 +178,7 @@ class RichProgress(Progress):
                 self.stop()
 
     def stop(self) -> None:
-        self._counted, self._phases = None, []  # of these nothing stays on the screen
+        self._counted, self._phases = None, []  # these leave nothing on the screen
         if self._live is not None:
             self._live.transient = self._bar is None
             self._live.stop()
@@ -227,7 +229,7 @@ _PHASES = {
     "restore": "restoring the checkpoint", "save": "saving a checkpoint", "evaluate": "evaluating",
     "predict": "predicting", "export": "exporting",
 }  # fmt: skip
-"""Phase of the journal -> what is said while it lasts."""
+"""Phase of the journal -> its text on the screen."""
 
 
 def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
@@ -450,7 +452,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 _INPUT_BOUND = 0.05
-"""Where steps wait for their input for a larger part of their time, that is worth a look."""
+"""Share of step time spent waiting for input above which the summary points to the documentation."""
 
 
 def _input_bound(share: float | None) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 MODEL_SUMMARY_FILE = "model_summary.txt"
-"""In model_dir: tables of the model's variables and layers, for a person."""
+"""File in model_dir with readable tables of the model's variables and layers."""
 
 
 class StorageError(OSError):
@@ -102,13 +102,13 @@ _AFTER_LOSS = "What the run noted and saved there is lost; the same command begi
 
 
 HALF_WRITTEN = ".tmp"
-"""How the names of files end that are to take the place of others once they are whole."""
+"""Suffix of temporary files that replace others when they are complete."""
 
 
 def remove_half_written(*folders: Path) -> None:
     """Remove temporary files that killed processes left in `folders`. No process may be writing there."""
     for folder in folders:
-        for left in folder.glob(f".*.????????{HALF_WRITTEN}"):  # as mkstemp names them
+        for left in folder.glob(f".*.????????{HALF_WRITTEN}"):  # the names that mkstemp makes
             left.unlink(missing_ok=True)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 HEARTBEAT = "RUNNER_HEARTBEAT_FD"
-"""The environment variable that tells a child which file descriptor its supervisor listens to."""
+"""Environment variable with the file descriptor to which a child writes heartbeats."""
 
 PERIOD_SECS = 1.0
 _BEAT, _STOP = b".", b"s"
@@ -29,7 +29,7 @@ class Heartbeat:
             threading.Thread(target=self._beat, args=(period_secs,), daemon=True, name="heartbeat").start()
 
     def ask_to_stop(self) -> None:
-        """Have the supervisor ask the whole run to save and end: a server cannot save by itself."""
+        """Ask the supervisor to have the whole run save and end, since a server cannot save."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # the supervisor is gone
                 os.write(self._descriptor, _STOP)

@@ -48,7 +48,7 @@ def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
         else:
             continue
         own = top / path.lstrip("/")
-        # A parent's limit applies as well. In a container the path may be that of the host, which does not exist here.
+        # Limits of parent groups also apply. In a container the path may be the host's, which does not exist here.
         for folder in (own, *own.parents):
             left = _left(folder, limit, used, cached)
             if left is not None:

@@ -10,9 +10,9 @@ from urllib.parse import unquote
 MASK = "***"
 
 SHORTEST = 4
-"""Characters that a secret has at least, to be looked for in a text: a shorter one is part of too many words."""
+"""Fewest characters of a secret that is masked in texts; shorter ones occur in too many words."""
 
-# Of a key as its words in lower case, each between underscores: hfToken is _hf_token_, DB_PASSWORD is _db_password_.
+# For keys as lower-case words between underscores: hfToken is _hf_token_, DB_PASSWORD is _db_password_.
 _NAMES_A_SECRET = re.compile(
     r"password|passwd|passphrase|passcode|credential|_pwd_|_jwt_|_sas_|_cookies?_|_pin_$"
     r"|secrets?_|secret_?key"  # clientSecret, secret_sauce; not secretary
@@ -20,29 +20,29 @@ _NAMES_A_SECRET = re.compile(
     r"|(?:api|access|account|private|signing|encryption|ssh|license|licence)_?keys?_"
     r"|_(?:access|api|auth|refresh)_tokens_"
 )
-# token at the end only: token_dim, max_token_length and num_tokens are sizes, pad_token and the like words of a text.
+# Only a final token: token_dim, max_token_length and num_tokens are sizes; pad_token and the like are vocabulary.
 _NAMES_A_TOKEN = re.compile(
     r"(?<!_(?:pad|eos|bos|unk|cls|sep|oov|end)_)(?<!_(?:mask|stop)_)(?<!_(?:start)_)token_(?:value_)?$"
-    r"|_pass_$|[a-z0-9]_pat_$"  # db_pass, GITHUB_PAT; of numbers neither: a pass over data
+    r"|_pass_$|[a-z0-9]_pat_$"  # db_pass, GITHUB_PAT; a number is not hidden: num_pass may count passes
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 _END = r"\s\"'<>"
 _USER_IN_URL = (
-    # Of http even a user alone is hidden, since access tokens are given there; git@ and postgres@ are only names.
+    # In http URLs also a user without a password, which may be an access token; git@ and postgres@ are only names.
     re.compile(rf"(https?://)([^{_END}/?#:@]*)(?::([^{_END}/?#]*))?@", re.IGNORECASE),
-    # Databases take a password with a slash in it.
+    # Passwords of databases may contain a slash.
     re.compile(rf"\b((?!https?:)[a-z][a-z0-9+.-]*://)([^{_END}/:@]*):([^{_END}]*)@", re.IGNORECASE),
 )
 _QUERY_IN_URL = re.compile(rf"([?&]([\w.-]+)=)([^{_END}&#]+)")
 _NAMES_A_SIGNATURE = re.compile(r"(?:.*[-_])?(?:sig|signature)", re.IGNORECASE)
-"""Of a parameter in a URL: Azure's sig, X-Amz-Signature."""
+"""Names of URL parameters with a signature, such as Azure's sig and X-Amz-Signature."""
 _PATHS_OF_WEBHOOKS = re.compile(
     r"(https?://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com/"
     rf"\w+|chat\.googleapis\.com/v1/spaces)/)([^{_END}]+)",
     re.IGNORECASE,
 )
-"""Who knows such a path may post."""
+"""URLs of webhooks: anyone who knows the path may post."""
 _CONNECTION = re.compile(
     rf"\b((?:password|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*)"
     rf"(?!(?:null|none|true|false|\*+)\b)(?!\*)([^;{_END}]+)",
@@ -51,10 +51,10 @@ _CONNECTION = re.compile(
 """A part of a connection string: `Server=db;Password=x;`."""
 
 _also_secret: frozenset[str] = frozenset()
-"""Names of keys that `run.secrets` adds, as `_words` has them."""
+"""Names of keys that `run.secrets` adds, in the form of `_words`."""
 
 _Types = tuple[type, ...]
-"""Which values a key hides: none of them (), texts (str,), or all (object,)."""
+"""Types of the values that a key hides: none (), texts (str,), or all (object,)."""
 
 
 def extend_secrets(names: Iterable[str]) -> None:
@@ -95,7 +95,8 @@ def masked_override(text: str) -> str:
     if object in hidden or (hidden and not re.fullmatch(r"[-+\d.,e]+", value)):
         return f"{key}={MASK}"
     if "{" in value and any(hidden_by(inner) for inner in re.findall(r"([\w.-]+)['\"]?\s*:", value)):
-        return f"{key}={MASK}"  # {user: me, password: x}: all of it, rather than to parse what Hydra allows there
+        # {user: me, password: x}: mask all of it, since parsing Hydra's grammar here would be complex
+        return f"{key}={MASK}"
     return _mask_urls(text)
 
 

@@ -38,10 +38,10 @@ def find_memory(groups: Path = CGROUPS, of_process: Path = Path("/proc/self/cgro
     total, available, smallest = int(machine.total), int(machine.available), None
     for folder in _folders(groups, of_process, "memory"):
         limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        if limit is None or limit >= total:  # version 1 says "none" by a number larger than any memory
+        if limit is None or limit >= total:  # version 1 has a very large number for "no limit"
             continue
         used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
-        # The page cache counts as used, and is given up when somebody wants it.
+        # The page cache counts as used, but the kernel frees it on demand.
         cache = _fields(folder / "memory.stat").get("inactive_file", 0)
         available = min(available, max(limit - used + cache, 0))
         smallest = min(limit, smallest or limit)
@@ -75,7 +75,7 @@ def _folders(groups: Path, of_process: Path, controller: str) -> list[Path]:
             continue
         base = groups / controller if controllers else groups
         inner = base / path.lstrip("/")
-        # In a container the file names a path of the host, and the container's own group is the root of the mount.
+        # In a container the file has a path of the host; the container's group is the root of the mount.
         found += [one for one in (inner, *inner.parents) if one.is_relative_to(base) and one.is_dir()]
     return found
 

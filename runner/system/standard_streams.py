@@ -13,10 +13,10 @@ from typing import IO, Any
 from runner.system.start_status import START_STATUS
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-"""The environment variable with which all errors are said with their traceback."""
+"""Environment variable that shows all errors with their traceback."""
 
 _GONE = (errno.EPIPE, errno.EIO)
-"""The reader of the pipe has ended, the terminal was closed: nobody will read it any more."""
+"""Error numbers of streams without a reader: a closed pipe or terminal."""
 
 
 class SteadyStream:

@@ -1,7 +1,7 @@
-"""The live line of a command until its task draws one: what it is doing, and for how long.
+"""The live line of a command until its task draws one: the current phase and the time so far.
 
-Importing TensorFlow keeps the task's Python busy for seconds. So the command's own process draws the line from its
-first moment, and hands over the terminal when the task asks for it.
+While the task imports TensorFlow, its Python is busy for seconds. So the command's process draws the line at first, and
+gives the terminal to the task when the task asks for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 SCREEN = "RUNNER_SCREEN_FD"
-"""The environment variable that tells a task on which descriptor it asks for the terminal."""
+"""Environment variable with the file descriptor on which a task asks for the terminal."""
 
 ANSWER_SECS = 5.0
-"""How long a task waits for the answer: a supervisor that is stopped must not hold it up."""
+"""How long a task waits for the answer, so that a stopped supervisor does not block it."""
 
 
 def is_for(argv: Sequence[str]) -> bool:
@@ -43,7 +43,7 @@ class StartStatus:
         self._task: Any = None
 
     def show(self, phase: str) -> None:
-        """Show `phase`, in place of the one before it."""
+        """Show `phase` instead of the previous one."""
         with self._lock:
             if self._live is not None:
                 self._live.update(self._task, description=phase)
@@ -59,7 +59,7 @@ class StartStatus:
             self._live.start()
 
     def update(self, phase: str) -> None:
-        """Show `phase`, where a phase is shown."""
+        """Show `phase`, if a phase is shown already."""
         with self._lock:
             if self._live is not None:
                 self.show(phase)
@@ -95,13 +95,13 @@ class StartStatus:
 
     def _listen(self, task: socket.socket) -> None:
         with task, contextlib.suppress(OSError):
-            task.recv(1)  # nothing: it has ended
+            task.recv(1)  # b"": the task has ended
             self.stop()
             task.sendall(b".")
 
 
 START_STATUS = StartStatus()
-"""That of this process: it has one terminal."""
+"""The live line of this process, which has one terminal."""
 
 
 def take_terminal(env: MutableMapping[str, str]) -> None:

@@ -28,13 +28,13 @@ from runner.system.child_process import LIFELINE, Descriptors, describe_exit
 from runner.system.heartbeat import HEARTBEAT
 
 START_SECS = 300.0
-"""How long a server may take to import what it preloads."""
+"""How long a server may take for its imports."""
 
 REPLY_SECS = 30.0
-"""How long it may take to fork."""
+"""How long a server may take to fork."""
 
 REAP_SECS = 5.0
-"""How long it may take to tell how a child ended, which it does at once."""
+"""How long a server may take to report how a child ended, which it does at once."""
 
 GLANCE_SECS = 0.05
 
@@ -140,7 +140,7 @@ class TaskServer:
     def close(self, secs: float = REAP_SECS) -> None:
         """Let the server end after its children, and wait for that up to `secs`."""
         self._socket.close()
-        if not self.is_ready:  # it has no child, and would see the end of the socket only after its imports
+        if not self.is_ready:  # it has no child, and would notice the closed socket only after its imports
             self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(secs)
@@ -201,7 +201,7 @@ class ForkedChild:
         return self._code
 
     def _read_code(self) -> int:
-        """Return how a child ended that has."""
+        """Return the exit code of a child that has ended."""
         until = time.monotonic() + REAP_SECS
         while (code := self._told(_EXIT)) is None:
             if self._server.poll() is not None or time.monotonic() > until:
@@ -259,7 +259,7 @@ def tell_intent(status: int, code: int) -> None:
 
 
 def _tell(status: int, word: bytes, code: int) -> None:
-    with contextlib.suppress(OSError):  # nobody waits for it any more
+    with contextlib.suppress(OSError):  # the other end has closed
         os.write(status, b"%s %d\n" % (word, code))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
-"""A frame in a text: of a traceback, of autograph's "in user code", of TensorFlow's "Detected at node"."""
+"""Matches a frame in the text of a traceback, of autograph's "in user code" or TensorFlow's "Detected at node"."""
 
 _MADE_BY_AUTOGRAPH = "__autograph_generated_file"
 

@@ -154,7 +154,14 @@ def _loss(training: TrainSetup) -> str:
 
 
 def _cadences(config: Config, run: RunConfig, evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
-    """Args: run: what the model's own hooks ask for is in it, but no event files: those are off here."""
+    """Return (name, value) rows about when the run logs, saves and evaluates.
+
+    Args:
+      config: the config.
+      run: the RunConfig with the requests of the model's own hooks, but without event files, which a dry run does not
+        write.
+      evaluations: the evaluations.
+    """
     steps, secs = run.save_checkpoints_steps, run.save_checkpoints_secs
     save = f"every {steps:,} steps" if steps else f"every {secs:g} s" if secs else "never before the end"
     keep = f"the newest {run.keep_checkpoint_max}" if run.keep_checkpoint_max else "all"

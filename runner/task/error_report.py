@@ -21,7 +21,7 @@ from runner.tracking.exit_codes import USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal
 
 QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
-"""The environment variable of a task whose errors its supervisor says: several may say the same."""
+"""Environment variable of a task whose errors the supervisor prints, because several tasks may have the same."""
 
 NO_DEBUGGER = (
     "a breakpoint, and training runs in a process without a terminal. Set run.inline=true to debug in this one "

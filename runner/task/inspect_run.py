@@ -23,7 +23,7 @@ from runner.tracking.summary import SUMMARY_FILE, read_summary
 from runner.tracking.tracker import points_of
 
 MAX_METRICS = 6
-"""Columns of metrics that fit beside the others on a screen."""
+"""Largest number of columns for metrics in the table."""
 
 _FACTS = ("command", "status", "error", "global_step", "strategy", "num_replicas", "mlflow_run_id")
 

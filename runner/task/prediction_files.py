@@ -24,7 +24,7 @@ from runner.system.files import HALF_WRITTEN
 from runner.tracking.plain_values import json_value, leaves
 
 ONLY_KEY = "predictions"
-"""The name of predictions that are no dict."""
+"""The name of predictions that are not a dict."""
 
 _ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would make one per call
 _COPY_BYTES = 1 << 20

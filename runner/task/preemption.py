@@ -18,10 +18,10 @@ _log = logging.getLogger(__name__)
 PERIOD_SECS = 1.0
 TIMEOUT_SECS = 2.0
 GCE_HOST = "GCE_METADATA_HOST"
-"""The environment variable with another address of the metadata server; Google's own libraries read it, too."""
+"""Environment variable with another address of the metadata server, which Google's libraries also read."""
 
 Notice = Callable[[], bool | float | None]
-"""Returns the seconds that are left, or True where nobody knows them; None and False: the machine stays."""
+"""Returns the seconds until preemption, or True if unknown; None or False: there is no notice."""
 
 
 def is_preempted_by_gce() -> bool:

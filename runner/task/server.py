@@ -30,10 +30,10 @@ from runner.system.task_server import ChildRequest
 from runner.task.main import end, main, quiet_import
 
 THREADS_THAT_KNOW_FORKS = ("jemalloc_bg_thd",)
-"""Names of threads, as the system has them, that may be there while a child is forked."""
+"""Names (in the operating system) of threads that may exist while a child is forked."""
 
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
-"""Devices that a child cannot use once its parent has opened them."""
+"""Device files that a child cannot use if its parent has opened them."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -71,8 +71,8 @@ class Server:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (process id, status pipe)
-        # It ends with the process that it serves, and not before the children: a system that shuts down, or a batch
-        # queue, sends SIGTERM to all processes, and exit codes are wanted then, too.
+        # Ignore SIGTERM: the server ends with the process that it serves, after the children. A system that shuts down
+        # or a batch queue sends SIGTERM to all processes, and the exit codes are still needed then.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
 
     def serve(self) -> ChildRequest | None:
@@ -131,13 +131,13 @@ class Server:
             os.close(said)
             return None
         os.close(said)
-        os.read(ready, 1)  # it ends when the child has closed it, or has ended
+        os.read(ready, 1)  # reaches its end when the child has closed it or has ended
         os.close(ready)
         pidfd = os.pidfd_open(child)
         self._children[pidfd] = (child, request.status)
         for descriptor in (*request.descriptors, request.directory):  # a pipe ends when the child ends
             os.close(descriptor)
-        with contextlib.suppress(OSError):  # nobody is there any more, and the child's lifeline has ended
+        with contextlib.suppress(OSError):  # the other side has ended, so the child's lifeline ends it
             task_server.send(self._connection, {"pid": child}, [pidfd])
         return pidfd
 
@@ -157,15 +157,15 @@ def become(request: ChildRequest) -> None:
     for standard, descriptor in ((1, request.descriptors.stdout), (2, request.descriptors.stderr)):
         os.dup2(descriptor, standard)
         os.close(descriptor)
-    # The objects stay, and with them the log handlers that write to them. As Python begins: lines on a terminal.
+    # Keep the objects, since log handlers write to them, with the buffering that Python starts with.
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
     os.fchdir(request.directory)
     os.close(request.directory)
     os.environ.clear()
     os.environ.update(task_server.environment_of_child(request))
     sys.argv[:] = [str(sys.modules["runner.task.__main__"].__file__), *request.argv]
-    sys.modules["__main__"] = sys.modules["runner.task.__main__"]  # what multiprocessing starts anew imports it
-    # All that was drawn at import would be the same in each child.
+    sys.modules["__main__"] = sys.modules["runner.task.__main__"]  # processes that multiprocessing spawns import it
+    # Otherwise all children would draw the same random numbers.
     random.seed()
     np.random.seed()
     multiprocessing.current_process().authkey = os.urandom(32)
@@ -173,7 +173,7 @@ def become(request: ChildRequest) -> None:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        # Python 3.12 warns of any other thread; of which there are here, `describe_unfit` has found out.
+        # Python 3.12 warns of any other thread; `describe_unfit` has checked which threads there are.
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -205,7 +205,7 @@ def start(connection: socket.socket) -> ChildRequest | None:
     except Exception as error:
         unfit = f"{type(error).__name__}: {error}"
     answer: dict[str, Any] = {"error": unfit} if unfit else {"ready": True}
-    with contextlib.suppress(OSError):  # the other end was closed meanwhile, which `serve` sees, too
+    with contextlib.suppress(OSError):  # the other end was closed; `serve` will notice
         task_server.send(connection, answer)
     return None if unfit else server.serve()
 
@@ -214,9 +214,9 @@ if __name__ == "__main__":
     keep_saying()
     request = start(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
-        # Out of the server's frames: nothing of them is left to run when the task ends.
+        # Outside of the server's frames, so that none of their code runs when the task ends.
         become(request)
         code = main()
         task_server.tell_intent(request.status, code)
         end(code)
-    os._exit(0)  # nothing was used that would have to be ended
+    os._exit(0)  # nothing was used that needs an orderly end

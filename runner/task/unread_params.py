@@ -44,7 +44,7 @@ class UnreadParams(Hook):
             self.say()
 
     def say(self) -> None:
-        """Report them, once: on the screen, and in the journal for the summary."""
+        """Report the unread params once: on the screen, and in the journal for the summary."""
         unread = [f"{key}.{name}" for key, reads in self._reads.items() for name in reads.unread]
         if self._is_on and unread:
             self._journal.event("unread_params", keys=unread)

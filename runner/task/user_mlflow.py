@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _MODULE = "mlflow"
 WAIT_SECS = 60.0
-"""How long a task waits for the run: the supervisor imports MLflow, and may have to make the database (up to 9 s)."""
+"""How long a task waits for the MLflow run; the supervisor may need 9 s to import MLflow and make the database."""
 
 
 def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal, *, inline: bool) -> None:
@@ -117,7 +117,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def run(self, load: Callable[[], None]) -> None:
-        """Import, with what comes before and after it; once."""
+        """Import MLflow, with the calls before and after it; only once."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._before()
@@ -141,7 +141,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def forget(env: Mapping[str, str | None]) -> None:
-    """Give the environment back, where this process does something else afterwards."""
+    """Restore the environment, if this process does something else afterwards."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
     for name, value in env.items():
         if value is None:

@@ -1,8 +1,8 @@
 """Every private name of TensorFlow, Keras and tf_keras that the runner uses, one file per subsystem, and nothing else.
 
 Written for TensorFlow 2.21, Keras 3.15 and tf_keras 2.21. The docstring or comment of each name says why no public name
-serves, and what to do when it moves. `tests/tf_private/test_private_names.py` then fails with its name.
+serves, and what to do when it moves; `tests/tf_private/test_private_names.py` fails with its name when it does.
 
-`replaced` is the only way to replace one of their attributes for the length of a trace. `legacy_keras` does not import
-TensorFlow, for the rooms that run before it. This room imports no other room.
+`replaced` is the only way to replace one of their attributes during a trace. `legacy_keras` does not import TensorFlow,
+so that the command line can use it. This room imports no other room.
 """

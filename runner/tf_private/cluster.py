@@ -1,6 +1,4 @@
-"""Processes: the devices of a worker, datasets that read a part of the files, how many replicas a trace sees, whether a
-process can be forked.
-"""
+"""Processes: devices of a worker, datasets that read some of the files, the number of replicas in a trace, forking."""
 
 from __future__ import annotations
 
@@ -21,8 +19,7 @@ from runner.tf_private.replaced import replaced
 
 
 def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
-    """Make the default strategy report `count` replicas inside this context: in `tf.distribute.get_strategy()`, and in
-    the replica context that it makes.
+    """Make the default strategy and its replica context report `count` replicas inside this context.
 
     Private: `_num_replicas_in_sync` of the default strategy's extended object, a property of its class. When it moves:
     discover variables under the real strategy.
@@ -35,10 +32,12 @@ _FRAMEWORKS = ("keras", "tensorflow", "tf_keras")
 
 @contextlib.contextmanager
 def strategy_seen(is_there: bool) -> Iterator[None]:
-    """While entered, with `is_there`, `tf.distribute.has_strategy()` says to a model_fn under the default strategy that
-    there is one. What TensorFlow and Keras make of their answer goes by the strategy that they meet.
+    """If `is_there`, make `tf.distribute.has_strategy()` return True to user code under the default strategy, inside
+    this context.
 
-    Private: none; the function is replaced in the public modules, where code of the user's looks it up.
+    TensorFlow and Keras still get the true answer, since they would then call methods of the strategy.
+
+    Private: none; the function is replaced in the public modules, where user code looks it up.
     """
     has_one = tf.distribute.has_strategy
 
@@ -53,10 +52,10 @@ def strategy_seen(is_there: bool) -> Iterator[None]:
 
 
 def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:
-    """A MultiWorkerMirroredStrategy that is built meanwhile, where there is no GPU, has so many replicas in a process:
-    its logical CPUs. TensorFlow itself takes the first one alone.
+    """Give a MultiWorkerMirroredStrategy that is built inside this context `count` replicas per process, on logical
+    CPUs, if there is no GPU. TensorFlow itself uses only the first CPU.
 
-    Private: `CollectiveAllReduceExtended._initialize_local_devices`, which names them. When it moves: refuse
+    Private: `CollectiveAllReduceExtended._initialize_local_devices`, which lists the devices. When it moves: refuse
     strategy.virtual_devices with strategy=multi_worker.
     """
     original = CollectiveAllReduceExtended._initialize_local_devices
@@ -71,17 +70,17 @@ def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:
 
 
 def num_files(dataset: tf.data.Dataset) -> int:
-    """Return how many files `dataset` reads, the fewest of its sources; 0 if a part of it does not read files in a way
-    that `part_of_files` can divide.
+    """Return the number of files that `dataset` reads, the smallest of its sources; 0 if `part_of_files` cannot shard a
+    source.
 
-    Private: `Dataset._inputs`, and `_filenames` of the datasets that read files. When they move: return 0, and files
-    are divided by input functions alone.
+    Private: `Dataset._inputs`, and `_filenames` of the datasets that read files. When they move: return 0; then only
+    input functions can shard by files.
     """
     count = _num_files(dataset)
     try:
         if count:
-            part_of_files(dataset, 2, 0)  # of one part TensorFlow asks nothing
-    except tf.errors.NotFoundError:  # its "unshardable source dataset": names, and what reads them is not known to it
+            part_of_files(dataset, 2, 0)  # TensorFlow checks nothing for a single part
+    except tf.errors.NotFoundError:  # "unshardable source dataset": e.g. file names that a function reads
         return 0
     return count
 
@@ -100,7 +99,11 @@ def _num_files(dataset: tf.data.Dataset) -> int:
 def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int) -> tf.data.Dataset:
     """Return `dataset` reading only every `num_workers`-th file, like distribute_dataset with AutoShardPolicy.FILE.
 
-    Raises: tf.errors.NotFoundError: a source of it is no file.
+    TensorFlow rewrites the dataset: it inserts a shard before the reader, wherever that is, and keeps shuffles and
+    maps. It only notices too few files when the dataset is read, hence `num_files`.
+
+    Raises:
+      tf.errors.NotFoundError: a source does not read files.
 
     Private: `_AutoShardDataset`. When it moves: as for `num_files`.
     """
@@ -110,22 +113,22 @@ def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int)
 
 
 def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.CrossDeviceOps | None:
-    """Return the CrossDeviceOps that a MirroredStrategy was given; None where TensorFlow has chosen.
+    """Return the CrossDeviceOps that a MirroredStrategy was given; None: TensorFlow chose them.
 
-    No public name tells. If it moves, a choice has no effect on CPUs.
+    Private: `extended._cross_device_ops`; no public name tells. When it moves: a choice has no effect on CPUs.
     """
     chosen: tf.distribute.CrossDeviceOps | None = getattr(strategy.extended, "_cross_device_ops", None)
     return chosen
 
 
 def is_unused() -> bool:
-    """Report whether TensorFlow was imported and nothing more: no operation has run, no device was looked at.
+    """Report whether TensorFlow is imported, but no operation has run and no device was initialized; False if unknown.
 
-    A process in which it was used is not fit to fork from. False where nobody can know.
+    Once it was used, its threads make the process unsafe to fork.
 
-    Private: `context._context`, None or an object that notes in `_initialized` that it has devices and threads. The
-    public names (tf.executing_eagerly, tf.config) make the context that they are asked about. When it moves: nothing is
-    forked, and each task imports TensorFlow itself.
+    Private: `context._context`, which is None or notes in `_initialized` that it has devices and threads. The public
+    names (tf.executing_eagerly, tf.config) create the context. When it moves: nothing is forked, and each task imports
+    TensorFlow itself.
     """
     try:
         context = sys.modules["tensorflow.python.eager.context"]._context

@@ -1,5 +1,5 @@
-"""Pipelines of tf.data: what they draw at random and compute in parallel, what they hold in memory for that, and how
-long their elements take.
+"""Private properties of tf.data pipelines: their randomness, parallelism and buffers, and the time that elements
+take.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from runner.tf_private.random_ops import KERNEL_RANDOM
 
 _SMALL_BYTES = 1 << 24
 _UNKNOWN_ORDER = ("Parallel", "Service", "Snapshot")
-"""In the names of datasets that may give their elements in another order each time."""
+"""Parts of the names of datasets whose order of elements may vary."""
 
 _FROM_OUTSIDE = ("PyFunc", "ReadVariable", "Dequeue")
-"""In the types of operations whose values the rest of the process may change while a dataset is read."""
+"""Parts of the types of operations whose values may change while a dataset is read."""
 
 
 def stages(dataset: Any) -> list[Any]:
-    """Return the dataset and its input datasets, itself first, without those that its functions make.
+    """Return the dataset and all its input datasets, itself first, except datasets that its functions make.
 
-    Private: `DatasetV2._inputs`, and `DatasetV1Adapter._dataset`, which holds the dataset that has them.
+    Private: `DatasetV2._inputs`, and `DatasetV1Adapter._dataset`, which wraps a dataset.
 
     Raises:
       AttributeError: they have moved.
@@ -40,18 +40,21 @@ def stages(dataset: Any) -> list[Any]:
 
 
 def without_state(dataset: Any) -> Any:
-    """Return the dataset marked: the state of its iterators cannot be restored before the first element."""
+    """Mark a dataset whose iterators cannot be restored before their first element, and return it."""
     dataset.has_no_state = True
     return dataset
 
 
 def has_state(dataset: Any) -> bool:
-    """Report whether the state of an iterator over `dataset` can be restored: not if it is `without_state`."""
+    """Report whether the state of an iterator over `dataset` can be restored: no stage is marked by `without_state`."""
     return not any(getattr(one, "has_no_state", False) for one in stages(dataset))
 
 
 def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
-    """Return the sizes of its shuffles' buffers, in elements. Private: `_ShuffleDataset._buffer_size`."""
+    """Return the buffer sizes of the dataset's shuffles, in elements; [] if unknown.
+
+    Private: `_ShuffleDataset._buffer_size`.
+    """
     try:
         shuffles = [one for one in stages(dataset) if hasattr(one, "_seed")]
         return [int(one._buffer_size) for one in shuffles if hasattr(one, "_buffer_size")]
@@ -60,9 +63,10 @@ def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
 
 
 def may_change_meanwhile(dataset: Any) -> bool:
-    """Report whether the next element may depend on what this process does now, by a Python function or a variable.
+    """Report whether the next element may depend on what this process does now, through a Python function or a
+    variable; True if unknown.
 
-    What it cannot know counts as that. Private: see `why_not_repeatable`.
+    Private: see `why_not_repeatable`.
     """
     try:
         types = {node.op for one in stages(dataset) for node in _nodes_of_functions(one)}
@@ -72,12 +76,11 @@ def may_change_meanwhile(dataset: Any) -> bool:
 
 
 def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
-    """Return why another process with the same dataset may read other elements; None: it reads the same elements.
+    """Return the reason why another process with the same dataset may read other elements, also if unknown; None: it
+    reads the same.
 
-    What it cannot know counts as a reason.
-
-    Private: `_seed` and `_seed2` of datasets that draw; `_deterministic` of those that compute in parallel, as the
-    operation has it; `_functions`. Where they have moved, nothing is known.
+    Private: `_seed` and `_seed2` of random datasets; `_deterministic` of parallel ones, as passed to the operation;
+    `_functions`. When they move: the answer is always "unknown".
     """
     try:
         made = stages(dataset)
@@ -105,9 +108,10 @@ def _why_not(one: Any) -> str | None:
 
 
 def _order_in_graph(one: Any) -> str:
-    """Return what the operation of a dataset, which does not keep it, says of its order: default, true, false; unknown.
+    """Return the `deterministic` attribute of a dataset's operation, if its Python object does not keep it: default,
+    true, false or unknown.
 
-    The graph holds the data, too: of more than a little it is not asked.
+    The graph contains the data, so for large data it is "unknown".
     """
     leaves = [leaf for leaf in stages(one) if not leaf._inputs()]
     if sum(map(_bytes_in_memory, leaves)) > _SMALL_BYTES:
@@ -119,7 +123,7 @@ def _order_in_graph(one: Any) -> str:
 
 
 def _bytes_in_memory(leaf: tf.data.Dataset) -> int:
-    """Return a guess at the bytes of a dataset without inputs; a text counts as a path, unknown shapes as one."""
+    """Return an estimate of the bytes of a dataset without inputs; a string counts as a path, an unknown size as 1."""
     specs, number = tf.nest.flatten(leaf.element_spec, expand_composites=True), int(leaf.cardinality())
     sizes = [256 if spec.dtype == tf.string else spec.dtype.size or 0 for spec in specs]
     row = sum(size * (spec.shape.num_elements() or 1) for spec, size in zip(specs, sizes, strict=True))
@@ -127,7 +131,7 @@ def _bytes_in_memory(leaf: tf.data.Dataset) -> int:
 
 
 def _nodes_of_functions(one: Any) -> Iterator[Any]:
-    """Yield the NodeDefs of the functions of a dataset, and of those that they call."""
+    """Yield the NodeDefs of a dataset's functions, and of the functions that they call."""
     for wrapper in one._functions():
         graph = wrapper.function.graph.as_graph_def()
         yield from graph.node
@@ -136,7 +140,7 @@ def _nodes_of_functions(one: Any) -> Iterator[Any]:
 
 
 def _may_draw(node: Any) -> bool:
-    """Report whether a node keeps a random state, or makes a dataset that may give other elements each time."""
+    """Report whether a node keeps a random state, or makes a dataset whose elements or order may vary."""
     is_dataset = "Dataset" in node.op
     draws = is_dataset and ("Shuffle" in node.op or "Random" in node.op)
     order = node.attr["deterministic"].s if is_dataset and "deterministic" in node.attr else b"true"
@@ -145,13 +149,13 @@ def _may_draw(node: Any) -> bool:
 
 
 def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
-    """Return a dataset of the elements of `iterator`; it adds the seconds that each takes to `secs`, a float scalar.
+    """Return a dataset of the elements of `iterator` that adds the seconds that each took to `secs`, a float scalar.
 
-    It asks for an element when it is asked for one, never before.
+    It never fetches an element before it is asked for one.
 
-    Private: `structure`, the tensors of which tf.data makes an element. When it moves: `Dataset.map` over
-    `get_next_as_optional()`, `take_while` and `map`, which cost 220 us an element in place of 40 (TensorFlow 2.21):
-    functions of `Dataset.map` run in other threads, and one that meets the end of the data fails.
+    Private: `structure`, which flattens elements to the tensors of tf.data. When it moves: `Dataset.map` over
+    `get_next_as_optional()`, `take_while` and `map`, which cost 220 us per element instead of 40 (TensorFlow 2.21),
+    because functions of `Dataset.map` run in other threads and fail at the end of the data.
     """
     spec = iterator.element_spec
 
@@ -171,14 +175,16 @@ def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
 
 
 def map_in_caller(dataset: tf.data.Dataset, function: Any, types: Any, shapes: Any) -> tf.Tensor:
-    """Return the variant of a dataset like `dataset.map(function)`, whose function runs in the thread that asks.
+    """Return the variant of a dataset like `dataset.map(function)` that runs the function in the thread of the caller.
 
-    There one operation follows the other, and a `get_next` of another iterator is a plain call: with `Dataset.map` each
-    of them goes through TensorFlow's pool of threads (220 us in place of 40), and the end of that iterator is an error.
+    There its operations run one after the other, a `get_next` of another iterator is a plain call, and the end of that
+    iterator ends this dataset. With `Dataset.map` each operation goes through TensorFlow's thread pool (220 us per
+    element instead of 40), and the end is an error.
 
     Args:
-      function: a tf.function with an input signature: an element of `dataset` -> flat tensors, as `types` and `shapes`
-        say.
+      dataset: the input.
+      function: a tf.function with an input signature: an element of `dataset` -> list of tensors.
+      types, shapes: dtypes and shapes of these tensors.
     """
     concrete = function.get_concrete_function()
     return tf.raw_ops.MapDataset(
@@ -187,13 +193,13 @@ def map_in_caller(dataset: tf.data.Dataset, function: Any, types: Any, shapes: A
         f=concrete,
         output_types=types,
         output_shapes=shapes,
-        use_inter_op_parallelism=False,  # in the thread that asks
-        preserve_cardinality=False,  # the data may end
+        use_inter_op_parallelism=False,  # run in the thread of the caller
+        preserve_cardinality=False,  # the data may end early
     )
 
 
 def as_it_is() -> tf.data.Options:
-    """Return options by which TensorFlow neither tunes a dataset nor adds a stage to it."""
+    """Return options with which TensorFlow neither tunes a dataset nor adds stages to it."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# What layers of features are made of, exported for Keras.
+# The building blocks of feature layers, exported for Keras.
 # When they move: they are in tensorflow.python.feature_column.feature_column_v2.
 _fc = tf.__internal__.feature_column
 
@@ -37,7 +37,7 @@ class Columns(_fc.StateManager):  # type: ignore[name-defined]
 
 
 def cache_of(features: Mapping[str, Any]) -> Any:
-    """Return the cache that transforms each feature (name -> tensor `[batch, ...]`) once for all columns."""
+    """Return a cache that transforms each feature (name -> tensor `[batch, ...]`) once for all columns."""
     return _fc.FeatureTransformationCache(features)
 
 
@@ -47,10 +47,10 @@ def dense_tensor(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
 
 
 def forget_shared_embeddings(columns: Any) -> None:
-    """Lets columns of `shared_embeddings` ask for their variable anew, as each replica of each trace must.
+    """Make columns of `shared_embeddings` request their variable again; each replica in each trace must.
 
-    Private: `SharedEmbeddingColumnCreator._embedding_weights`, which keeps it by graph, for ever.
-    When it moves: leave this out; a second replica then asks for one variable less, and names come out of step.
+    Private: `SharedEmbeddingColumnCreator._embedding_weights`, which caches it by graph. When it moves: leave this out;
+    a second replica then requests one variable less, and variable names no longer match.
     """
     for column in columns:
         creator = getattr(column, "shared_embedding_column_creator", None)

@@ -16,20 +16,20 @@ from typing import Any
 
 import tensorflow as tf
 
-# TrackableObjectGraph: which key of a tf.train.Checkpoint is which variable. When it moves: nothing else tells; only
-# checkpoints whose keys are names can then be read.
+# TrackableObjectGraph: maps keys of a tf.train.Checkpoint to variables. When it moves: there is no other way; only
+# checkpoints whose keys are variable names can then be read.
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 from tensorflow.python.eager import context
 
-# Which operations have kernels of XLA.
+# Lists the operations that have XLA kernels.
 from tensorflow.python.framework import func_graph, kernels, ops
 
 from runner.tf_private.replaced import Overlay, replaced
 
-try:  # Functions made of a graph; see `function_of_part`.
+try:  # Makes functions from graphs; see `function_of_part`.
     from tensorflow.core.function.polymorphism import function_type
     from tensorflow.python.eager.polymorphic_function import atomic_function
-except ImportError:  # moved: `_pruned_part` does the same, more slowly
+except ImportError:  # it moved: `_pruned_part` does the same, more slowly
     atomic_function = function_type = None
 
 v1 = tf.compat.v1
@@ -42,11 +42,12 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 def kernels_kept() -> Iterator[None]:
     """Keep the kernels of eager operations when `tf.random.set_seed` is called inside this context.
 
-    It throws them away, since one that draws random numbers goes on where it was; making them anew for each variable is
-    two thirds of the time in which variables get their initial values. Use it only where no seed comes twice, and set
-    one afterwards.
-    Private: `Context._set_global_seed`, replaced on the one context, and what it sets: `_seed`, `_rng`. Where they
-    have moved, nothing is kept: the same numbers, later.
+    TensorFlow drops them, because random kernels keep the state of their generator. Making them again for each variable
+    takes two thirds of the time of initializing variables. Use this only if no seed is repeated, and set a seed
+    afterwards.
+
+    Private: `Context._set_global_seed`, replaced on the context object, and what it sets: `_seed`, `_rng`. When they
+    move: kernels are not kept, which is slower; the numbers are the same.
     """
     eager = context.context()
     if not hasattr(eager, "_set_global_seed"):
@@ -66,7 +67,7 @@ def drop_kernels() -> None:
     Private: as in `kernels_kept`.
     """
     eager = context.context()
-    if hasattr(context.Context, "_set_global_seed"):  # else nothing was kept
+    if hasattr(context.Context, "_set_global_seed"):  # otherwise they were not kept
         context.Context._set_global_seed(eager, eager._seed)
 
 
@@ -85,7 +86,7 @@ class _ThreadCollections(threading.local, collections.UserDict[Any, Any]):
 
 
 class _ByIdentity(list[Any]):
-    """A list that holds what is the same object, whatever `==` of tensors says."""
+    """A list in which `in` compares by identity, because `==` of tensors is elementwise."""
 
     def __contains__(self, one: object) -> bool:
         return any(one is other for other in self)
@@ -94,8 +95,8 @@ class _ByIdentity(list[Any]):
 def _no_collections() -> dict[Any, Any]:
     """Return empty collections.
 
-    TensorFlow 2.21: on several replicas a v1 optimizer looks for its operation among TRAIN_OP, where another one may
-    have left the updated global step: a tensor, which compares itself with an operation and fails.
+    TensorFlow 2.21: with several replicas, a v1 optimizer searches TRAIN_OP for its operation. The list may contain a
+    tensor, the global step updated by another optimizer, and comparing a tensor with an operation fails.
     """
     return {v1.GraphKeys.TRAIN_OP: _ByIdentity()}
 
@@ -104,10 +105,11 @@ def _no_collections() -> dict[Any, Any]:
 def fresh_collections() -> Iterator[None]:
     """Use empty graph collections for one trace, in the graph being traced and at the eager level.
 
-    The eager level too, because v1 optimizers and moving averages make their slots under `init_scope`, in *its*
-    variable store; a second trace would find them "already exists".
-    Private: `Graph._collections`, which has been a plain dict since TF 1. When it changes, copy the public
-    `get_collection_ref` lists out and back; `__variable_store` is not among the public keys, hence this.
+    Also at the eager level because v1 optimizers and moving averages make their slots under `init_scope`, in *its*
+    variable store; a second trace would fail with "already exists".
+
+    Private: `Graph._collections`, a plain dict since TF 1. When it changes: copy the public `get_collection_ref` lists
+    out and back. That misses `__variable_store`, which is not among the public keys.
     """
     with tf.init_scope():
         eager = v1.get_default_graph()
@@ -120,10 +122,10 @@ def fresh_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fresh_thread_collections(shared: Mapping[Any, list[Any]] = MappingProxyType({})) -> Iterator[None]:
-    """Use empty collections for this thread alone: one replica's call of model_fn within `fresh_collections`.
+    """Use empty collections for this thread only: for one replica's call of model_fn within `fresh_collections`.
 
     Args:
-      shared: those that this thread has in common with others.
+      shared: name -> collection that this thread shares with others.
     """
     with replaced(v1.get_default_graph()._collections, "data", {**_no_collections(), **shared}):
         yield
@@ -131,10 +133,11 @@ def fresh_thread_collections(shared: Mapping[Any, list[Any]] = MappingProxyType(
 
 @contextlib.contextmanager
 def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """Enter a `tf.variable_creator_scope` that also holds inside `tf.init_scope`, where v1 slots are made.
+    """Enter a `tf.variable_creator_scope` that also applies inside `tf.init_scope`, where v1 slots are made.
 
-    The stack belongs to the current graph, so it is entered on the eager level as well. Private:
-    `Graph._variable_creator_scope`, what tf.variable_creator_scope calls on the default graph.
+    The stack of creators belongs to the current graph, so it is also entered at the eager level.
+
+    Private: `Graph._variable_creator_scope`, which tf.variable_creator_scope calls on the default graph.
     """
     with tf.init_scope():
         eager = v1.get_default_graph()
@@ -146,15 +149,16 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
 
 
 def control_inputs(edges: Mapping[tf.Operation, list[tf.Operation]]) -> contextlib.AbstractContextManager[None]:
-    """Make each key run after its values, for functions pruned from the graph inside this context.
+    """Make each key run after its values, for functions that are pruned from the graph inside this context.
 
-    The edges are taken back: a function pruned later would pull in what an earlier one had to wait for.
+    The edges are removed on leaving: functions pruned later would otherwise include the operations that this one waits
+    for.
     """
     return _waiting_for({one: [*one.control_inputs, *before] for one, before in edges.items()})
 
 
 def control_inputs_within(running: Collection[tf.Operation]) -> contextlib.AbstractContextManager[None]:
-    """Make these operations wait only for each other, for a function that contains no others."""
+    """Make these operations wait only for each other inside this context, for a function that contains only them."""
     there = set(running)
     cut = [one for one in running if not there.issuperset(one.control_inputs)]
     return _waiting_for({one: [before for before in one.control_inputs if before in there] for one in cut})
@@ -162,10 +166,10 @@ def control_inputs_within(running: Collection[tf.Operation]) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _waiting_for(wanted: Mapping[tf.Operation, Sequence[tf.Operation]]) -> Iterator[None]:
-    """Make each key wait for its values and nothing else, inside this context.
+    """Make each key wait for exactly its values inside this context.
 
-    Private: `Operation._add_control_inputs` and `_remove_all_control_inputs`; tf.control_dependencies can order
-    only operations that are still to be made.
+    Private: `Operation._add_control_inputs` and `_remove_all_control_inputs`; tf.control_dependencies can only order
+    operations before they are made.
     """
     originals = {operation: list(operation.control_inputs) for operation in wanted}
 
@@ -182,26 +186,25 @@ def _waiting_for(wanted: Mapping[tf.Operation, Sequence[tf.Operation]]) -> Itera
 
 
 def program_order_in_branches(graph: Any) -> None:
-    """Run all effects of `tf.cond` and `tf.while_loop` bodies in `graph` in program order, as in tf.function.
+    """Run all effects in bodies of `tf.cond` and `tf.while_loop` in `graph` in program order, as in tf.function.
 
-    Private: `FuncGraph._add_control_dependencies`, which control flow takes over from the graph around it and
-    wrap_function leaves off. The graph itself is pruned and ordered by `runner.tracing.trace_step`.
+    Private: `FuncGraph._add_control_dependencies`, which control flow inherits from the outer graph and which
+    wrap_function turns off. The graph itself is pruned and ordered by `runner.tracing.trace_step`.
     """
     graph._add_control_dependencies = True
 
 
 class GraphFromHere:
-    """A graph in which running code continues, from the first `placeholders` to the end of this context.
+    """A context in which running code switches from eager execution to a graph at the first call of `placeholders`.
 
-    What it does until then is eager. A context that the code has entered before may end in the graph: those of
-    TensorFlow remember what they set.
+    Contexts of TensorFlow that the code entered before the switch may exit after it: each remembers what it set.
 
-    Private: `func_graph.FuncGraph`, the graph of a function, which takes eager tensors in; public functions trace a
-    whole function. When it moves: call the code once more in `tf.function`.
+    Private: `func_graph.FuncGraph`, a function's graph, which can capture eager tensors; public functions only trace
+    whole functions. When it moves: call the code a second time in `tf.function`.
 
     Attributes:
-      graph: None before the first placeholder.
-      inputs: the placeholders, flat.
+      graph: None before the switch.
+      inputs: all placeholders, flat.
     """
 
     def __init__(self) -> None:
@@ -216,13 +219,13 @@ class GraphFromHere:
         self._until_end.close()
 
     def begin(self) -> None:
-        """Go on in the graph, if that is not done yet."""
+        """Switch to the graph, if not done yet."""
         if self.graph is None:
             self.graph = func_graph.FuncGraph("input_fn")
             self._until_end.enter_context(self.graph.as_default())
 
     def placeholders(self, spec: Any) -> Any:
-        """Return a placeholder for each tensor of a nest of specs."""
+        """Switch to the graph, and return a placeholder for each tensor in a nest of specs."""
         self.begin()
         flat = [v1.placeholder(one.dtype, one.shape) for one in tf.nest.flatten(spec, expand_composites=True)]
         self.inputs += flat
@@ -232,10 +235,10 @@ class GraphFromHere:
 def no_name_scope_in_branches() -> contextlib.AbstractContextManager[None]:
     """Start bodies of `tf.cond` and `tf.while_loop` without a name scope, as in a TensorFlow 1 graph.
 
-    What an optimizer makes in a branch is then `beta1_power`, as in checkpoints of tf.estimator, and not
+    An optimizer's variable in a branch is then named `beta1_power`, as in checkpoints of tf.estimator, and not
     `cond/beta1_power`.
 
-    Private: `func_graph.override_func_graph_name_scope`, which control flow calls for its graphs where the outermost
+    Private: `func_graph.override_func_graph_name_scope`, which control flow calls for its graphs when the outermost
     level is eager; since TF 2.4. When it moves: such variables keep the name of the scope.
     """
     return replaced(func_graph, "override_func_graph_name_scope", lambda *_: None)
@@ -243,12 +246,14 @@ def no_name_scope_in_branches() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a graph, to be made a function from values of `feeds` to values of `fetches`.
+    """A part of a graph, from which a function from values of `feeds` to values of `fetches` is made.
 
     Attributes:
-      running: all operations that it takes, in program order.
-      feeds: placeholders; one of what the graph has captured then stands for what it is called with.
-      effects: those of them that run whether or not their value is used.
+      graph: the graph.
+      running: all operations of the part, in program order.
+      feeds: placeholders; one of them may replace a tensor that the graph captured.
+      fetches: the tensors that the function returns.
+      effects: those of `running` that must run even if their values are not used.
     """
 
     graph: Any
@@ -261,14 +266,18 @@ class Part:
 def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[tf.Tensor]]:
     """Return the part as a function.
 
-    What `WrappedFunction.prune` gives, which copies the operations into a graph of their own first: a fifth of the
-    way to the first step of a model of 120 layers. No gradient passes through it.
+    Equivalent to `WrappedFunction.prune`, which first copies the operations into a new graph: for a model of 120 layers
+    the copy took a fifth of the time to the first step. Gradients cannot be taken through the function.
 
     Args:
-      by_xla: XLA compiles them, for each shape of the inputs that comes, when they first run.
+      part: the part.
+      by_xla: compile it with XLA when it is first called, once per input shape.
 
-    Private: `atomic_function.from_func_graph`, which takes operations, inputs and outputs from the graph it is given;
-    `_XlaMustCompile` is what tf.function(jit_compile=True) makes of itself. Where they have moved: `_pruned_part`.
+    Raises:
+      ValueError: the part depends on a placeholder that is not fed.
+
+    Private: `atomic_function.from_func_graph`, which takes operations, inputs and outputs from the given graph;
+    `_XlaMustCompile` is the attribute that tf.function(jit_compile=True) sets. When they move: `_pruned_part`.
     """
     graph, fetches, there = part.graph, list(part.fetches), set(part.running)
     fed = {tensor.op for tensor in part.feeds}
@@ -277,7 +286,7 @@ def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[
     unfed = [op.name for op in there - {tensor.op for tensor in inputs} if op.type == "Placeholder"]
     if unfed:
         raise ValueError(f"A value outside the step depends on the input of the step: {', '.join(sorted(unfed))}.")
-    # Reads, too: whoever waits for a function waits for these alone, and a write elsewhere must not come before a read.
+    # Including reads: callers wait only for these operations, and a later write must not overtake a read.
     waited_for = list(dict.fromkeys([*part.effects, *(op for op in part.running if op.type in _READS)]))
     handles = [external for external, _ in captures]
     if atomic_function is None:
@@ -289,16 +298,17 @@ def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[
     kind = function_type.from_structured_signature(((), {}), fetches, {})
     attributes = {"_XlaMustCompile": True} if by_xla else {}
     atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", cut, attributes, kind)
-    return lambda *values: list(atomic.call_flat(*values, *handles) or ())  # None, where nothing is returned
+    # call_flat returns None if there are no fetches
+    return lambda *values: list(atomic.call_flat(*values, *handles) or ())
 
 
 def _pruned_part(
     graph: Any, inputs: Sequence[tf.Tensor], fetches: Sequence[tf.Tensor], effects: Sequence[tf.Operation], by_xla: bool
 ) -> Callable[..., list[tf.Tensor]]:
-    """Build what `function_of_part` builds by `WrappedFunction.prune`, with values for captured inputs as arguments.
+    """Like `function_of_part`, using `WrappedFunction.prune`. Values of captured inputs are arguments as well.
 
-    Private: the attributes of a WrappedFunction that `prune` reads. Given nothing captured, it takes every input as one
-    to be fed.
+    Private: the attributes of a WrappedFunction that `prune` reads. Its captures are hidden, so that `prune` feeds all
+    inputs.
     """
     wrapped = v1.wrap_function(lambda: None, [])
     uncaptured = types.SimpleNamespace(
@@ -313,10 +323,10 @@ def _pruned_part(
 
 @functools.cache
 def operations_of_xla(device_type: str) -> frozenset[str]:
-    """Return the types of operations that XLA can compile for a "CPU" or a "GPU".
+    """Return the types of operations that XLA can compile for device type "CPU" or "GPU".
 
-    Private: `kernels.get_all_registered_kernels`; those of XLA are there once it has compiled something.
-    When it moves: leave the question out; the first step then fails with XLA's own message.
+    Private: `kernels.get_all_registered_kernels`; XLA's kernels are registered when it first compiles something. When
+    it moves: skip the check; the first step then fails with XLA's own message.
     """
     tf.function(lambda: tf.zeros([]), jit_compile=True)()
     there = kernels.get_all_registered_kernels().kernel
@@ -325,14 +335,14 @@ def operations_of_xla(device_type: str) -> frozenset[str]:
 
 @dataclasses.dataclass(frozen=True)
 class CallTimeValue:
-    """A value that a graph needs anew at each call: the instance keys of collectives."""
+    """A value that must be computed again at each call of a graph, such as the instance keys of collectives."""
 
     placeholder: tf.Tensor
     closure: Callable[[], Any]
     spec: Any
 
     def capture(self) -> tf.Tensor:
-        """Return the value for one call, a tensor of its spec: computed now, or when the traced graph is called."""
+        """Return the value for one call, a tensor of `spec`: computed now, or whenever the traced graph is called."""
         graph = v1.get_default_graph()
         if tf.executing_eagerly():
             return self.closure()
@@ -345,7 +355,10 @@ class CallTimeValue:
 def collect_call_time_values(graph: Any) -> list[CallTimeValue]:
     """Replace later call-time captures of `graph` by placeholders, and return the list that collects them.
 
-    `WrappedFunction.prune` cannot lift a call-time capture (UnliftableError); a placeholder it can.
+    Collectives capture their instance key at call time, which `WrappedFunction.prune` cannot lift (UnliftableError); it
+    can lift placeholders. The caller then captures the values again. In a loop body all iterations share a key; the
+    ordering token keeps them apart.
+
     Private: `FuncGraph.capture_call_time_value`, replaced on this one graph.
     """
     values: list[CallTimeValue] = []
@@ -361,11 +374,12 @@ def collect_call_time_values(graph: Any) -> list[CallTimeValue]:
 
 
 def eager_values_as_constants() -> contextlib.AbstractContextManager[None]:
-    """Turn an eager tensor that is used in a session's graph into a constant, inside this context.
+    """Turn eager tensors into constants when they are used in a session's graph, inside this context.
 
-    Anything that is no value, the handle of a variable or of a table, raises a ValueError that says what to do.
-    Private: `ops._EagerTensorBase.__tf_tensor__`, by which an eager tensor enters a graph. When it moves, leave this
-    out: a model_fn that uses a tensor made outside of it cannot be exported then, with TensorFlow's own message.
+    Raises ValueError for handles of variables and tables, with the fix.
+
+    Private: `ops._EagerTensorBase.__tf_tensor__`, by which an eager tensor enters a graph. When it moves: leave this
+    out; a model_fn that uses a tensor made outside of it then fails to export with TensorFlow's own message.
     """
     kind = ops._EagerTensorBase
     convert = kind.__tf_tensor__
@@ -386,12 +400,13 @@ def eager_values_as_constants() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def optimised_once() -> Iterator[None]:
-    """Optimize the graphs of functions that are first called in this context in one round instead of two.
+    """Optimize the graphs of functions that are first called inside this context in one round instead of two.
 
-    The second round changed one node of 9,400 in the loop of a model of 120 layers, and took 1.4 of 5.5 s. Steps are as
-    fast either way (a tiny MLP, native and classic; the digits CNN).
-    Private: `Context.function_call_options`, whose config Grappler reads; tf.config.optimizer has no name for rounds.
-    Where it has moved, there are two rounds: the first call of a large loop then takes longer, as it does elsewhere.
+    In the loop of a model of 120 layers the second round changed one of 9,400 nodes, and took 1.4 of 5.5 s. The speed
+    of steps is the same (tiny MLP, native and classic; digits CNN).
+
+    Private: `Context.function_call_options`, whose config Grappler reads; tf.config.optimizer has no option for rounds.
+    When it moves: there are two rounds, and the first call of a large loop takes longer.
     """
     eager = context.context()
     if not hasattr(eager, "function_call_options"):
@@ -417,9 +432,9 @@ def _with_one_round(executor_type: str | None, serialized: bytes) -> Any:
 
 
 def names_in_object_graph(serialized: bytes) -> dict[str, str]:
-    """Name of a variable (its op's, a Keras path) -> its key, of the object graph that tf.train.Checkpoint saves.
+    """Return variable name (its op's or Keras path) -> key, from the object graph that tf.train.Checkpoint saves.
 
-    Variables that share a name go by their keys.
+    Variables that share a name are listed by their keys instead.
     """
     graph = TrackableObjectGraph()
     graph.ParseFromString(serialized)
@@ -429,16 +444,17 @@ def names_in_object_graph(serialized: bytes) -> dict[str, str]:
 
 
 def object_graph_of(root: Any, name_of: Callable[[Any], str | None]) -> tuple[bytes, dict[str, str]]:
-    """Return (what a checkpoint says of the objects below `root`, variable name -> its key in that checkpoint).
+    """Return (serialized object graph of the objects below `root`, variable name -> its key in such a checkpoint).
 
-    `tf.train.Checkpoint.restore` of a checkpoint that has both finds its variables by their objects.
+    With both in a checkpoint, `tf.train.Checkpoint.restore` finds its variables by object.
 
     Private: `ObjectGraphView`, `objects_ids_and_slot_variables_and_paths` and `_fill_object_graph_proto`, which find
-    the objects and slots of optimizers, and describe them. When they move: `tf.train.TrackableView` finds objects
-    without slots, and TrackableObjectGraph is filled by hand.
+    the objects and optimizer slots, and describe them. When they move: `tf.train.TrackableView` finds objects without
+    slots, and TrackableObjectGraph must be filled by hand.
 
     Args:
-      name_of: gives the name of a variable of the model; None of what is none.
+      root: the root object, such as a model.
+      name_of: returns the name of a variable of the model; None for other objects.
     """
     from tensorflow.python.checkpoint import graph_view, save_util_v1, util
 

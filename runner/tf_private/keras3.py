@@ -1,4 +1,4 @@
-"""Keras 3 during a trace: whose variables are made, what optimizers write, and how they sum over replicas."""
+"""Keras 3 during a trace: the owners of variables, the writes of optimizers, and their sums over replicas."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ v1 = tf.compat.v1
 
 
 class _Owners(threading.local):
-    """The `keras.Variable` on whose behalf tf.Variable is being called in this thread, or None.
+    """The `keras.Variable` that is creating a tf.Variable in this thread, or None.
 
     Attributes:
-      are_loaded: weights are being read from a file, or set from arrays, in this thread.
+      are_loaded: weights are being read from a file or set from arrays in this thread.
     """
 
     variable: Any = None
@@ -31,11 +31,12 @@ class _Owners(threading.local):
 
 
 class KerasTrace:
-    """Keras 3's actions during one trace: whose variables it makes, and what its optimizers write.
+    """What Keras 3 did during one trace.
 
     Attributes:
-      written: operations that Keras optimizers issued, which return no update op to fetch.
-      reduce: called by Keras optimizers in place of their sum over replicas, with (grads, variables).
+      written: operations by which Keras optimizers write variables; the optimizers return no update op.
+      reduce: Keras optimizers call it with (grads, variables) instead of summing over replicas.
+      owners: the current owner of new variables.
     """
 
     def __init__(self, reduce: Callable[[list[Any]], list[Any]] | None = None) -> None:
@@ -48,17 +49,24 @@ class KerasTrace:
 def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:
     """Watch Keras 3 during a trace of the graph `traced`, with fresh name counters and seed generators.
 
-    Private, all in Keras 3.15: `backend.Variable._initialize` (Keras hands tf.Variable only the short name; its
-    `path` is what a checkpoint needs), `_initialize_with_initializer` (hides the shape of what it initializes),
-    `TFOptimizer.assign*` (the methods every Keras optimizer writes through) and
-    `TFOptimizer._all_reduce_sum_gradients` (its sum over replicas), `global_state.GLOBAL_STATE_TRACKER` (what
-    `keras.utils.clear_session` replaces; replaced and put back here, so that the caller's own models keep theirs).
-    `losses.loss.scale_loss_for_distribution`: Keras divides each scalar loss by the number of replicas, for
-    optimizers that sum; the runner weights gradients itself, and wants the loss as it is.
-    `saving_lib._load_state` and `legacy_h5_format._set_weights`, through which `load_model` and `load_weights` give
-    variables their values by `Variable.assign`: what is loaded while model_fn builds its layers is what these begin
-    with. As an assignment it would be part of the step, and undo the training of all steps before.
-    Does nothing when Keras 3 has not been imported by the time of the trace.
+    Does nothing if Keras 3 has not been imported before the trace.
+
+    Args:
+      traced: the graph.
+      reduce: replaces the sum of gradients over replicas; None: Keras's own.
+
+    Private, all in Keras 3.15:
+    - `backend.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
+    - `backend.Variable._initialize_with_initializer`: hides the shape of the variable from its creators.
+    - `TFOptimizer.assign*`: the methods by which all Keras optimizers write.
+    - `TFOptimizer._all_reduce_sum_gradients`: the sum of gradients over replicas.
+    - `global_state.GLOBAL_STATE_TRACKER`: what `keras.utils.clear_session` replaces. It is put back afterwards, so that
+      the caller's own models keep their state.
+    - `losses.loss.scale_loss_for_distribution`: divides each scalar loss by the number of replicas, for optimizers that
+      sum. The runner weights gradients itself and needs the loss unscaled.
+    - `saving_lib._load_state` and `legacy_h5_format._set_weights`: `load_model` and `load_weights` call them, and they
+      set variables by `Variable.assign`. Values that model_fn loads become initial values; an assignment in the step
+      would undo all training so far.
     """
     trace = KerasTrace(reduce)
     with tf_keras_of_graphs(is_eager_outside=False):
@@ -85,7 +93,9 @@ def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
             initialize(self, value)
 
     def initialize_with_shape(self: Any, initializer: Any) -> None:
-        """As Keras does, but so that one can see the shape: a divided variable is initialized part by part."""
+        """Like Keras's, but the initializer is a partial that shows the shape: a partitioned variable is initialized
+        by parts.
+        """
         self._initialize(functools.partial(initializer, self._shape, dtype=self._dtype))
 
     def loading(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,13 +119,15 @@ def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
             graph = v1.get_default_graph()
             first = len(graph.get_operations())
             method(self, variable, value)
-            if graph is traced:  # else it is in the body of a branch, which runs as a whole
+            if graph is traced:  # bodies of branches run as a whole
                 trace.written.extend(graph.get_operations()[first:])
 
         return write
 
     def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Each replica draws its own: the same seed would drop the same units of every replica's examples."""
+        """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
+        them.
+        """
         seed = next_seed(self, *args, **kwargs)
         context = tf.distribute.get_replica_context()
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0

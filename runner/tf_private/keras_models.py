@@ -1,7 +1,6 @@
 """Private names of Keras 3 and tf_keras that `model_to_estimator` needs.
 
-Written against Keras 3.15 and tf_keras 2.21. tests/classic/test_keras_models.py fails first, and by name, when one
-moves.
+Written for Keras 3.15 and tf_keras 2.21. When a name moves, tests/classic/test_keras_models.py fails with that name.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from runner.tf_private.replaced import EnteredOnce, Overlay, replaced
 
 
 def compile_arguments(model: Any) -> Mapping[str, Any]:
-    """What `model.compile` was called with, as it was given: objects, functions, strings.
+    """Return the arguments of `model.compile` as they were given: objects, functions, strings.
 
-    Private: `Model._compile_config`, in Keras 3 and in tf_keras. `get_compile_config()` gives the same serialised,
-    which functions of the user's own do not survive. When it moves: use that.
+    Private: `Model._compile_config`, in Keras 3 and tf_keras. `get_compile_config()` returns them serialized, which
+    loses user functions. When it moves: use that.
     """
     arguments: Mapping[str, Any] = model._compile_config.config
     return arguments
@@ -28,12 +27,13 @@ def compile_arguments(model: Any) -> Mapping[str, Any]:
 
 @contextlib.contextmanager
 def _patched() -> Iterator[None]:
-    """While entered, tf_keras behaves as in a tf.function, though the graph is one of wrap_function.
+    """Make tf_keras behave as in a tf.function, in a graph of wrap_function, inside this context.
 
-    It takes that for TensorFlow 1, and would make layers of another class, and change the base of classes for that:
-    models that were made eagerly would be broken by it. Functional models cannot be made at all.
-    Private: `version_utils.should_use_v2`, `base_layer_utils.is_in_tf_function`. When they move: they are what looks
-    for graphs whose name begins with "wrapped_function". `Model._create_counter_variable` and
+    It takes such a graph for TensorFlow 1's, and would make layers of other classes and change the base classes of
+    existing ones, which breaks models that were made eagerly. Functional models could not be made at all.
+
+    Private: `version_utils.should_use_v2`, `base_layer_utils.is_in_tf_function`. When they move: look for code that
+    tests whether a graph's name begins with "wrapped_function". `Model._create_counter_variable` and
     `scale_loss_for_distribution`: see below.
     """
     from tf_keras.src.engine import base_layer_utils, training
@@ -43,18 +43,19 @@ def _patched() -> Iterator[None]:
         tf_keras_of_graphs(is_eager_outside=True),
         replaced(version_utils, "should_use_v2", lambda: True),
         replaced(base_layer_utils, "is_in_tf_function", lambda: True),
-        # `fit` counts its batches in variables: nobody calls it.
+        # The counters are for `fit`, which is not called.
         replaced(training.Model, "_create_counter_variable", lambda self, value: None),
-        # `compile` would enter the scope of the strategy, which has been entered, and not from within a replica.
+        # `compile` would enter the strategy's scope, which fails inside of a replica.
         replaced(training.Model, "distribute_strategy", property(_entered_strategy)),
-        # Losses are divided by the number of replicas, for optimizers that sum: the runner weights gradients itself.
+        # tf_keras divides losses by the number of replicas, for optimizers that sum; the runner weights gradients
+        # itself.
         replaced(losses_utils, "scale_loss_for_distribution", lambda loss: loss),
     ):
         yield
 
 
 def _entered_strategy(model: Any) -> Any:
-    """Return the strategy of the trace, whose scope is left as it is."""
+    """Return the current strategy with a `scope` that does nothing."""
     return Overlay(tf.distribute.get_strategy(), scope=contextlib.nullcontext)
 
 

@@ -1,4 +1,4 @@
-"""Report whether `tf.keras` is Keras 2, the package tf_keras: the environment says it when TensorFlow is imported."""
+"""Keras 2 (the package tf_keras): whether `tf.keras` is Keras 2, and how it treats the graph of a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ VARIABLE = "TF_USE_LEGACY_KERAS"
 
 
 def is_asked_for(env: Mapping[str, str]) -> bool:
-    """Report whether TensorFlow 2.21 would make it Keras 2 in this environment."""
+    """Report whether `tf.keras` is Keras 2 with these environment variables, as TensorFlow 2.21 reads them at
+    import.
+    """
     return env.get(VARIABLE) in ("1", "true", "True")
 
 
@@ -26,16 +28,19 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
-    """What tf_keras is told of the graph of a trace, where it has been imported or `tf.keras` would import it.
+    """Control what tf_keras assumes about the graph of a trace, inside this context; does nothing without tf_keras.
 
-    Without `is_eager_outside` it takes it for a graph of TensorFlow 1, as tf.estimator's were: `keras.Input` is a
-    placeholder, and models of layers can be made in a model_fn. Otherwise it would make half of what it makes in eager
-    programs, since it knows graphs of wrap_function by their name, and fail with a RecursionError. As ever with such
-    graphs, models of tf_keras that were made before, outside of model_fn, are of no use afterwards.
-    Private, in tf_keras 2.21: the modules `tf` and `tf1` of `base_layer_utils`, which it asks for
-    `executing_eagerly_outside_functions`; `_UNSAFE_GRAPH_OP_LAYER_CREATION`: constants between layers are taken as they
-    are, and not evaluated in a session; `tf` of `legacy_tf_layers.base`. When they move: it is what
-    `backend.placeholder` looks at.
+    It recognizes graphs of wrap_function by name, and would mix its behavior for eager programs and for graphs until it
+    fails with a RecursionError.
+
+    Args:
+      is_eager_outside: assume an eager program around the graph. False: assume a TensorFlow 1 graph, as in
+        tf.estimator: `keras.Input` is a placeholder, and model_fn can build models from layers. As always with such
+        graphs, tf_keras models that were made outside of model_fn cannot be used afterwards.
+
+    Private, in tf_keras 2.21: `tf` and `tf1` of `base_layer_utils`, whose `executing_eagerly_outside_functions` it
+    calls; `_UNSAFE_GRAPH_OP_LAYER_CREATION`, which uses constants between layers without evaluating them in a session;
+    `tf` of `legacy_tf_layers.base`. When they move: see what `backend.placeholder` checks.
     """
     if "tf_keras" not in sys.modules and not (is_asked_for(os.environ) and is_installed()):
         yield
@@ -48,7 +53,7 @@ def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
         for module in modules.values():
             stack.enter_context(replaced(module, name, lambda: is_eager_outside))
         stack.enter_context(replaced(base_layer_utils, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True))
-        # tf.layers with a regularizer would look for variables of a v1 graph, and there are none.
+        # Otherwise tf.layers with a regularizer expects variables of a v1 graph.
         layers: Any = importlib.import_module("tf_keras.src.legacy_tf_layers.base")
         v1 = Overlay(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
         stack.enter_context(replaced(layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))))

@@ -1,6 +1,6 @@
-"""Private state of Keras optimizers, and TensorFlow's names of optimizer slots.
+"""Private state of Keras optimizers, and the names of TensorFlow's optimizer slots.
 
-Tested with Keras 3.15 and tf_keras 2.21. When a name moves: `tests/classic/test_keras_named.py` fails by the name of
+Written for Keras 3.15 and tf_keras 2.21. When a name moves, `tests/classic/test_keras_named.py` fails with the name of
 its case.
 """
 
@@ -21,10 +21,12 @@ v1 = tf.compat.v1
 
 
 def made_apart(make: Callable[[], Any]) -> Any:
-    """Return the result of `make`, whose variables do not become part of the model being traced.
+    """Return the result of `make`, called so that its variables do not become part of the traced model.
 
-    Optimizers of Keras keep their learning rate in one. Creators of variables belong to a thread, so another makes it.
-    Private: `GLOBAL_STATE_TRACKER`, which counts the names of Keras 3: this optimizer takes none away.
+    Keras optimizers keep their learning rate in a variable. Variable creators are per thread, so it is called in
+    another one.
+
+    Private: `GLOBAL_STATE_TRACKER`, Keras 3's name counters, replaced so that this optimizer does not count.
     """
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
@@ -33,8 +35,9 @@ def made_apart(make: Callable[[], Any]) -> Any:
         value = tf.get_static_value(value) if tf.is_tensor(value) else value
         if value is None:
             raise ValueError(
-                "an optimizer of Keras keeps its learning rate in a variable, which cannot begin with a tensor of the "
-                "graph. Give it a schedule of keras.optimizers.schedules, or give an optimizer of tf.compat.v1.train."
+                "an optimizer of Keras keeps its learning rate in a variable, whose initial value cannot be a tensor "
+                "of the graph. Give it a schedule of keras.optimizers.schedules, or give an optimizer of "
+                "tf.compat.v1.train."
             )
         with futures.ThreadPoolExecutor(1) as thread:
             return thread.submit(tf.Variable, value, dtype=kwargs.get("dtype"), trainable=False).result()
@@ -46,8 +49,8 @@ def made_apart(make: Callable[[], Any]) -> Any:
 def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
     """Return a Keras optimizer's learning rate as a function (int64 scalar step -> float scalar); None: it is a number.
 
-    Private: `_learning_rate` of Keras 3 and tf_keras; `_hyper` of what tf_keras calls legacy, where it may also be a
-    tensor of the graph, which `get_config` fails on: it is replaced by a number.
+    Private: `_learning_rate` of Keras 3 and tf_keras; `_hyper` of tf_keras's legacy optimizers. In `_hyper` the rate
+    may be a tensor of the graph, on which `get_config` fails, so it is replaced by a number.
     """
     rate = getattr(optimizer, "_learning_rate", None)
     if isinstance(rate, tf.Variable) or hasattr(rate, "assign"):
@@ -63,7 +66,7 @@ def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
 
 
 def with_slots_in(optimizer: Any, folder: str) -> Any:
-    """Return the v1 optimizer, which then names its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
+    """Return the v1 optimizer, changed to name its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
 
     Private: `_create_slots`, which every v1 optimizer overrides, since TF 1.
     """

@@ -1,4 +1,4 @@
-"""Parameter servers: variables and lookups on them, and a coordinator's reports of lost workers."""
+"""Parameter servers: variables and lookups on them, and the coordinator's reports of lost workers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from runner.tf_private.replaced import replaced
 
-# What tf.distribute itself serves in place of a variable that is divided over parameter servers. When it moves: it is
-# what a variable made under a ParameterServerStrategy with a partitioner is an instance of.
+# The type that tf.distribute returns for a variable that is partitioned over parameter servers. When it moves: make
+# a variable under a ParameterServerStrategy with a partitioner and take its type.
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 
 # --- parameter servers ------------------------------------------------------------------------------------------------
@@ -41,10 +41,11 @@ def tasks_of(strategy: tf.distribute.Strategy) -> Mapping[str, Sequence[str]]:
 
 
 def traced_before_scheduled(strategy: tf.distribute.Strategy) -> None:
-    """Allow `strategy.run` to be traced by itself: the trace is scheduled later, inside another function.
+    """Allow tracing `strategy.run` outside of a scheduled function; the trace is scheduled later, inside another
+    function.
 
     Private: `extended._allow_run_without_coordinator`, which TensorFlow's tests set. Without it each trace logs that it
-    may run on the coordinator. When it moves, leave this out.
+    may run on the coordinator. When it moves: leave this out.
     """
     strategy.extended._allow_run_without_coordinator = True
 
@@ -52,11 +53,12 @@ def traced_before_scheduled(strategy: tf.distribute.Strategy) -> None:
 def variable_on(
     device: str, strategy: tf.distribute.Strategy, name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool
 ) -> tf.Variable:
-    """Return a variable of `strategy` on `device` with this shape and dtype, without a value; assign it there.
+    """Return a variable of `strategy` on `device` with this shape and dtype, without a value; assign it on that device.
 
-    A tf.Variable made in `strategy.scope()` is wrapped, divided and put on a server in turn, whatever its size.
-    Private: `UninitializedVariable(distribute_strategy=)`, which Keras and v1 optimizers ask a variable for before they
-    put their state beside it.
+    A tf.Variable made in `strategy.scope()` would be wrapped, partitioned and placed round-robin, whatever its size.
+
+    Private: `UninitializedVariable(distribute_strategy=)`; Keras and v1 optimizers read the variable's strategy before
+    they put their state beside it.
     """
     with tf.init_scope(), tf.compat.v1.name_scope(None), tf.device(device):
         return UninitializedVariable(
@@ -67,14 +69,14 @@ def variable_on(
 def anonymous_variable(shape: Any, dtype: Any) -> tf.Tensor:
     """Return the handle (resource scalar) of a new variable on the device of the graph; it is freed with the handle.
 
-    Private: `context.anonymous_name`, by which an operation makes a new resource each time that it runs. When it moves:
-    a name that is new for each request, and DestroyResourceOp at its end.
+    Private: `context.anonymous_name`, with which an operation makes a new resource each time it runs. When it moves:
+    use a new name for each request, and DestroyResourceOp at its end.
     """
     return tf.raw_ops.VarHandleOp(shape=shape, dtype=dtype, shared_name=context.anonymous_name())
 
 
 class _Noticed:
-    """A method that puts a request back into the queue, and the lists that note its calls. All users of a strategy
+    """Replaces the method that puts a request back into the queue, and records its calls. All users of a strategy
     share one.
     """
 
@@ -88,11 +90,11 @@ class _Noticed:
 
 
 def repeated_requests(coordinator: tf.distribute.experimental.coordinator.ClusterCoordinator) -> list[Any]:
-    """A list that grows with the arguments of each request that is made once more, as its worker, or the connection to
-    it, was lost. It is the same list for the same strategy.
+    """Return a list that grows by the arguments of each request that is repeated because its worker, or the connection
+    to it, was lost. A strategy always has the same list.
 
-    Private: `_cluster.closure_queue.put_back`, and `_args` of what it is called with. When they move: return an empty
-    list; the global step, which counts more than was asked for, still tells.
+    Private: `_cluster.closure_queue.put_back`, and `_args` of its argument. When they move: return an empty list.
+    Repetition then shows only in the global step, which exceeds the number of requested steps.
     """
     queue = coordinator._cluster.closure_queue
     if not isinstance(queue.put_back, _Noticed):
@@ -102,12 +104,12 @@ def repeated_requests(coordinator: tf.distribute.experimental.coordinator.Cluste
 
 
 class LossInALine(logging.Filter):
-    """Of TensorFlow's log: that a worker is lost, which it tells in pages of errors, is said in one line.
+    """A log filter that replaces TensorFlow's pages of errors about a lost worker by one line.
 
-    Private: the texts of `cluster_coordinator`. When they change: its own lines are seen again.
+    Private: the texts of `cluster_coordinator`. When they change: TensorFlow's own lines appear again.
 
     Args:
-      log: where it is said instead.
+      log: the logger for the line.
     """
 
     LOST = "Worker %s failed with %r:%s"
@@ -123,18 +125,19 @@ class LossInALine(logging.Filter):
         text, values = str(record.msg), record.args if isinstance(record.args, tuple) else ()
         worker = f"worker:{str(values[0]).rpartition(':')[2]}" if values else ""
         if text == self.LOST:
-            self._log.warning("%s was lost. Its request is repeated, by another worker or by itself.", worker)
+            self._log.warning("%s was lost. This or another worker repeats its request.", worker)
         elif text.startswith(self.INTERRUPTED):
             self._log.warning("%s could not be reached for a moment. Its request is repeated.", worker)
         elif text.startswith(self.RAISED):
-            return not isinstance(values[1], tf.errors.UnavailableError)  # that is raised, and then said
+            # UnavailableError is raised as well, and reported then
+            return not isinstance(values[1], tf.errors.UnavailableError)
         else:
             return text != self.WAITING
         return False
 
 
 def say_losses_in_a_line(log: logging.Logger) -> None:
-    """Has `LossInALine` filter what TensorFlow logs in this process."""
+    """Filter TensorFlow's log in this process by `LossInALine`."""
     logger = logging.getLogger("tensorflow")
     for one in [one for one in logger.filters if isinstance(one, LossInALine)]:
         logger.removeFilter(one)
@@ -143,11 +146,13 @@ def say_losses_in_a_line(log: logging.Logger) -> None:
 
 @contextlib.contextmanager
 def remote_variables() -> Iterator[None]:
-    """While a step on variables of parameter servers is traced.
+    """Make Keras 3 efficient and correct with variables on parameter servers, while a step is traced inside this
+    context.
 
-    `keras.Variable.assign_add` and `assign_sub` are one operation each: Keras 3.15 reads, adds and assigns, and of 2000
-    updates of `optimizer.iterations` by two workers 1217 were counted. `keras.ops.take` of a variable fetches rows, not
-    the variable (an Embedding of 1 GB would be sent whole in each step).
+    `keras.Variable.assign_add` and `assign_sub` become one operation each. Keras 3.15 reads, adds and assigns, so of
+    2000 updates of `optimizer.iterations` by two workers only 1217 counted. `keras.ops.take` of a variable fetches
+    rows, not the whole variable (1 GB per step for a large Embedding).
+
     Private: the methods of `keras.src.backend.tensorflow.core.Variable`, its `_value`, and `take` of
     `keras.src.backend.tensorflow.numpy`, which keras.ops calls. Does nothing without Keras 3.
     """
@@ -200,10 +205,10 @@ def _lookup_in_sharded(
     validate_indices: bool = True,
     max_norm: float | None = None,
 ) -> tf.Tensor:
-    """Look up by consecutive rows in a partitioned variable, as it is divided and saved.
+    """Look up consecutive rows in a partitioned variable, the order in which it is divided and saved.
 
-    `tf.compat.v1.nn.embedding_lookup` and its relatives say partition_strategy="mod" where nobody says anything, and
-    TensorFlow hands that on: ids would find other rows than those of their number.
+    The default of `tf.compat.v1.nn.embedding_lookup` and its relatives is partition_strategy="mod". TensorFlow passes
+    it on, so ids would select wrong rows.
     """
     sharded = params if isinstance(params, ShardedVariable) else params[0]
     return tf.compat.v1.nn.embedding_lookup(sharded.variables, ids, "div", name, validate_indices, max_norm)

@@ -1,4 +1,6 @@
-"""Random operations with state in a kernel: how they are replaced, and seeds that keep eager kernels."""
+"""TF 1's random operations, whose kernels have a state: replacing them, and setting seeds without dropping all
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-# Where all random operations of TF 1 get their seed. When it moves: see replaced_random_ops.
+# All random operations of TF 1 get their seed from it. When it moves: see replaced_random_ops.
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops, gen_random_ops
 
 from runner.tf_private.replaced import Overlay, replaced
 
-# Modules whose functions run eagerly the operations that have a generator in their kernel.
+# Modules with the eager functions of the operations in KERNEL_RANDOM.
 _EAGER_OPERATIONS = (gen_random_ops, gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops)
 
-# Operations with a generator in their kernel; RandomDataset and the like are none of a model.
+# Operations with a generator in their kernel. Datasets such as RandomDataset are omitted: models have none.
 KERNEL_RANDOM = frozenset(
     {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal",
      "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomCrop", "Multinomial",
@@ -34,10 +36,12 @@ KERNEL_RANDOM = frozenset(
 
 
 def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec) -> tf.Tensor | None:
-    """Return a tensor of the function `graph` with the value of `closure` at its call; None: `graph` is not a function.
+    """Return a tensor in the function `graph` whose value `closure` computes at each call; None: `graph` is not a
+    function.
 
-    Private: `FuncGraph.capture_call_time_value`, and `FuncGraph._function_captures`: TensorFlow would hand the request
-    on to the outermost function. `get_by_ref_snapshot` asks before each call for the type alone, and may fail.
+    Private: `FuncGraph.capture_call_time_value`, which passes the request on to the outermost function;
+    `FuncGraph._function_captures` avoids that. Before each call, `get_by_ref_snapshot` asks for the type only; an error
+    is allowed there.
     """
     if not hasattr(graph, "capture_call_time_value"):
         return None
@@ -56,10 +60,11 @@ def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec)
 
 
 def loop_counter(graph: Any) -> tf.Tensor | None:
-    """Return the number of earlier iterations of the tf.while_loop with body `graph`, a scalar; None: not a loop body.
+    """Return the number of earlier iterations of the tf.while_loop with body `graph`, an int32 scalar; None: not a loop
+    body.
 
-    Private: `WhileBodyFuncGraph`, whose first argument the counter is. It is found before TensorFlow lists the
-    arguments: they are the first operations of the body.
+    Private: `WhileBodyFuncGraph`, whose first argument is the counter. While the body is traced, TensorFlow has not
+    listed the arguments yet, but they are its first operations.
     """
     if type(graph).__name__ != "WhileBodyFuncGraph":
         return None
@@ -76,8 +81,8 @@ def replaced_random_ops(
 
     Args:
       names: functions of `gen_random_ops`.
-      replace: called with the name of the function, its arguments by name, and the seed that the operation was given
-        (None: none); NotImplemented makes the operation as it is.
+      replace: called with the function's name, its arguments by name, and the op seed that the caller gave (None:
+        none). Returns the result; NotImplemented: make the operation as usual.
 
     Private: the functions of `gen_random_ops`, which all public samplers call, right after `random_seed.get_seed`.
     """
@@ -107,11 +112,12 @@ def replaced_random_ops(
 
 @contextlib.contextmanager
 def without_keras2_generator() -> Iterator[None]:
-    """While entered, Keras 2 draws the seeds of layers from Python's `random`, as where nobody has set any.
+    """Make Keras 2 draw the seeds of layers from Python's `random`, as if no seed had been set, inside this context.
 
-    `tf_keras.utils.set_random_seed` leaves a generator behind from which each layer draws its seed: the second model of
-    a process begins elsewhere than the first. It may also be called meanwhile, by model_fn itself; that holds so long.
-    Private: `tf_keras.src.backend._SEED_GENERATOR`, one a thread. Where it has moved, nothing is replaced: the initial
+    `tf_keras.utils.set_random_seed` leaves a generator from which each layer draws its seed, so initial values of a
+    second model would differ from the first's. A call of it by model_fn itself applies until the end of this context.
+
+    Private: `tf_keras.src.backend._SEED_GENERATOR`, one per thread. When it moves: nothing is replaced, and initial
     values of scripts that call `set_random_seed` depend on what ran before.
     """
     generators: Any = getattr(sys.modules.get("tf_keras.src.backend"), "_SEED_GENERATOR", None)
@@ -130,10 +136,11 @@ def without_keras2_generator() -> Iterator[None]:
 
 
 def set_seed(seed: int) -> None:
-    """As tf.random.set_seed, which also throws away the kernels of all eager operations and functions, loops included;
-    here only when one of them has a random state, that would go on where it was.
+    """Set the global seed like tf.random.set_seed, which also drops the kernels of all eager operations and functions.
 
-    Private: as in `graphs.kernels_kept`, which it respects, and in `_Watch`. Where they have moved: tf.random.set_seed.
+    They are expensive to make again, so here they are only dropped if one that ran may keep a random state.
+
+    Private: as in `graphs.kernels_kept`, which it respects, and in `_Watch`. When they move: tf.random.set_seed.
     """
     eager = context.context()
     if not tf.executing_eagerly() or "_set_global_seed" in vars(eager) or not _watchable(eager):
@@ -146,24 +153,24 @@ def set_seed(seed: int) -> None:
 
 
 def _watchable(eager: Any) -> bool:
-    """Report whether all private names are there by which `set_seed` knows what has run."""
+    """Report whether all private names exist by which `set_seed` knows what has run."""
     named = all(hasattr(eager, name) for name in ("_seed", "_rng", "call_function", "get_function_def"))
     return named and all(hasattr(module, "pywrap_tfe") for module in _EAGER_OPERATIONS)
 
 
 class _Watch:
-    """Notes which eager operations and functions have run since kernels were thrown away, as far as they may draw.
+    """Records the eager operations and functions that ran since kernels were dropped and may keep a random state.
 
-    Private: what functions of `gen_*_ops` (those of tf.raw_ops, too) call to run eagerly, `pywrap_tfe` of their module,
-    and `Context.call_function`, which runs a function; both are replaced for good. Where they have moved, `_watchable`
-    says so.
+    Private: `pywrap_tfe` in the modules `gen_*_ops` (used by tf.raw_ops, too), by which operations run eagerly, and
+    `Context.call_function`, which runs a function. Both are replaced permanently. When they move: `_watchable` returns
+    False.
     """
 
     KEPT = 1000
-    """So often kernels stay at most: those that nobody uses again take memory. An evaluation sets some ten seeds."""
+    """Drop kernels after at most this many seeds, since unused ones take memory. An evaluation sets about ten."""
 
     def __init__(self) -> None:
-        self._drew, self._kept = True, 0  # nobody looked until now
+        self._drew, self._kept = True, 0  # unknown before the watch began
         self._called: set[bytes] = set()
         self._draws: dict[bytes, bool] = {}
         for module in _EAGER_OPERATIONS:
@@ -192,14 +199,16 @@ class _Watch:
         )
 
     def forget(self) -> None:
-        """After kernels were thrown away."""
+        """Start again after kernels were dropped."""
         self._drew, self._kept = False, 0
         self._called.clear()
 
     def _function_draws(self, eager: Any, name: bytes) -> bool:
-        """Report whether it has a random operation with a state. One that is gone has no kernel any more."""
+        """Report whether a function contains a random operation with a state. A deleted function has no kernel any
+        more.
+        """
         if name not in self._draws:
-            self._draws[name] = False  # should it call itself
+            self._draws[name] = False  # for recursive functions
             self._draws[name] = any(
                 node.op in KERNEL_RANDOM
                 or any(self._function_draws(eager, called.encode()) for called in functions_of(node))
@@ -209,7 +218,10 @@ class _Watch:
 
 
 def _nodes_of(eager: Any, name: bytes) -> Sequence[Any]:
-    """Of a function; none where it is gone, which it can be between two lines: other threads delete iterators."""
+    """Return the nodes of a function; none if it was deleted.
+
+    It may be deleted between two lines of code, because other threads delete iterators.
+    """
     if not eager.has_function(name):
         return ()
     try:
@@ -220,7 +232,7 @@ def _nodes_of(eager: Any, name: bytes) -> Sequence[Any]:
 
 
 def functions_of(node: Any) -> list[str]:
-    """Return the names of the functions that a NodeDef calls, and its type, which may be one."""
+    """Return the names of the functions that a NodeDef calls, including its type, which may name one."""
     named = [attribute.func.name for attribute in node.attr.values() if attribute.HasField("func")]
     listed = [one.name for attribute in node.attr.values() for one in attribute.list.func]
     return [*named, *listed, node.op]

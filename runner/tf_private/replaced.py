@@ -1,4 +1,4 @@
-"""The one way in which an attribute of TensorFlow or Keras is replaced for the length of a trace."""
+"""The only way in which the runner replaces an attribute of TensorFlow or Keras during a trace."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """Put `new` in the place of the attribute `name` of a module, a class or an object while entered.
+    """Replace the attribute `name` of a module, class or object by `new` inside this context.
 
     Raises:
-      AttributeError: there is no such attribute: the private name has moved.
-      RuntimeError: on leaving, another replacement is in place, which was entered later and has to be left first.
+      AttributeError: there is no such attribute, because the private name has moved.
+      RuntimeError: on leaving, a replacement that was entered later is still in place.
     """
     before = getattr(owner, name)
-    # A module may load its names when they are asked for; a tf.Graph has no __dict__. What these have is their own.
+    # A module may load attributes lazily, and a tf.Graph has no __dict__: neither shows whether it is inherited.
     is_inherited = not isinstance(owner, types.ModuleType) and name not in getattr(owner, "__dict__", (name,))
     if isinstance(owner, type) and not is_inherited:
-        before = vars(owner)[name]  # a staticmethod, and not the function in it
+        before = vars(owner)[name]  # keep a staticmethod object, not its function
     setattr(owner, name, new)
     try:
         yield
@@ -29,7 +29,7 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
         if getattr(owner, name, None) is not new:
             raise RuntimeError(
                 f"{getattr(owner, '__name__', type(owner).__name__)}.{name} was replaced a second time, and the first "
-                "replacement is left before the second. Replacements are left in the opposite order of entering."
+                "replacement ended before the second. End them in reverse order."
             )
         if is_inherited:
             delattr(owner, name)
@@ -38,9 +38,9 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
 
 
 class EnteredOnce:
-    """A context for several threads at a time: the first that comes enters it, the last that goes leaves it.
+    """A context for several threads at a time: the first thread enters it, and the last one leaves it.
 
-    Replicas take turns in the middle of a model_fn, where one sums over all of them, and go in any order.
+    Needed because replicas take turns in the middle of a model_fn, at each sum over replicas, in any order.
 
     Args:
       make: makes the context.
@@ -65,7 +65,7 @@ class EnteredOnce:
 
 
 class Overlay:
-    """An object with some attributes of its own; all others are those of `target`."""
+    """An object that has some attributes itself; all others are those of `target`."""
 
     def __init__(self, target: Any, **own: Any) -> None:
         self._target = target

@@ -1,7 +1,6 @@
-"""What is written for TensorBoard: the scalars that model_fn summarises, as tensors, beside the operations that
-TensorFlow makes of them; and the format of profiles.
+"""Collect the scalars and images that model_fn summarizes, as tensors; and the format of profiles.
 
-TensorFlow summarises in the first replica alone, so what the others would have written has to be noted at the call.
+TensorFlow writes summaries only in the first replica, so the values of the others must be collected when it is called.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ from tensorflow.python.summary import summary
 from runner.tf_private.replaced import replaced
 
 v1 = tf.compat.v1
-_SCALARS, _IMAGES = "scalars", "images"  # TensorBoard's names of the plugins that show them
+_SCALARS, _IMAGES = "scalars", "images"  # names of TensorBoard's plugins
 
 
 @dataclasses.dataclass(frozen=True)
 class SummaryScalar:
-    """One call of `tf.summary.scalar` or `tf.compat.v1.summary.scalar` in one replica. Tensors of the traced graph.
+    """One call of `tf.summary.scalar` or `tf.compat.v1.summary.scalar` in one replica. Tensors are of the traced graph.
 
     Attributes:
-      key: the same in all replicas and processes, whatever the scope of names that their operations are in.
-      value: a scalar, as model_fn gave it.
-      operation: what TensorFlow made of it: the serialised summary of v1, or what waits for the write; None where it
-        made nothing, in all replicas but the first.
-      tag: TensorBoard's name of it, and `metadata` its serialised SummaryMetadata; none of v1.
-      condition: whether it is written (`tf.summary.record_if`); None: it is.
-      step: that model_fn gave it; None: that of the step.
+      key: identifies the call in all replicas and processes, independent of name scopes.
+      value: scalar, in the dtype that model_fn gave.
+      operation: TensorFlow's operation: for v1 the one with the serialized summary, else one that waits for the write;
+        None if TensorFlow made none, as in all replicas but the first.
+      tag: the name in TensorBoard.
+      metadata: serialized SummaryMetadata; empty for v1.
+      condition: bool scalar, whether it is written (`tf.summary.record_if`); None: always.
+      step: int64 scalar, the step that model_fn gave; None: the current step.
     """
 
     key: str
@@ -49,11 +49,12 @@ class SummaryScalar:
 
 @dataclasses.dataclass(frozen=True)
 class SummaryImage:
-    """One call of `tf.summary.image` that writes. Tensors of the traced graph.
+    """One call of `tf.summary.image` that writes. Tensors are of the traced graph.
 
     Attributes:
-      tag: TensorBoard's name of it.
-      value: a serialised vector of strings: width, height, then a PNG for each image; '' where it is not written.
+      tag: the name in TensorBoard.
+      value: string scalar, a serialized vector of strings: width, height, then a PNG per image; "" if it is not
+        written.
     """
 
     tag: str
@@ -61,11 +62,12 @@ class SummaryImage:
 
 
 class Collector:
-    """Notes the scalars and images of one replica.
+    """Collects the scalars and images of one replica.
 
     Args:
-      graph: that is traced. What is summarised in a branch, a loop or a function of it stays there.
-      writer: of the `tf.summary` that is noted; what model_fn writes elsewhere is its own. None: there is none here.
+      graph: the traced graph. Summaries in a branch, a loop or a function of it are not collected.
+      writer: the `tf.summary` writer of the run; summaries that model_fn writes to other writers are not collected.
+        None: this replica has no writer.
     """
 
     def __init__(self, graph: Any, writer: Any) -> None:
@@ -76,7 +78,7 @@ class Collector:
         self._numbers: collections.Counter[str] = collections.Counter()
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: tf.Tensor) -> None:
-        """Note a call of `tf.compat.v1.summary.scalar` that gave `proto`."""
+        """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
         if v1.get_default_graph() is not self._graph:
             return
         key = self._key("v1", f"{family}/{name}" if family else name)
@@ -87,15 +89,15 @@ class Collector:
             self.scalars.append(SummaryScalar(key, tf.convert_to_tensor(value), None, name))
 
     def step_of_model_fn(self, step: Any) -> Any:
-        """Return the step that model_fn gives a call, itself or by `set_step`; None: that of the step."""
+        """Return the step that model_fn set, by argument or `set_step`; None: it set none."""
         around = tf.summary.experimental.get_step()
         return around if step is None and around is not self._step else step
 
     def note_v2(self, tag: str, value: tf.Tensor, step: Any, metadata: bytes, written: tf.Tensor) -> None:
-        """Note a call of `tf.summary.scalar` that gave `written`."""
+        """Record a call of `tf.summary.scalar` that returned `written`, a bool scalar."""
         if v1.get_default_graph() is not self._graph:
             return
-        value = value.op.inputs[0] if value.op.type == "Cast" else value  # as it was before it became a float32
+        value = value.op.inputs[0] if value.op.type == "Cast" else value  # undo TensorFlow's cast to float32
         key = self._key("v2", re.sub(r"(^|/)replica_\d+/", r"\1", tag))
         branch = written.op if written.op.type.endswith("If") else next(
             (one.op for one in written.op.inputs if one.op.type.endswith("If")), None
@@ -109,11 +111,13 @@ class Collector:
             self.scalars.append(SummaryScalar(key, value, written.op, tag, metadata, condition, own_step))
 
     def image(self, tensor: Any) -> Any:
-        """Return the images of a call, string `[2 + images]`, made outside of the branch that writes them."""
+        """Return the encoded images of a call, string `[2 + images]`, made outside of the branch that writes them;
+        None: not in `graph`.
+        """
         return tensor() if callable(tensor) and v1.get_default_graph() is self._graph else None
 
     def note_image(self, tag: str, images: Any, written: Any) -> None:
-        """Note a call of `tf.summary.image` that gave `written`."""
+        """Record a call of `tf.summary.image` that returned `written`, a bool scalar."""
         if images is None or not tf.is_tensor(written):
             return
         branch = written.op if written.op.type.endswith("If") else next(
@@ -130,15 +134,16 @@ class Collector:
         return any(inner.name in inputs and outer is self._handle for outer, inner in self._graph.captures)
 
     def _key(self, kind: str, name: str) -> str:
-        """Return the key of the next call with this name: others may have it, too."""
+        """Return the key of the next call with this name; numbers distinguish calls with the same name."""
         self._numbers[f"{kind} {name}"] += 1
         return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
 
 
 def profile_type() -> Any:
-    """Return the message that TensorFlow's profiler writes, an `XSpace` of the open XPlane format.
+    """Return the message class that TensorFlow's profiler writes, `XSpace` of the open XPlane format.
 
-    The public reader is `tensorboard-plugin-profile`, a package of its own with a server and pages.
+    The public reader, `tensorboard-plugin-profile`, is a separate package with a server and pages.
+
     Private: `tensorflow.tsl.profiler.protobuf.xplane_pb2`. When it moves: run.profile_format=text warns.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -147,18 +152,18 @@ def profile_type() -> Any:
 
 
 class EagerCollector:
-    """Notes the summaries of a model_fn that runs eagerly: what Collector notes of one that is traced, with values.
+    """Like Collector, for a model_fn that runs eagerly; values are eager tensors.
 
     Private: `summary_ops_v2._summary_state.writer`, the default writer; since 2.0. When it moves: scalars that model_fn
-    writes elsewhere are the run's as well.
+    writes to other writers are collected as well.
 
     Args:
-      writer: of the `tf.summary` that is noted; what model_fn writes elsewhere is its own.
-      writes: what is neither a scalar nor of v1 is written there at once; False: nothing is.
+      writer: the `tf.summary` writer of the run; summaries that model_fn writes to other writers are not collected.
+      writes: write summaries of `tf.summary` other than scalars at once; False: do not write them.
 
     Attributes:
-      protos: serialised summaries of v1 that are no scalars.
-      has_others: there are summaries of `tf.summary` that are no scalars.
+      protos: serialized v1 summaries other than scalars.
+      has_others: there were `tf.summary` calls other than scalars.
     """
 
     def __init__(self, writer: Any, *, writes: bool) -> None:
@@ -172,12 +177,12 @@ class EagerCollector:
         self._protos_of_scalars: list[Any] = []
 
     def find_protos(self) -> None:
-        """Note the summaries of v1 that model_fn has made: they are in a collection."""
+        """Record the v1 summaries that model_fn made; they are in a graph collection."""
         found = v1.get_collection(v1.GraphKeys.SUMMARIES)
         self.protos = [proto for proto in found if not any(proto is one for one in self._protos_of_scalars)]
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: Any) -> None:
-        """Note a call of `tf.compat.v1.summary.scalar` that gave `proto`."""
+        """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
         if tf.executing_eagerly():
             self._protos_of_scalars.append(proto)
             (written,) = v1.Summary.FromString(proto.numpy()).value
@@ -186,7 +191,7 @@ class EagerCollector:
             )
 
     def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
-        """Do what `tf.summary.write`, which is `own`, does, but for the run's scalars: they are noted."""
+        """Record scalars of the run; for others do the same as `tf.summary.write`, which is `own`."""
         state = getattr(summary_ops_v2, "_summary_state", None)
         if not tf.executing_eagerly() or getattr(state, "writer", self._writer) is not self._writer:
             return own(tag, tensor, step, metadata, name)
@@ -207,7 +212,7 @@ class EagerCollector:
         return own(tag, tensor, step, metadata, name) if self._writes else is_recorded
 
     def _key(self, kind: str, name: str) -> str:
-        """Return the key of the next call with this name: others may have it, too."""
+        """Return the key of the next call with this name; numbers distinguish calls with the same name."""
         self._numbers[f"{kind} {name}"] += 1
         return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
 
@@ -218,13 +223,13 @@ _collector: contextvars.ContextVar[Collector | EagerCollector | None] = contextv
 
 
 def is_collecting() -> bool:
-    """Report whether scalars are collected in this thread."""
+    """Report whether scalars are being collected in this thread."""
     return _collector.get() is not None
 
 
 @contextlib.contextmanager
 def collecting(writer: Any) -> Iterator[Collector]:
-    """Note in what is yielded the scalars and images that model_fn summarises meanwhile, in this thread."""
+    """Yield a Collector of the scalars and images that model_fn summarizes in this thread inside this context."""
     collector = Collector(v1.get_default_graph(), writer)
     with _noted_by(collector):
         yield collector
@@ -232,7 +237,9 @@ def collecting(writer: Any) -> Iterator[Collector]:
 
 @contextlib.contextmanager
 def collecting_eagerly(writer: Any, *, writes: bool) -> Iterator[EagerCollector]:
-    """Note in what is yielded what a model_fn that runs eagerly summarises meanwhile. See EagerCollector."""
+    """Yield an EagerCollector of what an eagerly run model_fn summarizes inside this context; it is complete at the
+    end.
+    """
     collector = EagerCollector(writer, writes=writes)
     with summaries_noted(), _noted_by(collector):
         yield collector
@@ -250,11 +257,12 @@ def _noted_by(collector: Collector | EagerCollector) -> Iterator[None]:
 
 @contextlib.contextmanager
 def summaries_noted() -> Iterator[None]:
-    """Meanwhile TensorFlow's functions tell the Collector of their thread.
+    """Make TensorFlow's summary functions report to the Collector of their thread inside this context.
 
-    Replaced: `tf.compat.v1.summary.scalar`, also as `tensorflow.python.summary.summary.scalar`, and `tf.summary.write`,
-    which `tf.summary.scalar` ends with (TensorBoard's, which takes it from `tf.compat.v2`). A `scalar` of v1 that was
-    imported by name before is not seen: it is the first replica's, as it is in TensorFlow.
+    Replaced are `tf.compat.v1.summary.scalar`, also as `tensorflow.python.summary.summary.scalar`, and
+    `tf.summary.write`, which `tf.summary.scalar` calls last (as `tf.compat.v2.summary.write`, in TensorBoard's
+    package). Calls of a v1 `scalar` that was imported by name earlier are not seen; as in TensorFlow, the first
+    replica's value is written.
     """
     own_v1, own_write = summary.scalar, tf.summary.write
 

@@ -1,4 +1,4 @@
-"""TensorFlow's bundles: named tensors in an index and shards of data, each tensor with a CRC-32C."""
+"""TensorFlow's checkpoint format ("tensor bundle"): named tensors in an index and data shards, each with a CRC-32C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 PART_BYTES = 64 << 20
-"""Of a checkpoint that is read at once, where its tensors are no larger."""
+"""How much of a checkpoint is read at once; a larger tensor is read alone."""
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,9 @@ class Entry(NamedTuple):
     """A tensor in a bundle, or some rows of one.
 
     Attributes:
-      rows: TensorFlow's words for them; "" for a whole tensor.
+      key: the tensor's key in the bundle.
+      rows: a slice in TensorFlow's notation, see `slice_specs`; "": the whole tensor.
+      value: array, tensor or variable.
     """
 
     key: str
@@ -35,9 +37,10 @@ class Entry(NamedTuple):
 
 
 def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Write one bundle from key -> tensor of any shape and dtype; a tuple is written as the slices of one tensor.
+    """Write one bundle from key -> tensor of any shape and dtype; a tuple of tensors is written as the slices of one
+    tensor.
 
-    What is on a parameter server is written there: `path` must be the same file for all of them.
+    Parameter servers write the tensors that they hold, so `path` must be the same file for all of them.
     """
     by_place: dict[str, list[Entry]] = {}
     for key, value in tensors.items():
@@ -53,14 +56,14 @@ def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
 
 
 def write_in_parts(path: Path, parts: Iterator[Sequence[Entry]]) -> None:
-    """Writes one bundle of entries that come in parts; each is forgotten before the next is asked for."""
+    """Write one bundle of entries that come in parts; each part is freed before the next one is requested."""
     with tf.init_scope():
-        # map: a loop would hold a part in its variable while the next one is made.
+        # By map, since a loop variable would keep a part alive while the next one is made.
         _merge(path, map(functools.partial(_write, "CPU:0"), parts, _prefixes(path)))
 
 
 def _prefixes(path: Path) -> Iterator[Path]:
-    """Yield the paths of the bundles that become one at `path`, each in a folder of its own."""
+    """Yield the paths of the bundles to merge into `path`, each in a new folder."""
     for number in itertools.count():
         folder = path.parent / f"{number}"
         folder.mkdir()
@@ -90,10 +93,11 @@ def is_far(value: Any) -> bool:
 
 
 def slice_specs(parts: Sequence[tf.TensorShape], axis: int = 0) -> list[str]:
-    """TensorFlow's words for consecutive slices along an axis: "10 4 0,5:0,4" is rows 0-4 of a [10, 4].
+    """Return TensorFlow's notation of consecutive slices along an axis: "10 4 0,5:0,4" is rows 0-4 of a `[10, 4]`.
 
     Args:
       parts: the shape of each slice.
+      axis: the axis along which the tensor is divided.
     """
     sizes = [part[axis] for part in parts]
     whole = [sum(sizes) if number == axis else size for number, size in enumerate(parts[0])]
@@ -106,7 +110,9 @@ def slice_specs(parts: Sequence[tf.TensorShape], axis: int = 0) -> list[str]:
 
 
 def pieces(shape: tf.TensorShape, number: int) -> list[str]:
-    """Rows of a tensor, as `slice_specs` says, in so many even pieces; in one where there are too few."""
+    """Return the specs (see `slice_specs`) of `number` slices of about equal size; one slice, "", if there are too
+    few rows.
+    """
     if number == 1 or not shape.rank or shape[0] < number:
         return [""]
     each, extra = divmod(int(shape[0]), number)
@@ -122,9 +128,10 @@ def open_reader(path: str) -> Any:
 
 
 def literal(path: str) -> str:
-    """Return a path of the bundle `path` that means itself: TensorFlow 2.21 looks for a bundle to read by a pattern.
+    """Return a path by which TensorFlow finds the bundle `path`, even if its folder has characters of a pattern.
 
-    A folder `run[1]` would match `run1`, and an escaped name is not opened. So such a folder is read by another name.
+    TensorFlow 2.21 takes the path of a bundle to read as a pattern: `run[1]` would match `run1`, and an escaped name is
+    not opened. Such a folder is read through a symbolic link.
     """
     folder, name = os.path.split(path)
     return os.path.join(_plain_name(os.path.abspath(folder)), name) if _PATTERN.search(folder) else path
@@ -132,7 +139,7 @@ def literal(path: str) -> str:
 
 @functools.cache
 def _plain_name(folder: str) -> str:
-    """Return a link to `folder`, which lives as long as this process."""
+    """Return a symbolic link to `folder`; it is removed when the process exits."""
     links = tempfile.mkdtemp(prefix="runner-")
     atexit.register(shutil.rmtree, links, ignore_errors=True)
     link = os.path.join(links, "model_dir")
@@ -141,12 +148,12 @@ def _plain_name(folder: str) -> str:
 
 
 def size_of(shape: Sequence[int], dtype: tf.DType) -> int:
-    """Return the bytes of a tensor in memory; strings count by their number."""
+    """Return the bytes of a tensor in memory; for strings, an amount per string."""
     return math.prod(shape) * int(dtype.size)
 
 
 def in_parts(entries: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
-    """Yield `entries` in lists of up to PART_BYTES together; what is larger comes alone. In their order."""
+    """Yield `entries`, in order, in lists of up to PART_BYTES; a larger entry comes alone."""
     part: list[_T] = []
     size = 0
     for entry in entries:
@@ -160,7 +167,11 @@ def in_parts(entries: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[li
 
 
 def read_bundle(path: str, dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tensor]:
-    """Return key -> tensor of the saved shape and dtype, read together.
+    """Read tensors in one call and return key -> tensor, with the shape and dtype that were saved.
+
+    Args:
+      path: prefix of the bundle.
+      dtypes: key -> dtype of the tensors to read.
 
     Raises:
       DataLossError: a tensor does not match its CRC-32C.
@@ -170,7 +181,12 @@ def read_bundle(path: str, dtypes: Mapping[str, tf.DType]) -> dict[str, tf.Tenso
 
 
 def read_entries(path: str, place: str, entries: Sequence[tuple[str, str, tf.DType]]) -> list[tf.Tensor]:
-    """Return the tensors, or rows of them (as in `slice_specs`), read on the device `place`.
+    """Return tensors, or slices of them, read on the device `place`.
+
+    Args:
+      path: prefix of the bundle.
+      place: name of a device.
+      entries: (key, slice as in `slice_specs`, dtype) of each.
 
     Raises:
       DataLossError: a tensor does not match its CRC-32C.

@@ -1,7 +1,7 @@
-"""Private names of TensorFlow and tf_keras that the classic API needs; no other file of this package has any.
+"""Private names of TensorFlow and tf_keras that only the classic API needs.
 
-Written against TensorFlow 2.21 and tf_keras 2.21. tests/classic/compat/test_classic_names.py fails first, and by name,
-when one moves.
+Written for TensorFlow 2.21 and tf_keras 2.21. When a name moves, tests/classic/compat/test_classic_names.py fails with
+that name.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ _LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
 
 
 def legacy_keras(part: str) -> Any:
-    """The module of tf_keras that TensorFlow serves as `tf.compat.v1.layers` ("layers") or `tf.nn.rnn_cell`
+    """Return the module of tf_keras that TensorFlow provides as `tf.compat.v1.layers` ("layers") or `tf.nn.rnn_cell`
     ("rnn_cell"), but only with TF_USE_LEGACY_KERAS=1.
 
-    When it moves: `tensorflow/_api/v2/compat/v1/__init__.py` names the new place.
-    Raises: ModuleNotFoundError: tf_keras is not installed.
+    When it moves: `tensorflow/_api/v2/compat/v1/__init__.py` has the new name.
+
+    Raises:
+      ModuleNotFoundError: tf_keras is not installed.
     """
     return importlib.import_module(f"{_LEGACY}.{part}")
 
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Has what runs in it be eager in a script's own `with tf.Graph().as_default():`, too: tf.estimator made another
-    graph for each call. Also a decorator.
+    """Run code eagerly inside this context, also within a script's `with tf.Graph().as_default():`. Also a decorator.
 
-    Private: `context.eager_mode`, unchanged since TF 1.5; `tf.init_scope` stays in a graph that is no function's. When
-    it moves: run it in a new thread, which begins eagerly.
+    Scripts may call an Estimator there, since tf.estimator made a new graph for each call.
+
+    Private: `context.eager_mode`, unchanged since TF 1.5; `tf.init_scope` would stay in the script's graph. When it
+    moves: run the code in a new thread, which starts eagerly.
     """
     from tensorflow.python.eager import context
 
@@ -47,10 +50,10 @@ def eagerly() -> Iterator[None]:
 
 
 def put_on_keras(module: Any, name: str, value: Any) -> None:
-    """Makes `<module>.keras.<name>` be `value`, and does not load Keras for that.
+    """Set `<module>.keras.<name>` to `value` without importing Keras.
 
-    Private: `LazyLoader._load`, which loads Keras when it is first used and puts the module in its own place.
-    When it moves: `tf.keras.<name> = value` loads Keras at once, which takes a second.
+    Private: `LazyLoader._load`, which imports Keras at its first use and replaces the module object. When it moves:
+    `tf.keras.<name> = value`, which imports Keras at once and takes a second.
     """
     keras = module.keras
 
@@ -67,11 +70,11 @@ def put_on_keras(module: Any, name: str, value: Any) -> None:
 
 
 def state_without_a_graph(optimizer: Any) -> None:
-    """Has `_get_non_slot_variable(name, graph)` of an optimizer of the user's own find what it made, as in a session.
+    """Make `_get_non_slot_variable(name, graph)` work in user-defined optimizers, as in a session.
 
-    Private: `Optimizer._get_non_slot_variable` and `_non_slot_dict`, whose keys have no graph where TensorFlow is
-    eager outside of functions; such optimizers ask with the graph of model_fn, since `tf.executing_eagerly()` is False
-    in it. Unchanged since 1.7. When it moves: an optimizer with `graph = None` works.
+    Private: `Optimizer._get_non_slot_variable` and `_non_slot_dict`. Keys of the dict have no graph if TensorFlow is
+    eager outside of functions, but such optimizers pass the graph of model_fn, since `tf.executing_eagerly()` is False
+    in it. Unchanged since 1.7. When it moves: an optimizer must pass `graph=None`.
     """
     find = optimizer._get_non_slot_variable
 
@@ -82,23 +85,26 @@ def state_without_a_graph(optimizer: Any) -> None:
     optimizer._get_non_slot_variable = found
 
 
-# By mock, which imports TensorFlow late, and puts back what was there also where model_fn has set it to something else.
+# By mock.patch: it imports TensorFlow late, and restores the old value even if model_fn has changed the new one.
 _SHAPES = "tensorflow.python.framework.tensor_shape"
 _by_identity = EnteredOnce(lambda: mock.patch("tensorflow.Tensor._USE_EQUALITY", False))
 _with_dimensions = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", False))
 
 
 def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], keeping: Callable[[Any], Any]) -> None:
-    """Has `strategy`, the class ParameterServerStrategy, be made in every task of a cluster, as other strategies are.
+    """Make the class `strategy`, ParameterServerStrategy, constructible in every task of a cluster, like other
+    strategies.
 
-    TensorFlow's takes each process that makes one for the coordinator: a worker then listens at the chief's address,
-    or waits for itself.
-    Private: `_connect_to_cluster`, called by the constructor. When it moves: the constructor of any other task is to
-    say that the strategy is made by the chief alone.
+    TensorFlow takes every process that constructs one for the coordinator, so a worker would listen at the chief's
+    address or wait for itself.
+
+    Private: `_connect_to_cluster`, called by the constructor. When it moves: refuse the strategy in tasks other than
+    the chief.
 
     Args:
-      fitted: makes of a cluster resolver the one for the strategy.
-      keeping: makes of that a context manager for the connection.
+      strategy: the class, which is changed.
+      fitted: cluster resolver -> the resolver to use.
+      keeping: that resolver -> context manager around the connection.
     """
     made = strategy.__init__
 
@@ -116,17 +122,19 @@ def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], k
 
 
 def dimensions_of_tf1() -> contextlib.AbstractContextManager[Any]:
-    """Meanwhile the elements of a shape have a `value`, as `operators_of_tf1` says."""
+    """Give elements of shapes a `value` inside this context, as in `operators_of_tf1`."""
     return _with_dimensions()
 
 
 @contextlib.contextmanager
 def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
-    """Meanwhile `==` compares tensors and variables by identity, so that they can be keys; with `dimensions` the
-    elements of a shape have a `value`.
+    """Make `==` compare tensors and variables by identity, so that they can be dict keys, inside this context.
 
-    Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, which `tf.compat.v1.disable_tensor_equality` and
-    `disable_v2_tensorshape` set, and which nothing public reads. When they move: call these two and their opposites.
+    Args:
+      dimensions: elements of shapes have a `value`, too.
+
+    Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, set by `tf.compat.v1.disable_tensor_equality` and
+    `disable_v2_tensorshape`; nothing public reads them. When they move: call these functions and their opposites.
     """
     with _by_identity(), dimensions_of_tf1() if dimensions else contextlib.nullcontext():
         yield
@@ -136,23 +144,23 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
 
 
 def lookup_tables() -> Any:
-    """Return the module with the functions of tf.contrib.lookup: index_table_from_file, IdTableWithHashBuckets.
+    """Return the module with the functions of tf.contrib.lookup, such as index_table_from_file.
 
-    Private: `tensorflow.python.ops.lookup_ops`, where they have been since TF 1.8 under no public name. When it moves:
-    tf.compat.v1.lookup has StaticHashTable and StaticVocabularyTable, which they are made of.
+    Private: `tensorflow.python.ops.lookup_ops`, where they have been since TF 1.8 without a public name. When it moves:
+    build them from tf.compat.v1.lookup.StaticHashTable and StaticVocabularyTable.
     """
     return importlib.import_module("tensorflow.python.ops.lookup_ops")
 
 
 class _ArgStack(threading.local):
-    """The argument scopes of a thread: replicas run model_fn at the same time, each with its own."""
+    """The argument scopes of a thread. Replicas run model_fn at the same time, so each thread needs its own."""
 
     def __init__(self) -> None:
         self.stack: list[dict[Any, Any]] = [{}]
 
 
 class _WithMoved(types.ModuleType):
-    """A module of TensorFlow with names that it has no more."""
+    """A module of TensorFlow with additional names that it no longer has."""
 
     def __init__(self, module: types.ModuleType, moved: Mapping[str, Any]) -> None:
         super().__init__(module.__name__)
@@ -165,12 +173,17 @@ class _WithMoved(types.ModuleType):
 
 @functools.cache
 def prepare_slim() -> None:
-    """Import tf_slim 1.1.0, and make its modules alone find names that TensorFlow has moved since.
+    """Import tf_slim 1.1.0, which was written for TensorFlow 2.3, and give its modules the names that TensorFlow has
+    moved.
 
-    Private: `tensorflow.python.layers.normalization` loads `tf_keras.legacy_tf_layers.normalization`, which tf_keras
-    2.21 has as `tf_keras.src.legacy_tf_layers.normalization`; `tf_slim.ops.arg_scope._get_arg_stack`, one stack for
-    all threads. tf_slim has its last release: it moves no more. When a module of `moved` has its name again, drop it.
-    Raises: ModuleNotFoundError: tf_slim or tf_keras is not installed.
+    Only tf_slim's modules see these names.
+
+    Private: `tensorflow.python.layers.normalization` loads `tf_keras.legacy_tf_layers.normalization`, which is
+    `tf_keras.src.legacy_tf_layers.normalization` in tf_keras 2.21; `tf_slim.ops.arg_scope._get_arg_stack`, one stack
+    for all threads. This is tf_slim's last release. When a module in `moved` has its name again: remove the entry.
+
+    Raises:
+      ModuleNotFoundError: tf_slim or tf_keras is not installed.
     """
     from tensorflow.python.layers import normalization
 

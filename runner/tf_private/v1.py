@@ -1,4 +1,4 @@
-"""`tf.compat.v1`: arguments of its optimizers and hooks, the last step of its losses, and gradients in loops.
+"""Private parts of `tf.compat.v1`: arguments of optimizers and hooks, the last step of its losses, gradients in loops.
 
 When a hook keeps its arguments elsewhere: read them there.
 """
@@ -22,9 +22,9 @@ from runner.tf_private.replaced import replaced
 v1 = tf.compat.v1
 
 ActsAsSession: Any = SessionInterface
-"""Base of what `tf.compat.v1.train.Saver.save` takes for a session.
+"""Base class of objects that `tf.compat.v1.train.Saver.save` accepts as a session.
 
-Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; hooks then restore, and cannot save.
+Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; hooks can then restore but not save.
 """
 
 
@@ -40,8 +40,10 @@ def default_session(session: Any) -> contextlib.AbstractContextManager[Any]:
 def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
     """Make a v1 optimizer multiply its learning rate by a float scalar; return False if the rate is not found.
 
-    Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, of which `_prepare` makes a tensor in
-    `apply_gradients`; unchanged since TF 1. The optimizer is good for this one trace afterwards.
+    The optimizer can only be used in this trace afterwards.
+
+    Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, which `_prepare` converts to a tensor in
+    `apply_gradients`; unchanged since TF 1.
     """
     name = next((name for name in ("_learning_rate", "_lr") if hasattr(optimizer, name)), None)
     if name is None:
@@ -62,22 +64,22 @@ def rate_of_v1(optimizer: Any) -> tf.Tensor | None:
 
 
 def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
-    """Return (steps, seconds) between two turns of a LoggingTensorHook or SummarySaverHook; both None: it has none.
+    """Return (steps, seconds) between two triggers of a LoggingTensorHook or SummarySaverHook; both None: it has none.
 
-    Private: `_timer`, and `_every_steps` and `_every_secs` of it, all unchanged since TF 1.4.
+    Private: `_timer`, and its `_every_steps` and `_every_secs`, all unchanged since TF 1.4.
     """
     timer = hook._timer
     return getattr(timer, "_every_steps", None), getattr(timer, "_every_secs", None)
 
 
 def last_turn(hook: Any) -> int | None:
-    """Return what `count_of` the hook was at its last turn; None: there was none."""
+    """Return the `count_of` the hook at its last trigger; None: it has not triggered."""
     last: int | None = hook._timer.last_triggered_step()
     return last
 
 
 def is_turn(hook: Any) -> bool:
-    """Report whether it is the hook's turn at what `count_of` it is, which is not None."""
+    """Report whether the hook triggers at its current `count_of`, which is not None."""
     turn: bool = hook._timer.should_trigger_for_step(count_of(hook))
     return turn
 
@@ -86,16 +88,16 @@ _COUNTS = {v1.train.LoggingTensorHook: "_iter_count", v1.train.SummarySaverHook:
 
 
 def count_of(hook: Any) -> int | None:
-    """Return how many steps a LoggingTensorHook has seen; for a SummarySaverHook its next step (None: the first).
+    """Return how many steps a LoggingTensorHook has seen, or the next step of a SummarySaverHook (None: its first).
 
-    Private: `_iter_count` and `_next_step`, which they count up by one at each call.
+    Private: `_iter_count` and `_next_step`, which they increment at each call.
     """
     count: int | None = getattr(hook, _count_name(hook), None)
     return count
 
 
 def set_count(hook: Any, count: int) -> None:
-    """Correct the count of such a hook by steps that ran without it."""
+    """Set the count of such a hook, after steps that ran without it."""
     setattr(hook, _count_name(hook), count)
 
 
@@ -104,23 +106,27 @@ def _count_name(hook: Any) -> str:
 
 
 def tensors_logged_at_end(hook: Any) -> Any:
-    """Return the tensors of a LoggingTensorHook(at_end=True), else None. Private: `_log_at_end`, `_current_tensors`."""
+    """Return the tensors of a LoggingTensorHook(at_end=True), else None.
+
+    Private: `_log_at_end`, `_current_tensors`.
+    """
     logs = isinstance(hook, v1.train.LoggingTensorHook) and hook._log_at_end
     return hook._current_tensors if logs else None
 
 
 def tensors_resolved(hook: Any, resolve: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
-    """Replace names and variables of a LoggingTensorHook by graph tensors, inside this context.
+    """Replace names and variables in a LoggingTensorHook by graph tensors, inside this context.
 
-    Private: `_tensors`, which `begin` looks up, and where it refuses variables that are none of the graph.
+    Private: `_tensors`, which `begin` looks up in the graph; it refuses variables that are not in the graph.
     """
     return replaced(hook, "_tensors", {tag: resolve(tensor) for tag, tensor in hook._tensors.items()})
 
 
 def writer_given(hook: Any, writer_of: Callable[[str], Any]) -> contextlib.AbstractContextManager[None]:
-    """Give a SummarySaverHook without a writer that of its folder, inside this context.
+    """Give a SummarySaverHook without a writer the one of its folder, inside this context.
 
-    Private: `_summary_writer` and `_output_dir`. Its own is for the session's graph, which it writes as well.
+    Private: `_summary_writer` and `_output_dir`. The writer that it would make needs a session's graph, and writes
+    that, too.
     """
     if hook._summary_writer is not None or not hook._output_dir:
         return contextlib.nullcontext()
@@ -130,8 +136,9 @@ def writer_given(hook: Any, writer_of: Callable[[str], Any]) -> contextlib.Abstr
 def settings_of_hook(hook: Any) -> dict[str, Any] | None:
     """Return the arguments of one of TensorFlow's own training hooks, which the runner replaces; None for others.
 
-    Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4. A subclass may do
-    more, so only the classes themselves count.
+    Subclasses count as others, since they may do more.
+
+    Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4.
     """
     read = _SETTINGS.get(type(hook))
     return None if read is None else read(hook)
@@ -157,9 +164,9 @@ _SETTINGS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
 def names_in_saver(saver: Any) -> dict[str, str]:
     """Return variable name -> its key in a checkpoint, for all variables of a Saver.
 
-    Private: `_var_list`, which the constructor was given, or filled with all variables of the graph; None where the
-    Saver was not built yet. Unchanged since TF 0.6. When it moves: read it of the inputs of the restore operation.
-    Also `_save_slice_info` of the parts that a v1 partitioner made, which have the key of the whole; since TF 1.
+    Private: `_var_list`, the constructor's argument or all variables of the graph; None if the Saver is not built yet;
+    unchanged since TF 0.6. When it moves: read the inputs of the restore operation. Also `_save_slice_info` of the
+    parts that a v1 partitioner made, which share the key of the whole variable; since TF 1.
     """
     given = saver._var_list
     keyed = given.items() if isinstance(given, Mapping) else [("", one) for one in given or ()]
@@ -168,7 +175,7 @@ def names_in_saver(saver: Any) -> dict[str, str]:
         is_whole = hasattr(one, "read_value")
         for part in [one] if is_whole or not isinstance(one, Iterable) else one:
             if not hasattr(part, "read_value"):
-                continue  # a SaveableObject: of a table, of an iterator
+                continue  # a SaveableObject, such as a table or an iterator
             info = getattr(part, "_save_slice_info", None)
             name = part.op.name if info is None else info.full_name
             names[name] = key or name
@@ -177,10 +184,10 @@ def names_in_saver(saver: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
-    """Have `build` make the one-shot and initializable iterators of datasets, inside this context.
+    """Make `build` create the one-shot and initializable iterators of datasets, inside this context.
 
-    Private: `DatasetV1._make_one_shot_iterator` and `_make_initializable_iterator`, which the methods and the functions
-    of `tf.compat.v1.data` call, and which every dataset inherits. When they move: replace the public ones.
+    Private: `DatasetV1._make_one_shot_iterator` and `_make_initializable_iterator`, which every dataset inherits, and
+    which its methods and the functions of `tf.compat.v1.data` call. When they move: replace the public ones.
     """
 
     def make(self: Any, shared_name: str | None = None) -> Any:
@@ -192,20 +199,21 @@ def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def summaries_of_v1() -> contextlib.AbstractContextManager[None]:
-    """Make `tf.compat.v1.summary` return serialized summaries and collect them in SUMMARIES, while model_fn is called.
+    """Make `tf.compat.v1.summary` return serialized summaries and collect them in SUMMARIES, inside this context.
 
-    TensorFlow 2.21 makes operations of TensorFlow 2 of them where there is a writer: `merge_all()` is then None.
-    Private: `summary._should_invoke_v2_op`, since 2.9. When it moves: they go to the writer, and hooks find none.
+    If there is a writer, TensorFlow 2.21 makes operations of TensorFlow 2 instead, and `merge_all()` returns None.
+
+    Private: `summary._should_invoke_v2_op`, since 2.9. When it moves: summaries go to the writer, and hooks find none.
     """
     return replaced(summary, "_should_invoke_v2_op", lambda: False)
 
 
 @contextlib.contextmanager
 def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
-    """Let `build` compute the loss of a batch for `tf.compat.v1.losses`; it gets TensorFlow's function first.
+    """Let `build` compute the loss of a batch for `tf.compat.v1.losses`; its first argument is TensorFlow's function.
 
-    Private: `losses_impl.compute_weighted_loss`, which is `tf.compat.v1.losses.compute_weighted_loss` and what the
-    others of that module end with; unchanged since TF 1.0. When it moves: its users get what each replica finds alone.
+    Private: `losses_impl.compute_weighted_loss`, which is `tf.compat.v1.losses.compute_weighted_loss` and which the
+    other losses call last; unchanged since TF 1.0. When it moves: each replica divides by its own weights.
     """
     own = losses_impl.compute_weighted_loss
 
@@ -219,11 +227,11 @@ def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
 
 
 def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
-    """Let `tf.gradients` in a loop or branch also find what depends on variables outside of it.
+    """Let `tf.gradients` in a loop or branch also find paths to variables outside of it, inside this context.
 
-    In a graph of TF 1 the handle of a variable was a tensor of that graph. Here it is outside of all, and each function
-    has a placeholder of its own for it; TensorFlow looks for that of the innermost, which nothing outside leads to, and
-    gives None: the gradient would silently be zero.
+    In a TF 1 graph the handle of a variable is a tensor of that graph. Here it is outside of all graphs, and each
+    function has its own placeholder for it. TensorFlow only looks at the innermost placeholder, to which nothing
+    outside is connected, and returns None: the gradient would silently be zero.
 
     Private: `gradients_util._GradientsHelper`, which `tf.gradients` and the optimizers of `tf.compat.v1` call; since
     1.12. When it moves: replace `tf.compat.v1.gradients`, and `compute_gradients` of the optimizers.
@@ -251,7 +259,7 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def _in_functions_around(x: Any) -> list[tf.Tensor]:
-    """Return what stands for the variable `x` in the functions around the one that is being traced."""
+    """Return the placeholders of the variable `x` in the functions around the traced one."""
     handle = getattr(x, "handle", None)
     graph: Any = getattr(v1.get_default_graph(), "outer_graph", None)
     found: list[tf.Tensor] = []

@@ -27,12 +27,12 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class VariablePart:
-    """The place of a part in its variable.
+    """A part of a partitioned variable.
 
     Attributes:
-      whole: name of the variable.
-      number: parts are in the order of their numbers.
-      axis: along which the variable is partitioned.
+      whole: name of the whole variable.
+      number: offset along the axis, by which parts are ordered.
+      axis: the axis along which the variable is partitioned.
     """
 
     whole: str
@@ -42,7 +42,7 @@ class VariablePart:
 
 @dataclasses.dataclass(frozen=True)
 class _VariableOp:
-    """Replaces `variable.op` of a v1 graph, for code that reads its name. The same on all replicas."""
+    """Replaces `variable.op` of a v1 graph, for code that reads its name, which is the same in all replicas."""
 
     name: str
     type: str = "VarHandleOp"
@@ -51,11 +51,14 @@ class _VariableOp:
 
 
 class _Named:
-    """A variable that can be asked for its `op` and what it begins with, which an eager one refuses.
+    """A variable with `op` and `initial_value`, which eager variables do not have.
+
+    v1 optimizers identify a variable by the name of its `op`, in a graph and eagerly, so all variables of a model need
+    one, the same on all replicas.
 
     Attributes:
-      initial: computes its initial value: v1 moving averages, and other variables, begin with it, too.
-      keras_variable: the `keras.Variable` of Keras 3 that it is the value of, if it is.
+      initial: computes the initial value, from which v1 moving averages and other variables start as well.
+      keras_variable: the `keras.Variable` of Keras 3 that it belongs to; None: none.
     """
 
     initial: Callable[[], Any]
@@ -71,14 +74,14 @@ class _Named:
         return own if own is not None else getattr(self.keras_variable, "constraint", None)
 
     def eval(self, session: Any = None) -> Any:
-        """Return its value in a session, such as a hook's."""
+        """Return the value in a session, such as a hook's."""
         session = v1.get_default_session() if session is None else session
         if session is None:
             raise ValueError(f"{self.op.name}.eval(): there is no default session. Give one: eval(session=session).")
         return session.run(self)
 
     def load(self, value: Any, session: Any = None) -> None:
-        """Assign a value (of its shape) in the session of a hook."""
+        """Assign a value of the variable's shape in the session of a hook."""
         _load(self, value, session)
 
     @property
@@ -101,7 +104,9 @@ def _load(variable: Any, value: Any, session: Any = None) -> None:
 
 
 def loadable(variable: tf.Variable) -> tf.Variable:
-    """Return a variable of a strategy, which has `load` from now on, as in TF 1. Its copies are `named`."""
+    """Give a variable of a strategy the method `load`, as in TF 1, and return it; its copies get theirs from
+    `named`.
+    """
     variable.load = functools.partial(_load, variable)
     return variable
 
@@ -110,7 +115,7 @@ class _DiscoveryVariable(_Named, UninitializedVariable):
     """A variable without a value that knows its initial value.
 
     Attributes:
-      is_given: that is another one than its initializer's.
+      is_given: the initial value comes from a checkpoint or file, not from the initializer.
     """
 
     is_given = False
@@ -119,10 +124,11 @@ class _DiscoveryVariable(_Named, UninitializedVariable):
 def uninitialized_variable(
     name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool, initial: Callable[[], Any] | None = None
 ) -> tf.Variable:
-    """An eager variable without a value; `assign` gives it one and allocates it.
+    """Return an eager variable without a value; `assign` gives it one and allocates memory.
 
     Args:
-      initial: computes its initial value, for those who ask before it has one.
+      name, shape, dtype, trainable: as in tf.Variable.
+      initial: computes the initial value, for code that reads it earlier; None: zeros.
     """
     with tf.init_scope(), v1.name_scope(None):
         variable = _DiscoveryVariable(name=name, shape=shape, dtype=dtype, trainable=trainable)
@@ -131,12 +137,13 @@ def uninitialized_variable(
 
 
 def named(variable: tf.Variable, initial: Callable[[], Any]) -> tf.Variable:
-    """The variable, whose `op.name` is its name from now on, as in a v1 graph.
+    """Return the variable, changed to have an `op` with its name, as in a v1 graph.
 
-    Private: none; but TensorFlow's own optimizers know a variable that has an `op` by the name of that.
+    Private: none; TensorFlow's own optimizers identify a variable that has an `op` by its name.
 
     Args:
-      initial: computes its initial value.
+      variable: the variable.
+      initial: computes the initial value.
     """
     kind = type(variable)
     variable.__class__ = type(kind.__name__, (_Named, kind), {"initial": staticmethod(initial)})
@@ -144,42 +151,42 @@ def named(variable: tf.Variable, initial: Callable[[], Any]) -> tf.Variable:
 
 
 def constrain(variable: Any, constraint: Callable[[tf.Variable], Any] | None) -> None:
-    """Has optimizers keep the variable, and each of its copies, to what `constraint` gives of it, as a v1 graph did.
+    """Make v1 optimizers apply `constraint` to the variable and each of its copies after updates, as in a v1 graph.
 
-    Private: `BaseResourceVariable._constraint`, which `constraint` reads, since TF 1. When it moves: give it to the
-    constructor; it is then that of the first call of model_fn.
+    Private: `BaseResourceVariable._constraint`, which `constraint` returns, since TF 1. When it moves: pass it to the
+    constructor; the constraint of the first call of model_fn then stays.
     """
     for copy in _copies(variable):
         copy._constraint = constraint
 
 
 def belongs_to(variable: Any, owner: Any) -> None:
-    """Has the variable, and each of its copies, know the `keras.Variable` that asked for it."""
+    """Set the `keras.Variable` that requested the variable, on each of its copies."""
     for copy in _copies(variable):
         copy.keras_variable = owner
 
 
 def share_on_read(variable: Any) -> None:
-    """Have the next read of a variable, of each of its copies, share its buffer.
+    """Make the next read of a variable, and of each of its copies, share its buffer instead of copying it.
 
-    A lookup or a sparse update makes a variable give a copy to whoever reads it, from then on: a checkpoint of an
-    embedding would take its size in memory once more. The next of them gives the variable a buffer of its own again
-    where somebody still holds the one that was shared. As `tf.train.Checkpoint` does it before it reads.
+    After a lookup or a sparse update, TensorFlow copies the variable at each read: a checkpoint of an embedding would
+    need its size in memory once more. The next such update copies the buffer if a reader still holds it.
+    `tf.train.Checkpoint` does the same before it reads.
     """
     for copy in _copies(variable):
         tf.raw_ops.DisableCopyOnRead(resource=copy.handle)
 
 
 def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
-    """Give a variable, each of its copies, the one value that `read` gives; the one that it had is gone by then.
+    """Assign the one value that `read` returns to all copies of a variable, after freeing the old value.
 
-    For what is so large that both are not to be in memory. Where `read` fails, the variable holds zeros.
+    For variables so large that both values do not fit into memory. If `read` fails, the variable becomes zeros.
     """
     copies = _copies(variable)
 
     def fill(value: tf.Tensor) -> None:
         for copy in copies:
-            with tf.device(copy.device):  # `assign` refuses a value of another shape than the last one
+            with tf.device(copy.device):  # raw, since `assign` refuses values of another shape
                 tf.raw_ops.AssignVariableOp(resource=copy.handle, value=value)
 
     fill(tf.zeros([0], variable.dtype))
@@ -197,16 +204,20 @@ def _copies(variable: Any) -> list[Any]:
 
 
 def slices_of(variables: Mapping[str, tf.Variable]) -> dict[str, VariablePart]:
-    """Those of `variables` that a v1 partitioner, or an optimizer or a moving average of its parts, made as parts.
+    """Return name -> part for those of `variables` that are parts made by a v1 partitioner, including slots and moving
+    averages of parts.
 
-    Private: `_save_slice_info`, by which a v1 Saver writes parts under one name; there since TF 1.
+    Private: `_save_slice_info`, by which a v1 Saver writes parts under one name, since TF 1.
     """
     infos = {name: getattr(variable, "_save_slice_info", None) for name, variable in variables.items()}
     return {name: _part(info) for name, info in infos.items() if info is not None}
 
 
 def same_slice(variable: tf.Variable, as_of: tf.Variable) -> None:
-    """Has `variable` be the part that `as_of`, whose place it takes, was made as. Private: as `slices_of`."""
+    """Make `variable` the same part as `as_of`, which it replaces.
+
+    Private: as in `slices_of`.
+    """
     info = getattr(as_of, "_save_slice_info", None)
     if info is not None:
         variable._set_save_slice_info(info)
@@ -219,14 +230,14 @@ def _part(info: Any) -> VariablePart:
 
 
 def initial_values_from_checkpoints() -> contextlib.AbstractContextManager[None]:
-    """While a step is traced, `init_from_checkpoint` changes what variables without a value will start from.
+    """Make `init_from_checkpoint` change the initial values of variables without a value, while a step is traced.
 
     Private: `checkpoint_utils._set_checkpoint_initializer`, which it calls for each variable, and which makes an
-    operation of a v1 graph. When it moves: what it hands a variable is the tensor of its `initial_value`.
+    operation of a v1 graph. When it moves: read the tensor `initial_value` that it sets on a variable.
     """
 
     def set_initial(variable: Any, checkpoint: str, name: str, rows: str, *_: Any, **__: Any) -> None:
-        if isinstance(variable, _DiscoveryVariable):  # others have their values
+        if isinstance(variable, _DiscoveryVariable):  # other variables have values already
             entry = (name, rows, variable.dtype)
             variable.initial = lambda: tensor_bundle.read_entries(checkpoint, "CPU:0", [entry])[0]
             variable.is_given = True
@@ -235,9 +246,11 @@ def initial_values_from_checkpoints() -> contextlib.AbstractContextManager[None]
 
 
 def begin_with(variable: Any, value: np.ndarray) -> None:
-    """Have a variable begin with `value`. One that has a value already, of an earlier trace or step, keeps it."""
+    """Set the initial value of a variable, an array of its shape; ignored if it has a value, or if one was set
+    before.
+    """
     first = 0
-    for part in getattr(variable, "variables", [variable]):  # of one that is divided by rows over parameter servers
+    for part in getattr(variable, "variables", [variable]):  # the row partitions of a variable on parameter servers
         rows = value if part is variable else value[first : first + part.shape[0]]
         first += len(rows) if rows.ndim else 0
         if isinstance(part, _DiscoveryVariable) and not part.is_given:
@@ -245,5 +258,7 @@ def begin_with(variable: Any, value: np.ndarray) -> None:
 
 
 def initial_of(variable: tf.Variable) -> Callable[[], Any] | None:
-    """Return what gives the value that `init_from_checkpoint` or `begin_with` found; None: neither was called."""
+    """Return the function that computes the initial value set by `init_from_checkpoint` or `begin_with`; None: there
+    is none.
+    """
     return variable.initial if getattr(variable, "is_given", False) else None

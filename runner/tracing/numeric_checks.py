@@ -133,7 +133,8 @@ def _error_of(checked: _Checked, states: str) -> NotFiniteError:
 def _made_by_user(operation: tf.Operation) -> tf.Operation | None:
     """Return the operation, or the nearest one before it, that a line of the user's code made.
 
-    Gradients are made by the runner, or by a call of `minimize`. The operation that was differentiated says more.
+    Gradients are made by the runner or by `minimize`, so their own lines do not help; the differentiated operation's
+    line does.
     """
     seen, queue = {operation}, [operation]
     for one in queue:

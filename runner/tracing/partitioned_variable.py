@@ -17,10 +17,10 @@ from runner.tf_private.variables import VariablePart, refill, share_on_read
 from runner.tracing.variable_request import VariableSpec
 
 Entry = tuple[str, str, tf.DType]
-"""Key of a tensor in a checkpoint, the rows of it that are meant, and its type."""
+"""(key of a tensor in a checkpoint, slice of its rows, dtype)."""
 
 Rows = tuple[int, int]
-"""First row of a part, and the row after its last."""
+"""(first row of a part, row after its last)."""
 
 
 class PartitionedVariable:
@@ -61,7 +61,7 @@ class UnreadableVariableError(RuntimeError):
 
 
 LARGE = 1 << 20
-"""Bytes of a variable from which on a copy costs more than the operation that avoids it."""
+"""Size in bytes from which copying a variable costs more than the operation that avoids the copy."""
 
 
 def assign(variable: Any, value: Any) -> None:

@@ -29,7 +29,7 @@ v1 = tf.compat.v1
 
 _PHILOX = 1
 _PARTS = 1_000_003
-"""More than a loop is expected to have iterations, or an update parts."""
+"""Larger than the expected number of iterations of a loop, or parts of an update."""
 
 
 class Stream:
@@ -49,7 +49,8 @@ class Stream:
         """Return the seed `[2]` of one operation in the traced graph; None if there cannot be one.
 
         Args:
-          operation: the operation's own seed; None: its position distinguishes it.
+          operation: the operation's own seed. Two operations with the same one draw the same numbers, as in
+            TensorFlow (scripts shuffle two tensors alike this way). None: its position distinguishes it.
         """
         graph = v1.get_default_graph()
         found = self._in(graph)

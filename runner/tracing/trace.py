@@ -78,7 +78,7 @@ class Trace:
         self._call_time_values = call_time_values
         self.operations: Sequence[tf.Operation] = self.graph.get_operations()
         self.collections = calls[0].collections
-        for key, members in self.collections.items():  # hooks look into it in begin()
+        for key, members in self.collections.items():  # hooks look into the collections in begin()
             self.graph.get_collection_ref(key)[:] = members
         key = tf.compat.v1.GraphKeys.TABLE_INITIALIZERS
         # None: the table was made and filled under init_scope.
@@ -183,8 +183,7 @@ class Trace:
             run += self.checks.added(running, tensors)
             running = needed(self.graph, [*run, *operations(tensors)])
         # Do not draw the key of a collective that does not run: workers that call this a different number of times
-        # (each
-        # evaluates in loops of its own length) would count keys differently and wait for each other forever.
+        # (each evaluates in loops of its own length) would count keys differently and wait for each other forever.
         late = [value for value in self._call_time_values if value.placeholder.op in running]
         arguments += [value.placeholder for value in late]
         self._check_fed(running, arguments)

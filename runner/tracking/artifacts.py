@@ -76,7 +76,7 @@ class Artifacts:
 
 
 _kept: list[Artifacts] = []
-"""Of this process: a list, since threads of TensorFlow inherit no ContextVar. The last one counts."""
+"""The current Artifacts, last; a list, not a ContextVar, which TensorFlow's threads would not inherit."""
 
 
 @contextlib.contextmanager

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 CURVES_FILE = "learning_curves.png"
 MAX_PANELS = 25
 MAX_POINTS = 400
-"""More points of one curve than this are drawn as their mean over a band from least to greatest."""
+"""A curve of more points is drawn as means with a band from minimum to maximum."""
 FEW_POINTS = 40
-"""So few points of one curve are marked one by one."""
+"""The points of a curve with at most this many are marked."""
 MAX_VALUE = 1e100
-"""What is larger is drawn as infinite: the axes would overflow."""
+"""Larger values are drawn as infinite, because the axes would overflow."""
 LOG_RATIO = 100.0
 """A panel whose values span more than this is drawn on a log scale."""
 COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")
 
-DRAWING = threading.Lock()  # runs of a sweep may end at the same time; matplotlib's fonts are shared
+DRAWING = threading.Lock()  # runs of a sweep may end at the same time and share matplotlib's fonts
 
 Points = Sequence[tuple[int, float]]
 
@@ -48,9 +48,8 @@ class Panel:
 
 
 def draw_curves(model_dir: Path) -> Path | None:
-    """Draw the metrics of a run over its steps into `model_dir/learning_curves.png`, and return the file.
-
-    None: the run noted no metrics.
+    """Draw the metrics of a run over its steps into `model_dir/learning_curves.png` and return the file; None: it
+    has none.
     """
     panels = panels_of(read_metrics(model_dir))
     if not panels:
@@ -66,7 +65,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid():08}{HALF_WRITTEN}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a name in a script that the font does not have
+            warnings.simplefilter("ignore")  # the font lacks characters of a name
             figure.savefig(temporary, format="png", dpi=100)
         os.replace(temporary, path)
     finally:
@@ -74,7 +73,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 class Curve(Sequence[tuple[int, float]]):
-    """The (step, value) of one metric, in 16 bytes each: a run may log millions."""
+    """The (step, value) points of one metric, in 16 bytes each, since a run may log millions."""
 
     def __init__(self, points: Iterable[tuple[int, float]] = ()) -> None:
         self._steps, self._values = array("q"), array("d")
@@ -82,7 +81,7 @@ class Curve(Sequence[tuple[int, float]]):
             self.add(step, value)
 
     def add(self, step: int, value: float) -> None:
-        """Add a point; those of this step and later ones, of a run that went back, go."""
+        """Add a point, and drop points at this step or later, which a rolled-back run takes again."""
         while self._steps and self._steps[-1] >= step:
             self._steps.pop()
             self._values.pop()
@@ -100,9 +99,7 @@ class Curve(Sequence[tuple[int, float]]):
 
 
 def read_metrics(model_dir: Path) -> Mapping[str, Points]:
-    """Return metric -> its (step, value), steps rising. If a resumed run went back, later values replace earlier
-    ones.
-    """
+    """Return metric -> its (step, value) points by step. If a run went back, later values replace earlier ones."""
     metrics: dict[str, Curve] = {}
     for path in journals_in(model_dir):
         of_file: dict[str, Curve] = {}
@@ -134,7 +131,7 @@ def import_matplotlib() -> None:
 
 
 def _figure(panels: Sequence[Panel], run_name: str) -> Figure:
-    """The first panel over the whole width, the others in rows below it, all over the same steps."""
+    """Return the figure: the first panel over the whole width, the others in rows below it, all with the same steps."""
     import_matplotlib()
     from matplotlib.figure import Figure
 
@@ -187,7 +184,7 @@ def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
         steps, values, least, greatest = _thinned(steps, values)
         axes.fill_between(steps, least, greatest, color=colour, alpha=0.18, linewidth=0)
     gaps = [True, *map(math.isnan, values), True]
-    # A line is drawn between two points; one without a neighbour would not be seen.
+    # A line needs two points, so mark points without a neighbour.
     alone = [number for number in range(len(values)) if gaps[number : number + 3] == [True, False, True]]
     marked = None if len(points) <= FEW_POINTS else alone
     axes.plot(
@@ -197,7 +194,9 @@ def _draw_curve(axes: Axes, points: Points, colour: str, label: str) -> None:
 
 
 def _thinned(steps: Sequence[float], values: Sequence[float]) -> list[list[float]]:
-    """Return middle step, mean, least and greatest value of each of MAX_POINTS groups; nan where none is finite."""
+    """Return [middle steps, means, minima, maxima] of MAX_POINTS groups of points; NaN if no value of a group is
+    finite.
+    """
     bounds = [round(len(steps) * number / MAX_POINTS) for number in range(MAX_POINTS + 1)]
     groups = []
     for first, end in pairwise(bounds):
@@ -208,7 +207,7 @@ def _thinned(steps: Sequence[float], values: Sequence[float]) -> list[list[float
 
 
 def _label(name: str, points: Points) -> str:
-    """`train  0.51`: the curve and its last value; and how many of its values are no numbers."""
+    """Return the label of a curve: its name, its last value, and the number of values that are not finite."""
     lost = sum(not _is_finite(value) for _, value in points)
     note = f"  ({lost} of {len(points)} not finite)" if lost else ""
     value = points[-1][1]
@@ -219,7 +218,7 @@ def _label(name: str, points: Points) -> str:
 def _wants_log(title: str, values: Sequence[float]) -> bool:
     if not values or min(values) <= 0 or _is_speed(title):
         return False
-    is_share = max(values) <= 1 and "loss" not in title  # an accuracy
+    is_share = max(values) <= 1 and "loss" not in title  # such as an accuracy
     return max(values) / min(values) >= LOG_RATIO and not is_share
 
 
@@ -232,5 +231,5 @@ def _is_finite(value: float) -> bool:
 
 
 def _text(text: str) -> str:
-    """Return `text` with dollar signs escaped: matplotlib would read a formula between two of them."""
+    """Return `text` with dollar signs escaped, since matplotlib reads a formula between two of them."""
     return text.replace("$", r"\$")

@@ -29,7 +29,7 @@ FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
 PEER_LOST = 75
 
 CODES = {"finished": FINISHED, "failed": FAILED, "interrupted": INTERRUPTED}
-"""Status of a run -> the exit code of its command, for a job of a sweep that ran in another process."""
+"""Status of a run -> exit code, for a job of a sweep that ran in another process."""
 
 MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
@@ -37,14 +37,14 @@ USER_ERRORS = (
     ValueError, TypeError, LookupError, AttributeError, NameError, ImportError, SyntaxError, FileNotFoundError,
     NotImplementedError, AssertionError,
 )  # fmt: skip
-"""What a mistake in a config, a model_fn or an input_fn raises; `user_code` marks all else that comes out of these."""
+"""Errors that mean a mistake in a config, model_fn or input_fn; `user_code` marks other errors raised in these."""
 
 
 ENVIRONMENT_ERRORS = (
     "ResourceExhaustedError", "UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError",
     "InternalError", "DataLossError",
 )  # fmt: skip
-"""Names of the errors of TensorFlow that are no mistake of whose code they come out of."""
+"""Names of TensorFlow's errors that are not mistakes of the code that raised them."""
 
 _BY_USER = "_runner_raised_by_user"
 

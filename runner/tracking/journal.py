@@ -27,13 +27,13 @@ from runner.system.files import naming_need
 from runner.tracking.plain_values import json_value
 
 WANTS_RUN = "wants_run"
-"""Event: code of the user's has imported MLflow, and is to find the run there."""
+"""Event: the user's code has imported MLflow and needs the MLflow run."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
-"""Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, what an input is."""
+"""Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 
 
 BLOCK_BYTES = 1_000_000
-"""Of a journal that are read at once."""
+"""Number of bytes of a journal that are read at once."""
 
 
 class Journal:
@@ -61,7 +61,7 @@ class Journal:
         if self._file.tell():
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
-                self._file.write(b"\n")  # the process before us died inside a line
+                self._file.write(b"\n")  # the previous process died while it wrote a line
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Write the metrics of a global step: name (`train/loss`, `eval/accuracy`, `eval_<name>/accuracy`) ->
@@ -79,7 +79,7 @@ class Journal:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Write how long the body took, without phases inside it, so that the seconds of all phases add up."""
+        """Write how long the body took. Phases inside it are subtracted, so that the seconds of all phases add up."""
         outer, self._inner_secs = self._inner_secs, 0.0
         started = self._timer()
         try:
@@ -113,7 +113,7 @@ class Journal:
 def _lines_of_steps(now: float, points: Iterable[tuple[int, Mapping[str, float]]]) -> Iterator[str]:
     """Yield the line of each step, as `_encoded` would write it.
 
-    Steps that follow one another mostly have the same names, which are encoded once: 0.7 us a value, not 1.2.
+    Successive steps mostly have the same names, which are encoded once: 0.7 us per value instead of 1.2.
     """
     names, template = None, ""
     for step, values in points:
@@ -131,7 +131,7 @@ def _lines_of_steps(now: float, points: Iterable[tuple[int, Mapping[str, float]]
 def _encoded(line: Mapping[str, Any]) -> str:
     try:
         return _PLAIN.encode(line)
-    except (TypeError, ValueError):  # a number that JSON has no word for, an array, bytes
+    except (TypeError, ValueError):  # a number that JSON lacks, an array, or bytes
         return json.dumps(json_value(line), default=str, allow_nan=False)
 
 
@@ -164,7 +164,7 @@ class NullJournal:
 
 
 def journal_path(model_dir: Path, role: str = "chief", index: int = 0) -> Path:
-    """Return where the journal of one task of a run lives."""
+    """Return the path of the journal of one task."""
     return model_dir / f"events.{role}-{index}.jsonl"
 
 
@@ -182,22 +182,25 @@ def task_of(path: Path) -> str:
 def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tuple[list[dict[str, Any]], int]:
     """Return (lines after `offset`, the offset from which to continue).
 
-    Args:
-      offset: position in bytes.
-      max_bytes: read this many at once, up to the end of a line; negative: all.
-
     A last line that is still being written is left for the next call; one cut short by a crash is skipped. A missing
     file has no lines.
+
+    Args:
+      path: the journal.
+      offset: position in bytes.
+      max_bytes: read about this many bytes, up to the end of a line; negative: all.
     """
     lines, offset = _whole_lines(path, offset, max_bytes)
     return [event for event in map(_decoded, lines) if event is not None], offset
 
 
 def iterate_journal(path: str | Path, offset: int = 0, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the lines written after `offset`; a block of them is in memory at a time, however long the run was.
+    """Yield the lines written after `offset`. Only a block of them is in memory at a time.
 
     Args:
-      containing: others are passed over before they are decoded, which is what takes time.
+      path: the journal.
+      offset: position in bytes.
+      containing: skip lines without these bytes before decoding, which takes most of the time.
     """
     while True:
         lines, after = _whole_lines(path, offset, BLOCK_BYTES)
@@ -222,7 +225,7 @@ def _whole_lines(path: str | Path, offset: int, max_bytes: int) -> tuple[list[by
 
 @dataclass
 class Journals:
-    """The lines that the tasks of a run wrote since `mark`, or ever if it was not called.
+    """The lines that the tasks of a run wrote after the call of `mark`, or all lines if it was not called.
 
     Attributes:
       sizes: name of a journal -> its size in bytes at the mark.
@@ -237,12 +240,12 @@ class Journals:
         return self
 
     def events_of(self, task: str = "chief") -> list[dict[str, Any]]:
-        """Return the events of a task, by its name: what is no metric."""
+        """Return the events (not metrics) of a task, by its name."""
         paths = [path for path in journals_in(self.model_dir) if task_of(path) == task]
         return [line for path in paths for line in self._lines(path, "event") if "event" in line]
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the lines of `event`, by the name of the task; a task without one is left out."""
+        """Return task name -> its lines of `event`; tasks without one are left out."""
         found: dict[str, list[dict[str, Any]]] = {}
         for path in journals_in(self.model_dir):
             lines = [line for line in self._lines(path, event) if line.get("event") == event]

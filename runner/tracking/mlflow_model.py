@@ -17,14 +17,14 @@ class ServedModel(mlflow.pyfunc.PythonModel):
     """A SavedModel that answers by its default signature."""
 
     def load_context(self, context: Any) -> None:
-        import tensorflow as tf  # here: whoever logs the model does without it
+        import tensorflow as tf  # imported here, because logging the model does not need it
 
         self._model = tf.saved_model.load(context.artifacts["saved_model"], tags=["serve"])
         self._signature = self._model.signatures["serving_default"]
         self._specs = self._signature.structured_input_signature[1]
         self._tensor = tf.constant
 
-    # Without type hints: MLflow 3.17 would take them for a signature.
+    # No type hints, because MLflow 3.17 would take them for a signature.
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         if isinstance(model_input, np.ndarray | list):
             (name,) = self._specs

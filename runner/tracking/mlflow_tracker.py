@@ -33,7 +33,7 @@ from runner.system.redaction import mask_text
 from runner.tracking.tracker import DatasetFacts, ExportedModel, NullTracker, Point, Tracker, describe
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
-"""Characters in a name, in the value of a parameter and in that of a tag; MLflow's own limits."""
+"""MLflow's limits, in characters, for names and for the values of params and tags."""
 
 
 class UniqueNames:
@@ -65,27 +65,27 @@ def clean_text(value: Any, limit: int) -> str:
 
 
 MAX_METRICS, MAX_PARAMS_AND_TAGS, MAX_BYTES = 1000, 100, 500_000
-"""What one request may hold; MLflow's own limits are 1000, 100 and a million."""
+"""Limits per request; MLflow's are 1000, 100 and a million."""
 
 MAX_PARAMS_OF_A_RUN = 1000
-"""A run with 10,000 takes 13 s to record (measured), and MLflow's pages cannot show it."""
+"""Limit of params per run: 10,000 take 13 s to record (measured), and MLflow's pages cannot show them."""
 
 MAX_EXAMPLE_VALUES = 200_000
-"""Numbers in the input example of a model: an image of 256x256 in colour; two files of a megabyte."""
+"""Largest number of values in a model's input example: a colour image of 256x256, which makes two files of 1 MB."""
 
 LOCK_TIMEOUT_SECS = 120.0
 """How long to wait for another process that is creating the database (measured: 1.4-6.7 s)."""
 
 QUIET = {
-    # MLflow's default of 7 retries means 247 s per call when the server is away (measured); of 120 s for an answer,
-    # minutes at the end of a run when it hangs.
+    # With MLflow's default of 7 retries a call takes 247 s when the server is down (measured). With its timeout of
+    # 120 s per answer, the end of a run takes minutes when the server hangs.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",  # "Creating initial database tables" and the like
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # it tears the live line of the screen
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is for the summary
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # messages such as "Creating initial database tables"
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # it would break the progress line
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout is for the summary
 }
-"""Settings of MLflow that hold unless the environment says otherwise."""
+"""MLflow's environment variables -> values, used if they are not set."""
 
 
 class MlflowTracker(Tracker):
@@ -104,18 +104,19 @@ class MlflowTracker(Tracker):
         self._client: Any = None
         self._experiment_id: str | None = None
         self._run_id: str | None = None
-        self._found: tuple[str, int | None] | None = None  # status and end of a run that was joined
-        self._made_at = time.time()  # when the run starts; its record may have to wait for a server
+        self._found: tuple[str, int | None] | None = None  # status and end time of the joined run
+        self._made_at = time.time()  # the true start; the record may have to wait for a server
         self._metric_names = UniqueNames()
         self._monitoring = ExitStack()
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         self._connect()
-        # A start that failed half-way and is tried again goes on with the run that it made.
+        # A start that failed halfway and is repeated continues the run that it created.
         known = self._resume(run_id or self._run_id, tags)
         if known is None:
             cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
-            name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)  # MLflow refuses two names
+            # MLflow refuses two models with the same name
+            name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)
             made_at = round(self._made_at * 1000)
             run = self._client.create_run(self._experiment_id, made_at, cleaned, run_name=name)
             self._run_id, known = str(run.info.run_id), {}
@@ -177,7 +178,7 @@ class MlflowTracker(Tracker):
 
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch, gc_pause.not_searched():
             folder = Path(scratch) / "model"
-            with warnings.catch_warnings(record=True):  # advice for those who write models by hand
+            with warnings.catch_warnings(record=True):  # advice for hand-written models
                 _save_model(model, folder)
             run = self._client.get_run(self._run_id)
             params = {name: value for name, value in run.data.params.items() if name.startswith("model.params.")}
@@ -189,7 +190,7 @@ class MlflowTracker(Tracker):
         self._client.finalize_logged_model(known.model_id, "READY")
         self._client.log_outputs(self._run_id, [LoggedModelOutput(known.model_id, model.step)])
         evaluated = self._evaluated_at(model.step, run.data.metrics)
-        # The run has these values: it keeps one of each step and time.
+        # MLflow already has these values: it keeps one per step and time.
         self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, known.model_id) for m in evaluated])
         if model.registered_name is not None:
             shown = ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
@@ -203,7 +204,7 @@ class MlflowTracker(Tracker):
         return [max(metrics, key=lambda metric: metric.timestamp) for metrics in found if metrics]
 
     def _register(self, model: ExportedModel, model_id: str, about: str) -> None:
-        """Make the model a version of a registered one, with its alias and a sentence about it."""
+        """Make the model a version of a registered model, with its alias and a description."""
         from mlflow.exceptions import MlflowException
 
         name = model.registered_name
@@ -260,10 +261,10 @@ class MlflowTracker(Tracker):
                 self._found = (status, round(time * 1000))
 
     def _log(self, **entities: Sequence[Any]) -> None:
-        """Log metrics, params or tags, in requests that MLflow takes."""
+        """Log metrics, params or tags, in requests of the size that MLflow accepts."""
         for kind, items in entities.items():
             for batch in _batches(items, MAX_METRICS if kind == "metrics" else MAX_PARAMS_AND_TAGS):
-                # synchronous: with MLFLOW_ENABLE_ASYNC_LOGGING in the environment an error would be lost.
+                # Synchronous, since errors would be lost with MLFLOW_ENABLE_ASYNC_LOGGING in the environment.
                 self._client.log_batch(self._run_id, **{kind: batch}, synchronous=True)
 
     def _connect(self) -> None:
@@ -277,9 +278,10 @@ class MlflowTracker(Tracker):
             self._open_experiment(None)
             return
         database.parent.mkdir(parents=True, exist_ok=True)
-        # Explicit and absolute: MLflow's default for sqlite is relative to wherever the reader happens to be.
+        # Absolute, since MLflow's default for sqlite is relative to the directory of the reader.
         folder = re.sub(r"[^A-Za-z0-9-]", "_", self._experiment)[:100]
-        # Several first starts on one fresh sqlite database crash one another (MLflow 3.17 migrates without a lock).
+        # Several processes that create tables in the same new sqlite database crash (MLflow 3.17 migrates without a
+        # lock).
         with FileLock(f"{database}.lock", timeout=LOCK_TIMEOUT_SECS):
             if not database.exists():
                 _make_database(database)
@@ -297,7 +299,7 @@ class MlflowTracker(Tracker):
             try:
                 self._client.create_experiment(name, artifact_location=location)
             except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run on the same server was faster
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has created it in the meantime
                     raise
             found = self._client.get_experiment_by_name(name)
         if found.lifecycle_stage != "active":
@@ -338,7 +340,7 @@ class MlflowTracker(Tracker):
         names = UniqueNames()
         texts = {names.clean(name): clean_text(value, MAX_PARAM) for name, value in params.items()}
         nulls = {name for name, value in zip(texts, params.values(), strict=True) if value is None}
-        # What is not set says nothing; one that a resumed run no longer sets does.
+        # A new param that is null is not logged; one that became null is.
         texts = {name: text for name, text in texts.items() if name not in nulls or name in known}
         shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
         self._log(params=[Param(name, text) for name, text in shown.items() if name not in known])
@@ -354,7 +356,7 @@ class MlflowTracker(Tracker):
         self._monitoring.close()
         try:
             monitor = SystemMetricsMonitor(self._run_id, resume_logging=not is_new, tracking_uri=self.uri)
-        except Exception as error:  # the run is worth more than its system metrics
+        except Exception as error:  # a run is more important than its system metrics
             logging.getLogger(__name__).warning("no system metrics: %s", describe(error))
             return
         monitor.start()
@@ -397,7 +399,8 @@ def _save_model(model: ExportedModel, folder: Path) -> None:
         artifacts={"saved_model": str(model.path)},
         signature=ModelSignature(schema(model.inputs), schema(model.outputs)),
         input_example=_input_example(model.inputs),
-        pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")],  # else it tries: 10 s
+        # otherwise MLflow infers them, which takes 10 s
+        pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")],
     )
 
 
@@ -419,7 +422,7 @@ def _dtype(kind: str) -> Any:
     """Return the NumPy type of a tensor of TensorFlow's type `kind`."""
     import numpy as np
 
-    # Texts are objects to NumPy, and it does not know bfloat16.
+    # NumPy has strings as objects, and no bfloat16.
     return np.dtype({"string": "object", "bfloat16": "float32"}.get(kind, kind))
 
 
@@ -431,26 +434,28 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def _sqlite_uri(path: Path) -> str:
-    # SQLAlchemy decodes %20 and cuts at `?`.
+    # SQLAlchemy decodes %20 and ignores what follows `?`.
     return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def _make_database(path: Path) -> None:
-    """Make an empty database under another name, because a killed process must not leave half of one."""
+    """Create an empty database under a temporary name and rename it, since a killed process must not leave half of
+    one.
+    """
     from mlflow import MlflowClient
 
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
-    MlflowClient(tracking_uri=_sqlite_uri(temporary))  # MLflow makes the tables as soon as it is asked
+    MlflowClient(tracking_uri=_sqlite_uri(temporary))  # any request makes MLflow create the tables
     os.replace(temporary, path)
 
 
 def _batches(items: Sequence[Any], max_items: int) -> Iterator[list[Any]]:
-    """Yield `items` in requests that MLflow takes: by number, and by the size of what they hold as JSON."""
+    """Yield `items` in lists for one request each, limited by number and by size as JSON."""
     batch: list[Any] = []
     size = 0
     for item in items:
-        item_size = len(json.dumps([item.key, item.value])) + 100  # 100: the names of the fields, a timestamp
+        item_size = len(json.dumps([item.key, item.value])) + 100  # 100 bytes for field names and a timestamp
         if batch and (len(batch) == max_items or size + item_size > MAX_BYTES):
             yield batch
             batch, size = [], 0

@@ -34,7 +34,7 @@ def json_value(value: Any) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             return base64.b64encode(value).decode()
-    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):  # an array of NumPy, which need not be imported for it
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):  # a NumPy array, recognized without importing NumPy
         if value.dtype.kind in "iub" or (value.dtype.kind == "f" and math.isfinite(abs(value).max(initial=0))):
             return value.tolist()
         return [json_value(member) for member in value]

@@ -1,4 +1,4 @@
-"""Where a run came from, as tags: MLflow sets none of them for a run that a client makes."""
+"""Where a run came from, as tags. MLflow does not set them for runs that are created by MlflowClient."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from runner.tracking.run_lock import LOCK_FILE
 
 
 def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]:
-    """Tags of a run that lives in `directory` and was started by `argv`, whose secrets are masked.
+    """Return the tags of a run in `directory` that was started by `argv`, with secrets masked.
 
-    `host` and `lock` tell a later process whether this one still lives.
+    By `host` and `lock`, another process can find out whether this one is still alive.
     """
     tags = {
         "mlflow.source.name": "runner",
@@ -40,7 +40,7 @@ def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says about the working directory; None without git or outside a repository."""
+    """Return the output of a git command in the working directory; None without git or outside of a repository."""
     try:
         result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):

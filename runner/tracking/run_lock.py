@@ -14,16 +14,16 @@ from runner.config.schema import ConfigError
 from runner.system.standard_streams import say
 
 LOCK_FILE = ".lock"
-"""Held in the folder by the process that runs it, for as long as it lives."""
+"""Lock file in the folder, held by the supervisor of the run while it lives."""
 
 TASK_LOCK_FILE = ".task.{}.lock"
-"""Held by the task itself; each task of a cluster has its own."""
+"""Lock file of a task; each task of a cluster has its own."""
 
 TASK_TIMEOUT_SECS = 75.0
-"""More than the task of a supervisor that was killed may take to save (`runner.system.child_process`)."""
+"""Longer than a task may take to save after its supervisor was killed (`runner.system.child_process`)."""
 
 TIMEOUT_SECS = 3.0
-"""Another run that closes the record of a killed one holds its lock for some milliseconds."""
+"""How long to wait for a lock: another run holds it for milliseconds to close the record of a killed run."""
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from runner.config.schema import ConfigError
 from runner.system.files import read_dataclass, write_json
 
 RUN_FILE = ".mlflow_run"
-"""In model_dir, while a run goes on: the id of its MLflow run, for code of the user's that logs to MLflow itself."""
+"""File in model_dir during a run with the id of its MLflow run, for user code that logs to MLflow itself."""
 
 _SAVING = threading.Lock()
 
 MLFLOW = "mlflow"
-"""The tracker whose part of run.json is the record itself, as it was before there were others."""
+"""The tracker whose fields are at the top level of run.json, as in versions without other trackers."""
 
 _TYPES: Mapping[str, tuple[Any, str]] = {
     "mlflow_run_id": ((str, type(None)), "text or null"),
@@ -98,7 +98,7 @@ class RunRecord:
 
     @property
     def run_id(self) -> str | None:
-        """What MLflow calls the run."""
+        """The MLflow run's id, under the name that `Shipped` has for it."""
         return self.mlflow_run_id
 
     def save(self, model_dir: Path) -> None:
@@ -107,7 +107,7 @@ class RunRecord:
             if not self.is_held:
                 values = asdict(self)
                 del values["is_held"]
-                if not self.trackers:  # of a run with MLflow alone it is as ever
+                if not self.trackers:  # unchanged from earlier versions if MLflow is the only tracker
                     del values["trackers"]
                 write_json(model_dir / "run.json", values)
 

@@ -48,9 +48,9 @@ PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
 CLOSING_ATTEMPTS = 3
 CLOSING_TIMEOUT_SECS = 20.0
-"""How long the end of a run waits for a tracker that answers nothing: a frozen server, a database that is locked."""
+"""How long the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
 UPLOAD_BYTES_PER_SEC = 1e6
-"""A file or a model may take as much longer as it takes at this rate."""
+"""The wait is extended for files and models by their size divided by this rate."""
 
 
 class Shipper:
@@ -86,12 +86,12 @@ class Shipper:
         self._run_id = self._shipped.run_id
         self._warned = self._opened = self._is_guest = self._is_left = False
         self._is_offered = self._is_made_early = False
-        self._journals = journals or Journals(model_dir).mark()  # an earlier start has left its own first step
+        self._journals = journals or Journals(model_dir).mark()  # skip the first step of an earlier start
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._ship_until_end, name=f"ships to {name}", daemon=True)
 
     def start(self) -> None:
-        self._forget_run_file()  # of a start that was killed
+        self._forget_run_file()  # left by a start that was killed
         self._thread.start()
 
     def address(self) -> str | None:
@@ -217,7 +217,9 @@ class Shipper:
             time.sleep(0.5)
 
     def _wait_for_first_step(self) -> bool:
-        """Return when a task has taken it, its time is over, or the task has ended. False: there is nothing to ship."""
+        """Wait until a task has taken its first step, it has taken too long, or the task has ended. False: nothing
+        to ship.
+        """
         until = time.monotonic() + self._patience_secs
         while time.monotonic() < until:
             if self._journals.events("first_step"):
@@ -270,7 +272,7 @@ class Shipper:
                 for path in journals_in(self._model_dir):
                     self._ship_journal(path)
                 if self._shipped.last_steps:
-                    import_matplotlib()  # 0.4 s while the task trains, for which the end of the run need not wait
+                    import_matplotlib()  # takes 0.4 s now, while the task trains, and not at the end of the run
             shipped = True
         return shipped
 
@@ -278,29 +280,29 @@ class Shipper:
         known = self._shipped.run_id
         if self._is_reader and known is not None:
             self._is_guest = self._tracker.join(known)
-            known = None  # it is not there: a new one is made
+            known = None  # the tracker does not have it, so a new one is created
         if self._is_guest:
             assert self._run_id is not None
-            # We hold the run's lock: if it still says RUNNING, its supervisor was killed.
+            # This process holds the run's lock, so if MLflow says RUNNING, its supervisor was killed.
             self._tracker.settle(self._run_id, "KILLED", {"status": "interrupted"}, _last_sign(self._model_dir))
         else:
             known = known or self._of_a_killed_start()
             self._run_id = self._tracker.start(
                 known, self._described.name, self._described.params, self._described.tags
             )
-        self._opened = True  # also where the disk is full: a run that was opened is closed
-        if self._run_id is not None:  # an untracked start leaves the record of tracked ones as it is
+        self._opened = True  # even if the disk is full, so that an open run is closed
+        if self._run_id is not None:  # an untracked start does not change the record of tracked ones
             self._shipped.belongs_to(self._run_id)
             self.record.save(self._model_dir)
             self._tell_tasks(self._run_id)
 
     def _of_a_killed_start(self) -> str | None:
-        """Return the MLflow run of a start that was killed before it could note it here. This run holds its lock, so
-        it may use it.
+        """Return the MLflow run of a start that was killed before it noted the id here; this process holds the lock
+        and may use it.
         """
         try:
             running = self._tracker.running_on(self._described.tags.get("host", ""))
-        except Exception:  # `start` and the look for abandoned runs, which follow, meet it again and say it
+        except Exception:  # the calls that follow meet the same error and report it
             return None
         return next((run_id for run_id, lock in running.items() if lock == self._described.tags.get("lock")), None)
 
@@ -322,7 +324,7 @@ class Shipper:
                 self.record.save(self._model_dir)
 
     def _ship_thing(self, line: Mapping[str, Any]) -> None:
-        """Ship what a line refers to if that is a file, an image or an input."""
+        """Ship the file, image or input that a line refers to, if any."""
         kind = line.get("event")
         if kind == DATASET:
             names = ("context", "name", "digest", "source", "profile")
@@ -344,7 +346,7 @@ class Shipper:
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
-        # Whoever evaluates a step once more wants to see what came out.
+        # A repeated evaluation of a step is shown as well.
         is_new = point.step > last or (self._is_guest and point.step == last)
         if is_new:
             last_steps[point.name] = point.step
@@ -352,7 +354,7 @@ class Shipper:
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:
-        """Catch an error of the body and warn that `what` is missing, and why."""
+        """Convert an error inside this context to a warning that `what` is missing."""
         try:
             yield
         except Exception as error:
@@ -443,25 +445,25 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
     """
     for run_id, lock in tracker.running_on(host).items():
         path = Path(lock)
-        if not path.is_absolute() or path.name != LOCK_FILE:  # a tag of the user's own
+        if not path.is_absolute() or path.name != LOCK_FILE:  # a user's tag
             continue
         with ExitStack() as held:
             try:
                 if path.exists():
                     held.enter_context(_lock_as_it_is(path))
-            except OSError:  # its supervisor lives; or the file is somebody else's
+            except OSError:  # its supervisor is alive, or the file is not a lock of a run
                 continue
             _close_as_killed(tracker, run_id, path.parent)
 
 
 @contextmanager
 def _lock_as_it_is(path: Path) -> Iterator[None]:
-    """Hold the lock of a supervisor of ours that is dead. A FileLock would empty the file, or make one.
+    """Hold the lock of a dead supervisor inside this context. Not by FileLock, which would empty or create the file.
 
     Raises:
-      OSError: it is held, or not ours.
+      OSError: the lock is held, or the file belongs to another user.
     """
-    # Not through a link, and without waiting for the other end of a pipe.
+    # Do not follow links, and do not block on a pipe.
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
@@ -479,11 +481,11 @@ def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
     if summary.get("status") == STILL_RUNNING.status:
         if RunRecord.read(model_dir).mlflow_run_id == run_id:
             write_summary(model_dir, as_killed(summary))
-    elif summary.get("mlflow_run_id") == run_id:  # it ended, and could not reach the tracker any more
+    elif summary.get("mlflow_run_id") == run_id:  # it ended but could no longer reach the tracker
         status = str(summary.get("status"))
     tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, _last_sign(model_dir))
 
 
 def _last_sign(model_dir: Path) -> float:
-    """Return when the tasks of a run last noted something; now when they never did."""
+    """Return when the tasks of a run last wrote to a journal, in seconds since 1970; now if they never did."""
     return max((path.stat().st_mtime for path in journals_in(model_dir)), default=time.time())

@@ -20,7 +20,7 @@ _TYPES = {
 }  # fmt: skip
 
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
-"""What a command that reads a run adds to the run's summary."""
+"""Fields that a command that only reads a run adds to the run's summary."""
 
 _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
               "checkpoint", "predictions", "stopped_early", "error")  # fmt: skip
@@ -34,7 +34,7 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     facts: dict[str, Any] = {"phases": {}, "exported": []}
     for line in lines:
         match line.get("event"):
-            case "checkpoint":  # what a run that never comes to its result leaves
+            case "checkpoint":  # for runs without a result
                 facts.update(global_step=line.get("step"), checkpoint=line.get("path"))
             case "repeated":
                 facts["repeated_steps"] = facts.get("repeated_steps", 0) + int(line["twice"])
@@ -82,7 +82,7 @@ def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> di
         return dict(of_reader)
     found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
     known, names = of_run.get("metrics") or {}, [Path(str(one.get("checkpoint"))).name for one in (of_run, of_reader)]
-    # What an earlier checkpoint came to is not what the run came to; its own summary has it.
+    # Results for an earlier checkpoint are not the run's; they are in the command's own summary.
     found["metrics"] = known if known and names[0] != names[1] else {**known, **found.get("metrics", {})}
     return {**as_killed(of_run), **found}
 

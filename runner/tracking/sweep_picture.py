@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 JOBS_FILE = "parallel_coordinates.png"
 MAX_MARKS = 6
-"""More values of one key than this are not all written at its axis."""
+"""Largest number of values that are labelled on an axis."""
 
 
 def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: Path) -> Path | None:
@@ -49,7 +49,7 @@ def _figure(names: Sequence[str], columns: Sequence[Sequence[str]], metric: str,
     places = [_placed(column) for column in [*columns, [repr(value) for value in values]]]
     for job in range(len(values)):
         heights = [heights[job] for heights, _ in places]
-        colour = colormaps["viridis"](0.9 * heights[-1])  # its last tenth is too light for white paper
+        colour = colormaps["viridis"](0.9 * heights[-1])  # without the last tenth, which is too light on white
         axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
     for number, (_, ticks) in enumerate(places):
         axes.axvline(number, color="#999999", linewidth=0.8)

@@ -48,7 +48,7 @@ def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
 def _write_bytes(name: str, value: bytes) -> None:
     try:
         tf.summary.experimental.write_raw_pb(value)
-    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):  # a string, not a serialised summary
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):  # a string, but not a serialized summary
         tf.summary.text(name, value)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from runner.system.redaction import mask_text
 
 MAX_LINE = 400
-"""Characters of an error that are said."""
+"""Largest number of characters of an error in a message."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class NullTracker(Tracker):
 
 
 _ALIASED = ("best", "final", "latest")
-"""Exporters, that whose model gets `export.alias` first."""
+"""Names of exporters; `export.alias` goes to the model of the first one that exported."""
 
 
 def exported_models(

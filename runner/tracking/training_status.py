@@ -1,4 +1,4 @@
-"""training_ended.json: how training has ended, for the processes that outlive it; in model_dir from its end on."""
+"""training_ended.json in model_dir: how training ended, for processes that continue after it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from runner.system.files import read_dataclass, write_json
 FILE = "training_ended.json"
 
 GENERATION = "RUNNER_GENERATION"
-"""The environment variable that tells a task which start of the run it belongs to."""
+"""Environment variable with the number of the run's start to which a task belongs."""
 
 RUNNING = "running"
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStatus:
-    """How training has ended.
+    """How training ended.
 
     Attributes:
-      status: running, finished, stopped_early, failed or interrupted (it can go on later).
-      global_step: of the last checkpoint.
-      generation: which start of the run ended so; 0: nobody counts them.
+      status: running, finished, stopped_early, failed or interrupted (it can be resumed).
+      global_step: step of the last checkpoint.
+      generation: number of this start of the run; 0: starts are not counted.
       time: when, in seconds since 1970.
     """
 
@@ -40,12 +40,12 @@ class TrainingStatus:
 
     @property
     def is_complete(self) -> bool:
-        """Report whether training came to an end of its own: its last checkpoint is what the run was for."""
+        """Whether training reached its end, so that its last checkpoint is final."""
         return self.status in ("finished", "stopped_early")
 
 
 def write_ending(model_dir: str | os.PathLike[str], status: str, global_step: int, generation: int) -> None:
-    """Note that training is over; the chief does, or its supervisor where the chief no longer could."""
+    """Note that training has ended. The chief calls it, or its supervisor if the chief cannot."""
     ending = TrainingStatus(status, global_step, generation, time.time())
     write_json(Path(model_dir) / FILE, dataclasses.asdict(ending))
 
@@ -56,10 +56,12 @@ def read_ending(model_dir: str | os.PathLike[str]) -> TrainingStatus:
 
 
 def remove_ending(model_dir: str | os.PathLike[str]) -> None:
-    """Note that training begins, or goes on."""
+    """Note that training begins or continues."""
     (Path(model_dir) / FILE).unlink(missing_ok=True)
 
 
 def generation_in(env: Mapping[str, str]) -> int:
-    """Return which start of the run a task with the environment `env` belongs to; 0: nobody counts them."""
+    """Return the number of the run's start to which a task with the environment `env` belongs; 0: starts are not
+    counted.
+    """
     return int(env.get(GENERATION) or 0)

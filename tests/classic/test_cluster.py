@@ -119,7 +119,7 @@ def test_parameter_servers_of_a_script_with_the_cluster_of_the_guide(tmp_path: P
         ["RESULT ps 0 None"],
         ["RESULT evaluator 0 20 True"],
     ]
-    assert "TF_CONFIG: cluster does not name this evaluator." in said[3][1]
+    assert "TF_CONFIG: cluster does not list this evaluator." in said[3][1]
     assert read_ending(tmp_path / "run").status == "finished"
 
 

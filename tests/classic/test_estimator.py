@@ -116,7 +116,7 @@ def test_a_cluster_without_a_strategy_is_refused(tmp_path: Path) -> None:
         ValueError, match="a cluster of 2 workers and 1 parameter servers, and RunConfig has no train_d"
     ):
         estimator.train(batches(), steps=1)
-    with pytest.raises(ValueError, match="which are gone. Start each process with the same TF_CONFIG"):
+    with pytest.raises(ValueError, match="which no longer exists. Start each process with the same TF_CONFIG"):
         RunConfig(train_distribute=object.__new__(tf.distribute.experimental.ParameterServerStrategy))
 
 

@@ -246,7 +246,7 @@ def test_what_cannot_be_is_refused(family: Any, tmp_path: Path) -> None:
         model_to_estimator()
     with pytest.raises(ValueError, match="checkpoint_format='h5'"):
         model_to_estimator(model, checkpoint_format="h5")
-    with pytest.raises(ValueError, match="is no model of Keras 3 or tf_keras"):
+    with pytest.raises(ValueError, match="is not a model of Keras 3 or tf_keras"):
         model_to_estimator("model")
     with pytest.raises(ValueError, match="is not compiled. Call model.compile"):
         model_to_estimator(family.Sequential([family.layers.Dense(1)]))

@@ -109,7 +109,10 @@ def test_an_optimizer_of_v1_is_copied_for_it_keeps_slots() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("adam", "optimizer='adam': the names are Adagrad, Adam, Ftrl, RMSProp, SGD"), (3, "optimizer=3 is no optimizer")],
+    [
+        ("adam", "optimizer='adam': the names are Adagrad, Adam, Ftrl, RMSProp, SGD"),
+        (3, "optimizer=3 is not an optimizer"),
+    ],
 )
 def test_what_is_no_optimizer_is_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

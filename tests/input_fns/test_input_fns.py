@@ -760,10 +760,10 @@ def test_csv_in_utf_16_is_named(tmp_path: Path) -> None:
     for encoding in ("utf-16", "utf-16-le"):
         path.write_text("\n".join(["id,age,city,income", *csv_lines(0, 3)]), encoding=encoding)
         for header in (True, False):
-            with pytest.raises(ValueError, match=r"a\.csv: is no text in UTF-8 .* iconv -f utf-16 -t utf-8"):
+            with pytest.raises(ValueError, match=r"a\.csv: is not UTF-8 text.* iconv -f utf-16 -t utf-8"):
                 read_csv(str(path), header=header)
     path.write_bytes(b"id,age,city\xe9,income\n1,2,c,3\n")
-    with pytest.raises(ValueError, match=r"a\.csv line 1: the header is no line of CSV in UTF-8 .*can't decode"):
+    with pytest.raises(ValueError, match=r"a\.csv line 1: the header is not a line of CSV in UTF-8 .*can't decode"):
         read_csv(str(path))
 
 

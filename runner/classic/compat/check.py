@@ -1,4 +1,4 @@
-"""`python -m runner.classic check`: what of a file will work here, what will differ, and what cannot work."""
+"""`python -m runner.classic check`: report what in a source works here, what differs, and what cannot work."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ VERSION = "2.21"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What is said of one use of a name.
+    """A finding about one use of a name.
 
     Attributes:
       verdict: "works", "differs" or "cannot".
-      text: the reason, and what to do; "" of what works.
+      text: the reason and the fix; "" for "works".
     """
 
     file: str
@@ -42,9 +42,15 @@ class Finding:
 
 
 def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
-    """What is said of a source, in the order of its lines; each name once a line.
+    """Return the findings about a source in the order of its lines; each name is reported once per line.
 
-    Raises: SyntaxError: it is no Python 3.
+    Args:
+      text: the source.
+      file: its path, for messages and to find modules beside it.
+      installed: the names of the installed TensorFlow.
+
+    Raises:
+      SyntaxError: the source is not valid Python 3.
     """
     found: dict[tuple[int, str, str], Finding] = {}
     tree = ast.parse(text, file)
@@ -66,9 +72,9 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
             judged = [(CANNOT, _NO_ITERATOR, use.said)]
         for verdict, said, name in judged:
             if verdict == CANNOT and use.line in elsewhere:
-                verdict, said = DIFFERS, f"{said}; the lines around it are for several versions"
+                verdict, said = DIFFERS, f"{said}; the code around it supports several versions"
             elif verdict == CANNOT and (use.line, use.column) in imports and _is_of_contrib(use):
-                verdict, said = DIFFERS, f"it is refused where it is used, and not by this import: {said}"
+                verdict, said = DIFFERS, f"its use is refused, not this import: {said}"
             elif verdict == CANNOT and (own := packages.of_the_users_own(use.name, Path(file))):
                 said = f"Python looks for it in the installed TensorFlow, and not in your {own}: rename that folder"
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
@@ -84,7 +90,9 @@ def _is_of_contrib(use: Use) -> bool:
 
 
 def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | ast.stmt, str, str, str]]:
-    """Yield (where, verdict, name, text) of what stops a source whatever TensorFlow has: Python 2, missing packages."""
+    """Yield (node, verdict, name, text) of each problem that does not depend on TensorFlow: Python 2, missing
+    packages.
+    """
     for statement, package, said in packages.missing(tree, file):
         yield statement, CANNOT, package, said
     for expression, written, said in python2.idioms(tree):
@@ -102,7 +110,7 @@ _MISSING = frozenset(
 
 
 def _for_other_versions(tree: ast.AST) -> set[int]:
-    """Return the lines of what a source tries (`try: ... except ImportError:`), or does according to a version."""
+    """Return the lines inside `try: ... except ImportError:` and the like, and inside conditions on a version."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp):
@@ -117,7 +125,7 @@ def _for_other_versions(tree: ast.AST) -> set[int]:
 
 
 def _named(tree: ast.AST) -> set[str]:
-    """Return the last parts of all names in `tree`."""
+    """Return the last part of each name in `tree`."""
     return {str(getattr(one, "attr", getattr(one, "id", ""))) for one in ast.walk(tree)}
 
 
@@ -132,9 +140,9 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
     if module_paths.leads_to(use.name):
-        yield DIFFERS, "it was private: the runner has what of this module is public under tf.estimator", use.said
+        yield DIFFERS, "it was private: the runner has those of its names that are public under tf.estimator", use.said
     elif use.is_private:
-        yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, and may move it in any release", use.said
+        yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, but may move it in any release", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
@@ -168,18 +176,20 @@ _OWN_SAVER = (
     "tf.train.CheckpointSaverListener in CheckpointSaverHook(listeners=)"
 )
 _OWN_HOOK = (
-    "a hook of your own sees every step, since it may fetch anything and stop at any: loops of one step, which is "
-    "slower; a runner.Hook with an Every(steps=) sees a loop"
+    "your hook is called at every step, since it may fetch anything and stop at any step. Loops have one step, which "
+    "is slower; a runner.Hook with Every(steps=) is called once per loop"
 )
 
 
 def _gives(use: Use, argument: str, num_arguments: int) -> bool:
-    """Report whether the call passes `argument`, or is not a call, for rules about calls without the argument."""
+    """Report whether the use passes `argument`, by name or position, or is not a call. Rules with `without` skip
+    such uses.
+    """
     return bool(argument) and (argument in use.keywords or not 0 <= use.num_arguments < num_arguments)
 
 
 def _gone(use: Use, installed: Installed) -> str | None:
-    """Why there is no such name; None where there is."""
+    """Return the reason why the name does not exist; None if it does."""
     name = use.name
     top, _, rest = name.partition(".")
     if module_paths.leads_to(name):
@@ -216,7 +226,7 @@ _ESTIMATOR_MODULES = {
 
 
 def _of_estimator(name: str) -> str | None:
-    """Of a name under tf.estimator: why it is not there, "" where it is; None of other names."""
+    """Return the reason why a name under tf.estimator does not exist, "" if it does; None for other names."""
     module = next((one for one in _ESTIMATOR_MODULES if f"{name}.".startswith(f"{one}.")), None)
     if module is None:
         return None
@@ -234,7 +244,9 @@ def _of_estimator(name: str) -> str | None:
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """As compilers print: `file:line: verdict: name: text`; what works in one line each line of the source."""
+    """Return the findings in the format of compilers, `file:line: verdict: name: text`, with all that works in a
+    line of source joined.
+    """
     works: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
     lines: list[tuple[str, int, str]] = []
     for one in findings:
@@ -247,7 +259,7 @@ def report(findings: Sequence[Finding]) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """One line: how many of each."""
+    """Return one line with the number of findings of each verdict."""
     counts = collections.Counter(one.verdict for one in findings)
     if not findings:
         return "uses nothing of TensorFlow"
@@ -255,9 +267,10 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints what is said of the files.
+    """Print the findings about the given files.
 
-    Returns: 0: nothing is impossible; 1: something cannot work; 2: a file is not there, or is no Python.
+    Returns:
+      exit code. 0: everything can work; 1: something cannot; 2: a file cannot be read or is not Python.
     """
     parser = argparse.ArgumentParser(prog="python -m runner.classic check", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="files, or folders of .py files")

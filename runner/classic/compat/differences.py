@@ -1,4 +1,4 @@
-"""What of TensorFlow 1 and tf.estimator differs on the runner, and what cannot work: by name, with the reason."""
+"""The names of TensorFlow 1 and tf.estimator that differ on the runner or cannot work, with the reasons."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DIFFERS, CANNOT = "differs", "cannot"
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is said of some names.
+    """A finding about some names.
 
     Attributes:
-      names: without the module that brings them (`train.Saver`), or with it (`compat.v1.metrics.mean`); one that ends
-        in `.*` is all that begins so.
-      only_in: MODEL_FN, INPUT_FN, SCRIPT or HOOK: nothing is said of uses elsewhere.
-      without: nothing is said of a call that gives this argument; `num_arguments` by position include it.
+      names: relative to `tensorflow` or `tensorflow.compat.v1` (`train.Saver`), or to `tensorflow` only
+        (`compat.v1.metrics.mean`); a name that ends in `.*` means all names below.
+      only_in: MODEL_FN, INPUT_FN, SCRIPT or HOOK: applies only to uses there; "": everywhere.
+      without: skip calls that pass this argument, by name, or by position with at least `num_arguments` arguments.
     """
 
     verdict: str
@@ -33,7 +33,7 @@ class Rule:
         return any(name == one or (one.endswith(".*") and f"{name}.".startswith(one[:-1])) for one in self.names)
 
 
-_GIVEN = "there is no session that it could feed or run: give the tensors to model_fn through input_fn"
+_GIVEN = "there is no session to feed or run: pass the tensors to model_fn through input_fn"
 _EAGER = (
     "outside of model_fn everything is eager, disable_v2_behavior() or not, and it raises RuntimeError: make it in "
     "model_fn, or under `with tf.Graph().as_default():`"
@@ -58,24 +58,24 @@ _QUEUES = (
 )
 _RANDOM = "nn.dropout layers.dropout layers.Dropout random_uniform random_normal truncated_normal"
 
-# Place, or "" for every place -> names, with blanks between them -> what is said of them.
+# Place ("": everywhere) -> names, separated by blanks -> text of the finding.
 _CANNOT: Mapping[str, Mapping[str, str]] = {
     "": {
         _LOOPS_OVER_SESSIONS: (
-            "the loop over a session is the runner's: put the graph into a model_fn, and call Estimator.train with "
-            "what the loop did as hooks"
+            "the runner replaces loops over a session: put the graph into a model_fn, and call Estimator.train with "
+            "hooks for what the loop did"
         ),
         _QUEUES: (
-            "queue runners do not run here, and a step would wait for ever: return a tf.data.Dataset from input_fn"
+            "queue runners do not run here, so a step would wait forever: return a tf.data.Dataset from input_fn"
         ),
         "train.SyncReplicasOptimizer": (
             "it needs queues and a session: RunConfig(train_distribute=tf.distribute.MultiWorkerMirroredStrategy()) "
-            "adds up the gradients of all workers in each step"
+            "sums the gradients of all workers in each step"
         ),
     },
     MODEL_FN: {"Session InteractiveSession sparse_placeholder": _GIVEN},
     INPUT_FN: {
-        "sparse_placeholder": "make the dataset of the sparse tensor, tf.data.Dataset.from_tensor_slices(sparse)",
+        "sparse_placeholder": "make the dataset from the sparse tensor: tf.data.Dataset.from_tensor_slices(sparse)",
     },
     SCRIPT: {
         _NEED_A_GRAPH: _EAGER,
@@ -90,17 +90,17 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
 _DIFFERS: Mapping[str, Mapping[str, str]] = {
     INPUT_FN: {
         "placeholder": (
-            "a hook feeds it when it runs the initializer of the iterator, once, before the first step; a run that "
-            "resumes reads again what was read"
+            "a hook feeds it once, before the first step, when it runs the initializer of the iterator; a resumed run "
+            "reads the data again from the beginning and skips what it had"
         ),
     },
     MODEL_FN: {
         "placeholder": (
-            "hooks alone can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn"
+            "only hooks can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn"
         ),
         "keras.optimizers.* optimizers.*": (
-            "the gradient is the mean over the global batch; on several replicas tf.estimator added the replicas' "
-            "means up: to get those updates again, multiply the learning rate by the number of replicas"
+            "the gradient is the mean over the global batch; with several replicas tf.estimator summed the replicas' "
+            "means: for the same updates, multiply the learning rate by the number of replicas"
         ),
         "clip_by_global_norm clip_by_norm clip_by_average_norm": (
             "on several replicas each clips its own gradients, as in tf.estimator, so numbers depend on their number; "
@@ -108,73 +108,72 @@ _DIFFERS: Mapping[str, Mapping[str, str]] = {
         ),
         "train.Saver": "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
         _RANDOM: (
-            "the numbers are other ones than those of TensorFlow 1, drawn from the seed, the step and the replica: a "
-            "run that resumes draws what the undisturbed one would have drawn"
+            "random numbers differ from TensorFlow 1's. They depend on the seed, the step and the replica, so a "
+            "resumed run draws the same ones as an uninterrupted run"
         ),
     },
     SCRIPT: {
         "placeholder": (
-            "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it says "
-            "what requests look like, for build_raw_serving_input_receiver_fn, else it raises RuntimeError; what is to "
-            "be fed, make it under `with tf.Graph().as_default():`"
+            "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it "
+            "describes requests for build_raw_serving_input_receiver_fn, else it raises RuntimeError; make "
+            "placeholders to feed under `with tf.Graph().as_default():`"
         ),
     },
     HOOK: {
         ".run": (
-            "in a hook of training it takes the next batch for what depends on one; only a placeholder that model_fn "
-            "or a hook made can be fed, and with iterator.initializer those of input_fn"
+            "in a training hook, fetches that depend on a batch use the next one; only placeholders made by model_fn "
+            "or a hook can be fed, and together with iterator.initializer those of input_fn"
         ),
     },
     "": {
         "train.FeedFnHook estimator.FeedFnHook": (
-            "it feeds placeholders of model_fn, and no other tensors; training then runs one step per loop"
+            "it can only feed placeholders of model_fn; training then runs one step per loop"
         ),
         "train.replica_device_setter": (
-            "it places nothing: the strategy does. strategy=parameter_server puts variables on servers"
+            "it has no effect, since the strategy places variables: use strategy=parameter_server"
         ),
         " ".join(install.SWITCHES): (
-            "it has no effect outside of model_fn, and says so: a model_fn is traced as a TensorFlow 1 graph anyway, "
-            "and everything else is eager; what needs a graph there, write it under `with tf.Graph().as_default():`"
+            "it has no effect outside of model_fn, and warns: a model_fn is traced as a TensorFlow 1 graph anyway, "
+            "and everything else is eager; there, build graphs under `with tf.Graph().as_default():`"
         ),
         "py_func py_function numpy_function": (
-            "in an input_fn the position cannot be saved: a run that resumes reads and drops the batches it had; no "
-            "export and no other process has the Python function"
+            "in an input_fn the position cannot be saved, so a resumed run reads and drops the batches that it had; "
+            "the Python function does not exist in exports and other processes"
         ),
         "train.Scaffold": (
             "init_op, init_fn, local_init_op and summary_op have an effect in training; saver, ready_op and "
-            "ready_for_local_init_op have none, and the log says so"
+            "ready_for_local_init_op have none, with a warning"
         ),
         "estimator.train_and_evaluate": (
-            "it returns metrics also where the training was finished before; the evaluator ends when training ends, "
-            "for whatever reason; saving_listeners are called under every strategy"
+            "it also returns metrics if training was finished before; the evaluator ends when training ends, for any "
+            "reason; saving_listeners are called under every strategy"
         ),
         "train.import_meta_graph": (
-            "no graph is written beside the checkpoints of the runner: it reads those that TensorFlow 1 has left"
+            "the runner writes no graph beside checkpoints; graphs that TensorFlow 1 has written can be read"
         ),
         "estimator.BestExporter": (
-            "the best value is kept in the model_dir: after a restart a worse model is not exported"
+            "the best value is stored in model_dir, so a worse model is not exported after a restart"
         ),
         "estimator.FinalExporter": (
-            "it exports at the end of training, whatever ended it; tf.estimator did so only at max_steps"
+            "it exports at the end of training for any reason; tf.estimator did so only at max_steps"
         ),
         " ".join(f"estimator.experimental.{name}" for name in names.EARLY_STOPPING): (
-            "it works under every strategy, and nothing of it is in the checkpoint: a run that was stopped early stays "
-            "so with it, and can be trained on without"
+            "it works under every strategy, and stores nothing in checkpoints: with the hook a stopped run does not "
+            "train on, without the hook it does"
         ),
         "estimator.experimental.InMemoryEvaluatorHook": "it works under every strategy of one process, too",
         "distribute.experimental.ParameterServerStrategy distribute.ParameterServerStrategy": (
-            "tf.estimator refused it; here a coordinator hands steps to the workers, and each gradient is one update"
+            "tf.estimator refused it; here a coordinator passes steps to the workers, and each gradient is one update"
         ),
         "train.Server distribute.Server": (
             "the runner starts the servers of a cluster itself, and ends them with the run: TF_CONFIG is enough"
         ),
         ".evaluate": (
-            "'loss' is the mean over examples, which was the mean over batches (and is, of heads that sum); each "
-            "example counts once under every strategy; without a checkpoint it raises ValueError, and does not "
-            "evaluate initial values"
+            "'loss' is the mean over examples, not over batches (except for heads that sum); each example counts once "
+            "under every strategy; without a checkpoint it raises ValueError instead of evaluating initial values"
         ),
         ".predict": (
-            "with RunConfig(eval_distribute=) it runs on the devices of that strategy, which was always one device, "
+            "with RunConfig(eval_distribute=) it runs on the devices of that strategy, in tf.estimator always on one, "
             "and keeps the order of the input; without a checkpoint it raises ValueError"
         ),
     },
@@ -196,7 +195,7 @@ RULES: tuple[Rule, ...] = (
     Rule(DIFFERS, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
 )
 
-_IGNORED = "has no effect here, and the log says so"
+_IGNORED = "has no effect here, with a warning"
 RUN_CONFIG: Mapping[str, str] = {
     "session_config": f"{_IGNORED}: there is no session; tf.config (or run.memory_growth, run.inter_op_threads, "
     "run.intra_op_threads) sets threads, memory and devices",
@@ -207,7 +206,7 @@ RUN_CONFIG: Mapping[str, str] = {
     "experimental_distribute": "there is no standalone client mode: give train_distribute= and eval_distribute=",
     "checkpoint_save_graph_def": f"{_IGNORED}: no graph is written beside checkpoints",
 }
-"""Argument of RunConfig that does not do what it did -> what is said of it."""
+"""Argument of RunConfig that works differently -> text of the finding."""
 
 REMOVED: tuple[tuple[str, str], ...] = (
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
@@ -215,10 +214,10 @@ REMOVED: tuple[tuple[str, str], ...] = (
     ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
     ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
 )
-"""Beginning of a name that TensorFlow has no more -> what to use instead; the first that fits."""
+"""(prefix of removed names, what to use instead); the first match counts."""
 
 
 def instead_of(name: str) -> str:
-    """What to use instead of a name that is gone; "" where nothing is known."""
+    """Return what to use instead of a removed name; "" if unknown."""
     fits = (text for beginning, text in REMOVED if name == beginning or name.startswith(f"{beginning}."))
     return next(fits, "")

@@ -1,4 +1,4 @@
-"""Puts the classic names on TensorFlow, as soon as that is imported."""
+"""Set the classic names on TensorFlow as soon as it is imported."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from runner.tf_private import legacy_keras, tf_estimator
 _log = logging.getLogger(__name__)
 
 _OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
-"""Switches after which a script builds a graph in TF 1."""
+"""TF 1's switches to graph mode."""
 
 SHAPES = ("disable_v2_behavior", "disable_v2_tensorshape")
-"""Switches after which the dimensions of a shape have a `value`."""
+"""TF 1's switches that give the dimensions of a shape a `value`."""
 
 SWITCHES = (
     *SHAPES, "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables",
     "disable_tensor_equality",
 )  # fmt: skip
-"""What scripts of TF 1 begin with, and under which the engine could not run."""
+"""Switches that TF 1 scripts call first. They have no effect here, because the runner cannot run under them."""
 
 called: set[str] = set()
-"""Those that were called, or that the source is written as after."""
+"""The switches that were called; those of SHAPES also if a source is recognized as TensorFlow 1."""
 
 _warned: set[str] = set()
-"""The one of them that the log told of."""
+"""The switch that was logged; only the first one is."""
 
 _INITIALIZERS = (
     "global_variables_initializer", "initialize_all_variables", "initialize_local_variables", "initialize_variables",
     "local_variables_initializer", "variables_initializer",
 )  # fmt: skip
-"""What a Scaffold may be made of: the variables of the engine have values before model_fn is called."""
+"""Initializers for a Scaffold. They do nothing in model_fn, since the runner gives variables their values itself."""
 
 _PLACEHOLDERS = ("placeholder", "sparse_placeholder")
-"""What `build_raw_serving_input_receiver_fn` was given, made where the script is."""
+"""Functions that scripts call outside of graphs, for `build_raw_serving_input_receiver_fn`."""
 
 
 importing_tensorflow: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-"""Makes what is entered while TensorFlow is imported."""
+"""Returns a context that is entered while TensorFlow is imported."""
 
 
 def install() -> None:
-    """Puts the names on TensorFlow: on what is imported of it now, on the rest when it is."""
+    """Set the names on TensorFlow: now on modules that are imported already, on others when they are imported."""
     if "tensorflow" not in sys.modules and legacy_keras.is_installed():
         os.environ.setdefault(legacy_keras.VARIABLE, "1")
     later = {}
@@ -103,14 +103,14 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
     for name in SWITCHES:
         setattr(v1, name, _without_effect(name))
-    for name in ("distribute", "nn", "tpu", "train"):  # an import of them would put another copy in their place
+    for name in ("distribute", "nn", "tpu", "train"):  # or importing them would replace them by another copy
         sys.modules.setdefault(f"tensorflow.compat.v1.{name}", getattr(v1, name))
 
 
 def _put_on_nested(compat: Any) -> None:
-    """Has `tf.compat.v1.compat.v1`, which TensorFlow makes another module, and all below it, be `tf.compat.v1`.
+    """Make `tf.compat.v1.compat.v1`, a separate module in TensorFlow, and all below it the same as `tf.compat.v1`.
 
-    Whoever took such a module before finds the names on it, too.
+    Code that imported such a module earlier sees the names as well.
     """
     for name, nested in list(sys.modules.items()):
         inner = module_paths.NESTED_PRIVATE.fullmatch(name)
@@ -125,29 +125,33 @@ def _put_on_nested(compat: Any) -> None:
 
 
 def _make_importable(at: str, module: Names) -> None:
-    """For `from tensorflow.estimator import ...` and `from tensorflow.estimator.export import ...`."""
+    """Make `from tensorflow.estimator import ...` and `from tensorflow.estimator.export import ...` work."""
     sys.modules[at] = module
     for name in module.modules():
         _make_importable(f"{at}.{name}", getattr(module, name))
 
 
 def _put_strategies(old: Any, new: Any) -> None:
-    """Strategies of TF 1 are for its graphs, and share keys of collectives; today's have the same arguments."""
+    """Replace TF 1's strategies, which need its graphs and share keys of collectives, by today's; the arguments are
+    the same.
+    """
     old.MirroredStrategy, old.OneDeviceStrategy = new.MirroredStrategy, new.OneDeviceStrategy
     old.experimental.CentralStorageStrategy = new.experimental.CentralStorageStrategy
     old.experimental.MultiWorkerMirroredStrategy = new.experimental.MultiWorkerMirroredStrategy
 
 
 def _place(resolver: Any) -> Cluster:
-    """The place of this process that a cluster resolver names, without the evaluator, who is asked for nothing."""
+    """Return the task of this process according to a cluster resolver, without the evaluator, which serves no
+    requests.
+    """
     tasks = {kind: listed for kind, listed in resolver.cluster_spec().as_dict().items() if kind != "evaluator"}
     return Cluster(resolver.task_type, int(resolver.task_id or 0), tasks)
 
 
 def _with_coordinator(resolver: Any) -> Any:
-    """A resolver of the same cluster in which worker 0 coordinates where there is no chief.
+    """Return a resolver for the same cluster in which worker 0 is the coordinator if there is no chief.
 
-    One that names no task is the caller's own business: a process outside of the cluster coordinates it.
+    A resolver without a task type is returned unchanged: its process is outside of the cluster and coordinates it.
     """
     from tensorflow import distribute, train
 
@@ -169,17 +173,17 @@ def _kept_local(resolver: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
-    """`opt` as it is: the engine adds up the gradients of replicas by itself."""
+    """Return `opt` unchanged: the runner sums the gradients of replicas itself."""
     return opt
 
 
 def profiler_hook(*args: Any, **kwargs: Any) -> Any:
-    """`runner.classic.hooks.ProfilerHook`; TensorFlow's own cannot be made without a session's graph."""
+    """Return a `runner.classic.hooks.ProfilerHook`; TensorFlow's cannot be made without a session's graph."""
     return names.lookup(names.NAMES, "ProfilerHook", "tf.train.ProfilerHook")(*args, **kwargs)
 
 
 def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
-    """`initializer` of variables, which in a graph that the engine traces has nothing to do."""
+    """Wrap an initializer of variables so that it does nothing in a graph that the runner traces."""
 
     @functools.wraps(initializer)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -192,9 +196,10 @@ def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
-    """`placeholder`, which after a switch of TF 1 can be called outside of graphs: it is then in one of its own.
+    """Wrap a placeholder function so that, after a switch to graph mode, it can be called outside of graphs: it makes
+    its own.
 
-    An input function is called in a graph once it has asked for one.
+    Input functions are not affected; the runner calls one in a graph if it needs one.
     """
 
     @functools.wraps(placeholder)
@@ -213,11 +218,11 @@ def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
 def _without_effect(name: str) -> Callable[[], None]:
     def said() -> None:
         called.add(name)
-        if not _warned:  # it stands in every other file of such code
+        if not _warned:  # once is enough: every second file of such code calls it
             _warned.add(name)
             _log.warning(
                 "tf.%s() has no effect outside of model_fn, which is traced as a TensorFlow 1 graph anyway: everything "
-                "else is eager. What needs a graph there, write it under `with tf.Graph().as_default():`.",
+                "else is eager. There, build graphs under `with tf.Graph().as_default():`.",
                 name,
             )
 
@@ -225,12 +230,12 @@ def _without_effect(name: str) -> Callable[[], None]:
 
 
 class Names(types.ModuleType):
-    """A module whose names are looked up in a table when they are used.
+    """A module that looks its names up in a table when they are used.
 
     Args:
-      shown: what users write.
-      table: name -> "module:attribute"; a dot in a name is a module inside.
-      prefix: of the names of this module.
+      shown: the module's name as users write it.
+      table: name -> "module:attribute"; a dot in a name makes a module inside.
+      prefix: of the table's names that belong to this module.
     """
 
     def __init__(self, shown: str, table: Mapping[str, str], prefix: str = "") -> None:
@@ -251,7 +256,7 @@ class Names(types.ModuleType):
         return found
 
     def modules(self) -> set[str]:
-        """Names of the modules in it."""
+        """Return the names of the modules in it."""
         own = (name.removeprefix(self._prefix) for name in (*self._table, *names.GONE) if name.startswith(self._prefix))
         return {name.partition(".")[0] for name in own if "." in name}
 
@@ -261,7 +266,7 @@ class Names(types.ModuleType):
 
 
 class LegacyKeras(types.ModuleType):
-    """A module of tf_keras that TensorFlow itself only finds with TF_USE_LEGACY_KERAS=1."""
+    """A module of tf_keras that TensorFlow itself provides only with TF_USE_LEGACY_KERAS=1."""
 
     def __init__(self, part: str, shown: str) -> None:
         super().__init__(shown)
@@ -287,10 +292,10 @@ class LegacyKeras(types.ModuleType):
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Has the names put on modules by whoever imports them.
+    """Sets the names on modules when they are imported.
 
     Args:
-      puts: name of a module -> what to call with it when it has been imported.
+      puts: module name -> function to call with the module after its import.
     """
 
     def __init__(self, puts: Mapping[str, Callable[[Any], None]]) -> None:
@@ -299,7 +304,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        put = self._puts.get(fullname)  # asking where a module is does not import it
+        put = self._puts.get(fullname)  # finding a spec does not import the module
         if put is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -309,17 +314,17 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _execute(execute: Callable[[types.ModuleType], None], put: Callable[[Any], None], module: types.ModuleType) -> None:
-    """Execute the module as its own loader does, and then put the names there."""
+    """Execute the module with its own loader, and then set the names on it."""
     with importing_tensorflow():
         execute(module)
-    put(sys.modules[module.__name__])  # TensorFlow puts something else in its place
+    put(sys.modules[module.__name__])  # TensorFlow replaces the module while it is imported
 
 
 _V2 = Names("tf.estimator", names.NAMES)
 _V1 = Names("tf.compat.v1.estimator", names.V1_NAMES)
 _KERAS = Names("tf.keras.estimator", names.KERAS_NAMES)
 
-# TensorFlow 2.21: `import tensorflow.compat.v1` makes another module than `tf.compat.v1` was before, of the same file.
+# TensorFlow 2.21: `import tensorflow.compat.v1` loads the file of `tf.compat.v1` again, as a second module.
 _PUTS: Mapping[str, Callable[[Any], None]] = {
     "tensorflow": _put_on_tensorflow,
     "tensorflow.compat.v1": _put_on_v1,

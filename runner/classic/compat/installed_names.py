@@ -1,4 +1,4 @@
-"""The public names of the TensorFlow that is installed, read from its files: importing it takes seconds."""
+"""The public names of the installed TensorFlow, read from its files because importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from runner.config.source_names import V1, canonical
 _LEGACY = "tf_keras/api/_v1/keras/__internal__/legacy"
 _KERAS_2, _KERAS_3 = "tf_keras/api/_v2/keras", "keras/_tf_keras/keras"
 
-# Where TensorFlow 2.21 loads a module from another package; the longest name that fits counts. `import runner.classic`
-# has it load Keras 2 where tf_keras is installed.
+# The modules that TensorFlow 2.21 loads from another package; the longest prefix wins. `import runner.classic`
+# makes it load Keras 2 if tf_keras is installed.
 _ELSEWHERE = {
     f"{V1}.layers": f"{_LEGACY}/layers",
     f"{V1}.nn.rnn_cell": f"{_LEGACY}/rnn_cell",
@@ -30,23 +30,23 @@ OF_EVERY_MODULE = frozenset({"__dict__", "__doc__", "__file__", "__loader__", "_
 
 
 class Installed:
-    """Public names of the installed TensorFlow and of the Keras it loads.
+    """The public names of the installed TensorFlow, and of the Keras that it loads.
 
     Attributes:
-      is_there: there is a TensorFlow to ask.
+      is_there: whether TensorFlow is installed.
     """
 
     def __init__(self) -> None:
-        # Not where Python finds `tensorflow`: a folder of the user may have that name.
+        # Not importlib: it could find a folder of the user's that is named `tensorflow`.
         roots = (Path(one) for one in sys.path if (Path(one) / "tensorflow" / "_api").is_dir())
         root = next(roots, None)
         self.is_there = root is not None
-        self._root = root or Path(os.devnull)  # which has no files in it
+        self._root = root or Path(os.devnull)  # a folder without files
 
     def has(self, name: str) -> bool:
-        """Report whether the dotted name `name` leads to something public: a module, or an object in one.
+        """Report whether the dotted name `name` is public: a module, or an object in one.
 
-        What comes after an object (`tf.estimator.ModeKeys.TRAIN`) is not looked at.
+        Attributes of an object (`tf.estimator.ModeKeys.TRAIN`) are not checked.
         """
         parts = canonical(name).split(".")
         for end in range(2, len(parts) + 1):
@@ -63,21 +63,21 @@ class Installed:
         return bool(self._files(name))
 
     def has_private(self, name: str) -> bool:
-        """Report whether `tensorflow.python.x.y` is a module, or an object that a module defines at its top level.
+        """Report whether `tensorflow.python.x.y` is a module, or an object at the top level of one.
 
-        What comes after an object (`rewriter_config_pb2.RewriterConfig.OFF`) is not looked at.
+        Attributes of an object (`rewriter_config_pb2.RewriterConfig.OFF`) are not checked.
         """
         path, source = self._root, Path(os.devnull)
         for part in name.split("."):
             path, package = path / part, source
             source = next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.exists()), path)
-            if not source.exists():  # no module, and no folder of modules
+            if not source.exists():  # neither a module nor a package
                 is_compiled = path.with_suffix(".so").exists() and part == name.rpartition(".")[2]
                 return is_compiled or self._defines(package, part)
         return True
 
     def _defines(self, source: Path, name: str) -> bool:
-        """Report whether a private module has `name`, its own or by `from ... import *`."""
+        """Report whether a private module defines `name`, or gets it by `from ... import *`."""
         if not source.is_file():
             return False
         return name in _defined(source) or any(self.has_private(f"{one}.{name}") for one in _starred(source))
@@ -94,11 +94,11 @@ class Installed:
         found = [self._root / folder / "__init__.py" for folder in folders]
         return [path for path in found if path.exists()]
 
-    @functools.cache  # noqa: B019  # one object a process
+    @functools.cache  # noqa: B019  # there is one object per process
     def _names(self, module: str) -> frozenset[str]:
         found: set[str] = set().union(*(_defined(path) for path in self._files(module)))
         parent, _, last = module.rpartition(".")
-        for path in self._files(parent) if parent else ():  # tf.app.flags is put there from outside
+        for path in self._files(parent) if parent else ():  # the parent module sets tf.app.flags
             found |= set(re.findall(rf"^_current_module\.{last}\.(\w+) = ", path.read_text(), re.MULTILINE))
         children = (name.removeprefix(f"{module}.") for name in _ELSEWHERE if name.startswith(f"{module}."))
         return frozenset(found | {name for name in children if "." not in name})
@@ -106,7 +106,7 @@ class Installed:
 
 @functools.cache
 def _defined(path: Path) -> frozenset[str]:
-    """Return the names that a source file has at its top level in the end, and those that it sets on itself."""
+    """Return the names that a source file defines at its top level and does not delete again."""
     text = path.read_text()
     tree = ast.parse(text)
     names = set(_bound(tree)) - set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))
@@ -119,15 +119,15 @@ def _defined(path: Path) -> frozenset[str]:
 
 @functools.cache
 def _starred(path: Path) -> tuple[str, ...]:
-    """Return the modules of which a source file imports all names."""
+    """Return the modules from which a source file imports `*`."""
     imports = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
     return tuple(node.module for node in imports if node.module and node.names[0].name == "*")
 
 
 def _bound(tree: ast.Module) -> Iterator[str]:
-    """Yield what a module gives names to.
+    """Yield the names that a module binds at its top level.
 
-    `symtable` would say it, but that of Python 3.12 counts the variables of comprehensions among them.
+    Not by `symtable`: in Python 3.12 it includes the variables of comprehensions.
     """
     waiting = list[ast.AST](tree.body)
     while waiting:
@@ -143,7 +143,9 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _messages(tree: ast.Module) -> set[str]:
-    """Return the messages, enums and values of a module that protoc wrote, which adds them when it is imported."""
+    """Return the messages, enums and values of a module that protoc generated; they are only added when it is
+    imported.
+    """
     from google.protobuf import descriptor_pb2
 
     found: set[str] = set()

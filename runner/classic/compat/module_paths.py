@@ -1,7 +1,8 @@
-"""Modules that scripts import under other names: those of tf.estimator that were not public, and nested ones.
+"""Import modules under names that TensorFlow no longer has: tf.estimator's private modules, and nested `compat`
+modules.
 
-`tensorflow.python.estimator.model_fn.ModeKeys`, or the same below `tensorflow_estimator.python`: 2.15 had
-both. What such a module had that was public under tf.estimator, too, is what it gives here.
+Scripts import `tensorflow.python.estimator.model_fn.ModeKeys`, or the same below `tensorflow_estimator.python`; 2.15
+had both. Such a module has here the names that were also public under tf.estimator.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ _OTHERS = {
     "PredictionKeys": "runner.classic.keys:PredictionKeys",
     "get_optimizer_instance": "runner.classic.optimizers:v1_optimizer_of",
     "estimator": "runner.classic.compat.install:_V2",  # tensorflow_estimator.estimator
-    "_Head": "builtins:object",  # it had nothing of its own: subclasses define all that it asked for
+    "_Head": "builtins:object",  # an abstract class without code
 }
 
 
 def leads_to(name: str) -> bool:
-    """Report whether the dotted `name` is such a module or in one; what comes after an object is not looked at."""
+    """Report whether the dotted `name` is such a module, or an object in one. Attributes of an object are not
+    checked.
+    """
     parts = name.split(".")
     modules = [end for end in range(1, len(parts) + 1) if ".".join(parts[:end]) in _MODULES]
     return bool(modules) and (
@@ -51,10 +54,10 @@ def leads_to(name: str) -> bool:
 
 
 def table_of(module: str) -> dict[str, str]:
-    """Return name -> "module:attribute": all that was public, in whichever module, and some others."""
+    """Return name -> "module:attribute" for a private module: all public names of tf.estimator, and some others."""
     own = f"{module.partition('.estimator.')[2].partition('.')[0]}."
     public = {**names.V1_NAMES, **names.KERAS_NAMES}
-    in_order = sorted(public, key=lambda name: (name.startswith(own), "." not in name))  # its own names win
+    in_order = sorted(public, key=lambda name: (name.startswith(own), "." not in name))  # the module's own names win
     return {
         **{name.rpartition(".")[2]: public[name] for name in in_order},
         **{f"{name}V2": place for name, place in names.NAMES.items()},
@@ -69,7 +72,7 @@ _NESTED = re.compile(r"tensorflow\.compat\.v[12](?:\.compat\.v[12])*\.compat(?P<
 
 
 class NestedCompat(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports `tensorflow.compat.v1.compat.v1.x` as `tensorflow.compat.v1.x`, however deep it is nested."""
+    """Imports `tensorflow.compat.v1.compat.v1.x` as `tensorflow.compat.v1.x`, at any depth."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -84,14 +87,14 @@ class NestedCompat(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """It has been executed: it only keeps the spec that it has."""
+        """Restore the spec of the module, which was executed by its own loader."""
         spec = module.__spec__
         if spec is not None and spec.loader is self:
             module.__spec__ = spec.loader_state
 
 
 class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports these modules."""
+    """Imports tf.estimator's private modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -102,7 +105,7 @@ class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to execute: names are looked up when they are used."""
+        """Do nothing: names are looked up when they are used."""
 
 
 class _Module(types.ModuleType):

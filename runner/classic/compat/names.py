@@ -1,4 +1,6 @@
-"""Every public name of tf.estimator 2.15: where it is, or what to use instead. Imports nothing by itself."""
+"""The table of tf.estimator 2.15's public names: where each is, or what to use instead. It imports no
+implementation.
+"""
 
 from __future__ import annotations
 
@@ -88,23 +90,24 @@ GONE: Mapping[str, str] = {
     "SequentialHead": "write a model_fn, and mask the loss with EstimatorSpec(loss_weight=)",
     "tpu.experimental.EmbeddingConfigSpec": "use tf.tpu.experimental.embedding with strategy=tpu",
 }
-"""Names that are not there -> what to do instead."""
+"""Removed names -> what to do instead."""
 
 
 def leads_to(table: Mapping[str, str], name: str) -> bool:
-    """Report whether `name` is in the table, or a module with names of it, or inside of what one of them names."""
+    """Report whether `name` is in the table, is a module of names in it, or is an attribute of one of them."""
     return any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in table)
 
 
 def lookup(table: Mapping[str, str], name: str, shown: str) -> Any:
-    """The object of a public name.
+    """Return the object of a public name.
 
     Args:
-      name: as in the table.
-      shown: what the user wrote, for messages.
+      table: name -> "module:attribute".
+      name: a name in the table.
+      shown: the name as the user wrote it, for messages.
 
     Raises:
-      AttributeError: there is no such name, or not any more; the message says what to use instead.
+      AttributeError: the name does not exist, or was removed; the message says what to use instead.
     """
     if name in GONE:
         raise AttributeError(f"{shown} is not available: {GONE[name]}.")
@@ -114,7 +117,7 @@ def lookup(table: Mapping[str, str], name: str, shown: str) -> Any:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module:  # something that it imports is missing
+        if error.name != module:  # a module that it imports is missing
             raise
         raise AttributeError(f"{shown} is not available in this version of the runner: there is no {module}.") from None
     return getattr(found, attribute)

@@ -1,4 +1,4 @@
-"""Packages that a source imports: those that are not installed, and folders that stand in for TensorFlow."""
+"""Find packages that a source imports and that are not installed, and the user's files that shadow TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.classic.compat.python2 import MODULES as OF_PYTHON_2
 
 _NO_PACKAGES = ("tensorflow", "tensorflow_estimator")
-"""Packages that `check` knows name by name, so that it does not look for them."""
+"""Packages that `check` does not look for, because it knows each of their names."""
 
 _PIP_NAMES: Mapping[str, str] = {
     "Image": "Pillow",
@@ -25,12 +25,12 @@ _PIP_NAMES: Mapping[str, str] = {
     "yaml": "PyYAML",
 }
 _ENDED: Mapping[str, str] = {
-    "tensorflow_addons": "it ended with TensorFlow 2.15: take what you use of its source into your own",
+    "tensorflow_addons": "it ended with TensorFlow 2.15: copy what you use of it into your project",
 }
 
 
 def missing(tree: ast.AST, file: Path) -> Iterator[tuple[ast.stmt, str, str]]:
-    """Yield (statement, package, what is said) of each import of a package that is not there."""
+    """Yield (statement, package, text of the finding) for each imported package that is not installed."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported = [alias.name for alias in node.names]
@@ -60,26 +60,27 @@ def _is_installed(package: str) -> bool:
         return True
     try:
         return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):  # a module without a spec, as `__main__`
+    except (ImportError, ValueError):  # a module without a spec, such as `__main__`
         return package in sys.modules
 
 
 def _is_beside(package: str, file: Path) -> bool:
-    """Report whether the file's folder, or one around it from where `-m` may start it, has a module `package`."""
+    """Report whether the file's folder, or a parent folder, from which `-m` may start it, has a module `package`."""
     folders = file.absolute().parents
     return any((folder / package).is_dir() or (folder / f"{package}.py").exists() for folder in folders)
 
 
 def in_place_of_tensorflow(file: Path) -> Path | None:
-    """Return the file or folder beside `file` that Python imports as `tensorflow` when it runs `file`."""
+    """Return the file or folder beside `file` that Python would import as `tensorflow`; None: there is none."""
     beside = (file.absolute().parent / "tensorflow" / "__init__.py", file.absolute().parent / "tensorflow.py")
     found = next((path for path in beside if path.exists()), None)
     return found.parent if found is not None and found.name == "__init__.py" else found
 
 
 def of_the_users_own(name: str, file: Path) -> Path | None:
-    """Return the file or folder of the user that the name `tensorflow.x.y` is meant for, which Python does not import:
-    it looks into the installed TensorFlow.
+    """Return the user's file or folder that `tensorflow.x.y` probably means; None: there is none.
+
+    Python does not import it: the installed TensorFlow comes first.
     """
     inside = Path(*name.split(".")[:2])
     for folder in file.absolute().parents:

@@ -1,4 +1,4 @@
-"""Python 2 in a source that Python 3 can read: what will stop it, and what to write instead."""
+"""Find Python 2 idioms that Python 3 parses but that fail when they run."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ MODULES: Mapping[str, str] = {
     "urllib2": "urllib.request",
     "urlparse": "urllib.parse",
 }
-"""Modules of Python 2 -> that of Python 3."""
+"""Module of Python 2 -> its name in Python 3."""
 
 Found = tuple[ast.expr, str, str]
-"""Where, what was written, and what is said of it."""
+"""(node, the idiom as written, text of the finding)."""
 
 
 def fix_of_syntax(error: SyntaxError) -> str:
-    """Return what to write where a source is no Python 3, as far as Python's own message does not say it."""
+    """Return the fix for a source that is not valid Python 3, in addition to Python's own message."""
     message = error.msg or ""
     if "print" in message:
         return "Python 2: write print(...)"
@@ -92,7 +92,7 @@ def fix_of_syntax(error: SyntaxError) -> str:
 
 
 def idioms(tree: ast.AST) -> Iterator[Found]:
-    """Yield each idiom of Python 2, in no order."""
+    """Yield each idiom of Python 2, in any order."""
     bound = _bound(tree)
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
@@ -111,7 +111,7 @@ def idioms(tree: ast.AST) -> Iterator[Found]:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Return all names that the source gives a meaning of its own, wherever."""
+    """Return all names that the source itself defines, in any scope."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -144,7 +144,9 @@ def _of_call(node: ast.Call, functions: set[str]) -> Iterator[Found]:
 
 
 def _used_as_lists(scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[str]) -> Iterator[Found]:
-    """Yield uses of `map(...)`, `d.keys()` and the like as lists: at once, or by the only name that it is given."""
+    """Yield uses of `map(...)`, `d.keys()` and the like as lists, directly or through a variable that is assigned
+    once.
+    """
     body = scope.body if isinstance(scope.body, list) else [scope.body]
     inside = list(_in_scope(body))
     stored = [node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
@@ -167,7 +169,9 @@ def _used_as_lists(scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[
 
 
 def _in_scope(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope without those of functions in it. A sum of a thousand terms is a thousand deep."""
+    """Yield the nodes of a scope, without nested functions. Not recursive: a sum of a thousand terms is a thousand
+    levels deep.
+    """
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -177,7 +181,7 @@ def _in_scope(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _lazy(value: ast.AST) -> str:
-    """Return what makes `value`, where that was a list in Python 2; "" of anything else."""
+    """Return the name of the function or method that makes `value`, if its result was a list in Python 2; else ""."""
     if not isinstance(value, ast.Call):
         return ""
     if isinstance(value.func, ast.Name) and value.func.id in _LAZY:
@@ -187,7 +191,7 @@ def _lazy(value: ast.AST) -> str:
 
 
 def _as_a_list(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield what has to be a list in the expression `node`."""
+    """Yield the parts of the expression `node` that must be lists."""
     if isinstance(node, ast.Subscript):
         yield node.value
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -195,5 +199,5 @@ def _as_a_list(node: ast.AST) -> Iterator[ast.expr]:
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LIST_METHODS:
         yield node.func.value
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len" and node.args:
-        if not _lazy(node.args[0]).startswith("."):  # a view has a length
+        if not _lazy(node.args[0]).startswith("."):  # views have a length
             yield node.args[0]

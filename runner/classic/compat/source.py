@@ -1,4 +1,4 @@
-"""What of TensorFlow a source file uses, where, and how: for whoever has to say what will become of it."""
+"""Find each use of TensorFlow in a source file, with its place and arguments."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _ROOTS = ("tensorflow", "tensorflow_estimator", "tensorflow_addons", "tf_slim")
 MODEL_FN, INPUT_FN, HOOK, SCRIPT, ELSEWHERE = "model_fn", "input_fn", "hook", "script", "elsewhere"
 """The places where a name is used.
 
-A model_fn (a function with arguments `features` and `mode`, or so named); an input_fn (so named, and no receiver
-function); a class that inherits from a hook or listener of TensorFlow; the script: the top of the file, its `main` and
-the functions that only these call, under no `with` that makes a graph the default; any other function or graph.
+MODEL_FN: a function named so, or with arguments `features` and `mode`. INPUT_FN: a function named so, but not a
+receiver function. HOOK: a class that inherits from a hook or listener of TensorFlow. SCRIPT: the top level of the file,
+`main` and functions that only these call, outside of graphs. ELSEWHERE: any other function or graph.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Use(source_names.Use):
-    """One place where a name of TensorFlow, or a method of an estimator, is used.
+    """One use of a TensorFlow name, or of an estimator's method.
 
     Attributes:
-      name: the whole name; of a method of an object ".method".
-      keywords: of the call, if it is one: name -> whether it says None.
-      num_arguments: given by position, if it is a call; else -1.
-      place: MODEL_FN, HOOK, SCRIPT or ELSEWHERE.
+      name: the full name; for the method of an object, ".method".
+      keywords: for a call: keyword -> whether its value is None.
+      num_arguments: for a call: number of positional arguments; else -1.
+      place: MODEL_FN, INPUT_FN, HOOK, SCRIPT or ELSEWHERE.
       is_base: whether a class inherits from it.
     """
 
@@ -39,32 +39,34 @@ class Use(source_names.Use):
 
     @property
     def said(self) -> str:
-        """As people write it: `tf.train.AdamOptimizer`, `tf.compat.v1.train.AdamOptimizer`, `.predict`."""
+        """The name as users write it: `tf.train.AdamOptimizer`, `tf.compat.v1.train.AdamOptimizer`, `.predict`."""
         if self.name.startswith("tensorflow.") and not self.is_private:
             return f"tf.{self.name.removeprefix('tensorflow.')}"
         return self.name
 
     @property
     def is_private(self) -> bool:
-        """Report whether it is in a module of TensorFlow that is no part of what it promises."""
+        """Whether it is in a private module of TensorFlow."""
         return self.name.startswith(("tensorflow.python", "tensorflow.core", "tensorflow.tools"))
 
 
 def uses(tree: ast.AST) -> list[Use]:
-    """Every use of TensorFlow in a module, in order; methods of estimators and datasets among them."""
+    """Return every use of TensorFlow in a module, in order, including methods of estimators and datasets."""
     walk = _Uses(*_ROOTS, of_the_script=_called_by_the_script(tree))
     walk.visit(tree)
     return sorted(walk.found, key=lambda use: (use.line, use.column))
 
 
 class _Uses(source_names.Uses):
-    """Knows besides which function, class, call and `with` a use is in, and what is an estimator."""
+    """Finds uses, and notes the functions, classes, calls and `with` blocks around them, and which variables are
+    estimators.
+    """
 
     def __init__(self, *roots: str, of_the_script: frozenset[str]) -> None:
         super().__init__(*roots)
         self._of_the_script = of_the_script
         self._estimators: set[str] = set()
-        self._sessions: set[str] = set()  # made where all is eager, and no context of a `with`
+        self._sessions: set[str] = set()  # variables with sessions that are made in eager mode
         self._functions: list[str] = []
         self._model_fns = 0
         self._input_fns = 0
@@ -85,7 +87,7 @@ class _Uses(source_names.Uses):
         in_script = not self._functions or (len(self._functions) == 1 and self._functions[0] in self._of_the_script)
         return SCRIPT if in_script and not self._graphs else ELSEWHERE
 
-    # --- what surrounds it -----------------------------------------------------------------------------------------
+    # --- scopes ----------------------------------------------------------------------------------------------------
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         arguments = {one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
@@ -124,7 +126,7 @@ class _Uses(source_names.Uses):
             self.visit(child)
         self._hooks -= is_hook
 
-    # --- what is called --------------------------------------------------------------------------------------------
+    # --- calls -----------------------------------------------------------------------------------------------------
 
     def visit_Assign(self, node: ast.Assign) -> None:
         super().visit_Assign(node)
@@ -152,13 +154,13 @@ class _Uses(source_names.Uses):
         return name is not None and "estimator" in name.lower() and name.endswith(ends)
 
     def _makes_session(self, value: ast.AST) -> bool:
-        """Report whether it makes a session of the default graph."""
+        """Report whether the expression makes a session of the default graph."""
         name = self.dotted(value.func) if isinstance(value, ast.Call) else None
         has_graph = isinstance(value, ast.Call) and any(one.arg == "graph" for one in value.keywords)
         return name is not None and name.endswith((".Session", ".InteractiveSession")) and not has_graph
 
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
-        """Report whether something is to be said of a method; of `session.run` in a hook, where it feeds."""
+        """Report whether a method call should be reported; `session.run` in a hook only if it feeds."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
         if function.attr == "run" and self._hooks:
@@ -171,9 +173,9 @@ class _Uses(source_names.Uses):
 
 
 def _called_by_the_script(tree: ast.AST) -> frozenset[str]:
-    """Return the functions of a module that are called while nothing makes a graph: `main`, and what it calls by name.
+    """Return the functions of a module that run in eager mode: `main`, and functions that only such functions call.
 
-    One that is given to somebody (`input_fn=read`), or that a function calls which is, may be called in a graph.
+    A function that is passed on (`input_fn=read`), or called by one that is, may run in a graph.
     """
     functions = {node.name for node in ast.iter_child_nodes(tree) if isinstance(node, ast.FunctionDef)}
     calls, given = _calls(tree)
@@ -185,9 +187,9 @@ def _called_by_the_script(tree: ast.AST) -> frozenset[str]:
 
 
 def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
-    """Return (function, who calls it) of each call by name, and the names that are used otherwise.
+    """Return ((function, caller) for each call by name, the names that are used in other ways).
 
-    Who calls: a function of the module, "" for the module itself, "?" where it may be in a graph.
+    A caller is a function of the module, "" for the module itself, or "?" if the call may run in a graph.
     """
     calls: set[tuple[str, str]] = set()
     given: set[str] = set()
@@ -211,9 +213,9 @@ def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
 
 
 def _makes_a_graph_default(context: ast.AST, sessions: Collection[str] = ()) -> bool:
-    """Report whether all is a graph inside of `with context:`, in TensorFlow 2 too.
+    """Report whether the body of `with context:` runs in a graph, in TensorFlow 2 as well.
 
-    A session's own becomes the default with the session as the context, and not with its `as_default()`.
+    `with session:` makes the session's graph the default; `with session.as_default():` does not.
     """
     call = context.func if isinstance(context, ast.Call) else None
     is_one = isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")

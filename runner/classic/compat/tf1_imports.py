@@ -1,10 +1,9 @@
-"""Source files of TensorFlow 1: where they say `import tensorflow as tf`, tf is `tensorflow.compat.v1`.
+"""Import sources of TensorFlow 1 so that their `import tensorflow as tf` means `tensorflow.compat.v1`.
 
-`python -m runner.classic` starts scripts by it, and imports what they import; `python -m runner` imports the user's
-functions by it where they use tf.estimator. A file shows that it is of TensorFlow 1
-by a name that TensorFlow 2 does not have (`tf.layers`, `tf.train.AdamOptimizer`, `tf.logging`), as long as it has none
-that only TensorFlow 2 has and does not ask for the version; a file without either is what the script is that was
-started. Installed packages are what they say they are.
+`python -m runner.classic` starts scripts this way, and `python -m runner` imports user functions this way if they use
+tf.estimator. A file is of TensorFlow 1 if it uses a name that TensorFlow 2 does not have (`tf.layers`,
+`tf.train.AdamOptimizer`, `tf.logging`), uses none that only TensorFlow 2 has, and does not check the version. A file
+that uses neither kind of name counts as what the started script is. Installed packages are left alone.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from runner.config.source_names import V1
 _log = logging.getLogger(__name__)
 
 _AS_THEY_ARE = frozenset({"compat", "contrib", "core", "examples", "keras", "python", "tools"})
-"""Parts of TensorFlow that `tensorflow.compat.v1` does not have as modules, or that name their version themselves."""
+"""Parts of TensorFlow that are not modules of `tensorflow.compat.v1`, or whose names contain their version."""
 
 _METHODS_OF_1 = frozenset({".make_one_shot_iterator", ".make_initializable_iterator"})
-"""What datasets of `tensorflow.data` have in TensorFlow 1 alone."""
+"""Methods that datasets of `tensorflow.data` have only in TensorFlow 1."""
 
 _VERSIONS = frozenset({"__version__", "VERSION"})
 _SAYING = ("print", "debug", "info", "warning")
@@ -47,12 +46,12 @@ _INSTALLED = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Signs:
-    """What tells the version of a source.
+    """The evidence for the TensorFlow version of a source.
 
     Attributes:
-      of_1, of_2: the first use of a name that only this version of TensorFlow has; None: there is none.
-      asks: it makes something of `tf.__version__`, so it can do with several.
-      has_dimensions: it takes the `value` of elements of shapes.
+      of_1, of_2: the first use of a name that only this version has; None: there is none.
+      asks: it checks `tf.__version__`, so it supports several versions.
+      has_dimensions: it uses `.value` of elements of shapes.
     """
 
     of_1: Use | None = None
@@ -62,19 +61,19 @@ class Signs:
 
     @property
     def are_of_1(self) -> bool:
-        """Whether the source cannot have been written for TensorFlow 2, of whatever version."""
+        """Whether the source cannot have been written for any TensorFlow 2."""
         return self.of_1 is not None and self.of_2 is None and not self.asks
 
 
 def signs(tree: ast.AST, installed: Installed) -> Signs:
-    """What tells the version of a source; nothing where no TensorFlow is installed."""
+    """Return the evidence for the version of a source; no names count if TensorFlow is not installed."""
     used = uses(tree)
     found: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
     names_version = any(use.name.startswith(f"{V1}.") for use in used)
     tried = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
     for use in used if installed.is_there else ():
         if any(node.lineno <= use.line <= (node.end_lineno or 0) for node in tried):
-            continue  # what it does without that name is in `except`
+            continue  # `except` handles versions without that name
         if use.name in _METHODS_OF_1 and not names_version:
             found.setdefault("of_1", use)
         if use.name.startswith(f"{V1}.") or not use.name.startswith("tensorflow.") or use.is_private:
@@ -86,10 +85,10 @@ def signs(tree: ast.AST, installed: Installed) -> Signs:
 
 
 def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
-    """Whether TensorFlow's `__version__` is more than printed, or asserted to be new enough."""
+    """Report whether `tf.__version__` is used for more than printing or asserting a minimum."""
     asking = (use for use in used if _VERSIONS & set(use.name.split(".")))
     places = {(use.line, use.column - 1) for use in asking}
-    names_of_it = set[str]()  # `version = tf.__version__`: what is made of that name counts
+    names_of_it = set[str]()  # after `version = tf.__version__`, uses of `version` count
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -121,7 +120,7 @@ def _is_at(node: ast.AST, places: set[tuple[int, int]]) -> bool:
 
 
 def _has_dimensions(tree: ast.AST) -> bool:
-    """Whether there is a `x.shape[-1].value` or `x.get_shape()[0].value`."""
+    """Report whether the source has an expression such as `x.shape[-1].value` or `x.get_shape()[0].value`."""
     values = (node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "value")
     shapes = (one.value for one in values if isinstance(one, ast.Subscript))
     called = (one.func if isinstance(one, ast.Call) else one for one in shapes)
@@ -129,7 +128,7 @@ def _has_dimensions(tree: ast.AST) -> bool:
 
 
 def _has(installed: Installed, name: str) -> bool:
-    """Whether that version had `name`."""
+    """Report whether that version had `name`."""
     module, _, rest = name.rpartition("estimator.")
     if module in ("tensorflow.", f"{V1}."):
         table = names.V1_NAMES if module == f"{V1}." else names.NAMES
@@ -138,7 +137,7 @@ def _has(installed: Installed, name: str) -> bool:
 
 
 def as_version_1(tree: ast.AST) -> None:
-    """Has the imports of a tree mean TensorFlow 1."""
+    """Change the imports of a tree, in place, to import TensorFlow 1."""
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, ())
@@ -151,7 +150,7 @@ _VALUE_OF = ast.parse("from runner.classic.compat.tf1_operators import value_of 
 
 
 def with_values_of_dimensions(tree: ast.Module) -> None:
-    """Has `x.shape[0].value` be the number that TensorFlow 1 gave, where `x.shape[0]` is one already."""
+    """Change `x.shape[0].value`, in place, so that it also works if `x.shape[0]` is a number."""
     nodes = list(ast.walk(tree))
     if not any(map(_is_value_of_element, nodes)):
         return
@@ -162,7 +161,7 @@ def with_values_of_dimensions(tree: ast.Module) -> None:
             else:
                 setattr(node, field, _with_value(value))
     place = 0
-    for index, statement in enumerate(tree.body):  # before it may stand a docstring and what is from __future__
+    for index, statement in enumerate(tree.body):  # only a docstring and __future__ imports may come before it
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if not is_text and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
             break
@@ -216,7 +215,7 @@ def _is_of_tensorflow(module: str) -> bool:
 
 
 _DATASETS = ("tensorflow.python.data", "tensorflow.python.data.ops.dataset_ops")
-"""Private modules whose `Dataset` was that of TensorFlow 1."""
+"""Private modules whose `Dataset` was TensorFlow 1's."""
 
 
 def _of_1(module: str) -> str:
@@ -227,9 +226,10 @@ def _of_1(module: str) -> str:
 
 
 def watch_imports(main: str = "__main__") -> Sources:
-    """Has modules that are imported from now on compiled as what they are.
+    """Compile modules that are imported from now on for their TensorFlow version, and return the finder.
 
-    Args: main: see Sources.
+    Args:
+      main: as in Sources.
     """
     sources = Sources(Installed(), main)
     sys.meta_path.insert(0, sources)
@@ -237,11 +237,11 @@ def watch_imports(main: str = "__main__") -> Sources:
 
 
 class Sources(importlib.abc.MetaPathFinder):
-    """Finds modules as Python does, and has those of TensorFlow 1 compiled as such.
+    """Finds modules as Python does, and compiles those of TensorFlow 1 as such.
 
     Args:
-      installed: the TensorFlow whose names tell the version.
-      main: name of the module that is started; files that do not tell are of its version.
+      installed: the installed TensorFlow, whose names tell the version.
+      main: name of the main module; files without evidence count as its version.
     """
 
     def __init__(self, installed: Installed, main: str) -> None:
@@ -260,11 +260,11 @@ class Sources(importlib.abc.MetaPathFinder):
         return spec
 
     def script(self, path: str) -> Any:
-        """The code of the script that is started."""
+        """Return the code of the script to start."""
         return _Loader("__main__", path, self).get_code("__main__")
 
     def compiled(self, text: bytes, path: str, name: str) -> Any:
-        """The code of the module `name`."""
+        """Return the code of the module `name`."""
         tree = ast.parse(text, path)
         if b"tensorflow" in text:
             found = signs(tree, self._installed)
@@ -286,7 +286,7 @@ class Sources(importlib.abc.MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Compiles the source itself: what Python has cached of it knows nothing of versions."""
+    """Always compiles the source: Python's cached bytecode is not for TensorFlow 1."""
 
     def __init__(self, fullname: str, path: str, sources: Sources) -> None:
         super().__init__(fullname, path)

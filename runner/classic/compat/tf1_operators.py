@@ -1,4 +1,4 @@
-"""What Python operators meant in the graph of TF 1, for as long as code that was written for it is called."""
+"""Give tensors the operators that they had in a TF 1 graph, while code that was written for it runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from runner.tf_private import tf_estimator
 
 
 def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`model_fn`, which is called with tensors and variables that can be keys of a dict, and are equal to themselves
-    only, as they were in the graph of an Estimator. Its hooks are called so, too.
+    """Return `model_fn`, called with TF 1's operators: tensors and variables are hashable, and equal only to
+    themselves.
 
-    After `tf.disable_v2_behavior()` the dimensions of shapes have a `value`, too.
+    Its hooks are called with them as well. After `tf.disable_v2_behavior()` the dimensions of shapes also have a
+    `value`.
     """
     if isinstance(model_fn, functools.partial):
         return functools.partial(as_classic(model_fn.func), *model_fn.args, **model_fn.keywords)
@@ -31,8 +32,8 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `input_fn` with elements of shapes that have a `value` after `tf.disable_v2_behavior()`, also in its
-    datasets' functions.
+    """Return `input_fn`, called so that dimensions of shapes have a `value`, also in its datasets' functions, if
+    `tf.disable_v2_behavior()` was called.
     """
     if install.called.isdisjoint(install.SHAPES):
         return input_fn
@@ -46,7 +47,7 @@ def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_of(element: Any) -> Any:
-    """`element.value`: of a shape's element in a file of TensorFlow 1, which is a number or None where all is eager."""
+    """Return `element.value` of a shape's element; in eager mode the element itself, which is a number or None."""
     return element if element is None or type(element) is int else element.value
 
 

@@ -1,6 +1,6 @@
-"""`tf.contrib.seq2seq`: attention of a decoder to what an encoder has read.
+"""`tf.contrib.seq2seq`: a decoder's attention to the outputs of an encoder.
 
-The formulas and names of TensorFlow 1.15, contrib/seq2seq/python/ops/attention_wrapper.py.
+Formulas and variable names are those of TensorFlow 1.15, contrib/seq2seq/python/ops/attention_wrapper.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ layers: Any = tf_estimator.legacy_keras("layers")
 
 
 class AttentionMechanism(abc.ABC):
-    """Says how much a query attends to each step of a memory.
+    """Computes how much a query attends to each step of a memory.
 
     Args:
-      num_units: size of the keys, which the variable `memory_layer/kernel` makes of the memory.
-      memory: `[batch, time, ..]`. memory_sequence_length: `[batch]`; steps behind it get no attention.
-      probability_fn: makes probabilities of scores; None: softmax.
-      score_mask_value: the score of steps behind the end; None: -infinity.
+      num_units: size of the keys; the variable `memory_layer/kernel` projects the memory to them.
+      memory: float `[batch, time, ...]`, usually an encoder's outputs.
+      memory_sequence_length: integers `[batch]`; later steps get no attention. None: all steps are used.
+      probability_fn: converts scores `[batch, time]` to probabilities; None: softmax.
+      score_mask_value: score of steps after the end; None: -infinity.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class AttentionMechanism(abc.ABC):
 
     @property
     def alignments_size(self) -> Any:
-        """Number of steps of the memory."""
+        """The number of steps of the memory."""
         return self.keys.shape[1] if self.keys.shape[1] is not None else tf.shape(self.keys)[1]
 
     @property
@@ -68,7 +69,7 @@ class AttentionMechanism(abc.ABC):
         return self.initial_alignments(batch_size, dtype)
 
     def __call__(self, query: tf.Tensor, state: Any) -> tuple[tf.Tensor, Any]:
-        """Return (attention to each step `[batch, time]`, next state)."""
+        """Return (attention to each step, float `[batch, time]`; next state) for a query, float `[batch, units]`."""
         score = self._score(query)
         if self._mask is not None:
             score = tf.where(self._mask, score, tf.fill(tf.shape(score), tf.cast(self._mask_value, score.dtype)))
@@ -77,11 +78,13 @@ class AttentionMechanism(abc.ABC):
 
     @abc.abstractmethod
     def _score(self, query: tf.Tensor) -> tf.Tensor:
-        """Return the score of each step, `[batch, time]`."""
+        """Return the score of each step, float `[batch, time]`, for a query `[batch, units]`."""
 
 
 class LuongAttention(AttentionMechanism):
-    """score = query key, times `attention_g` with `scale`; after Luong et al., arXiv:1508.04025."""
+    """Multiplicative attention: score = query * key, times `attention_g` if `scale`; after Luong et al.,
+    arXiv:1508.04025.
+    """
 
     def __init__(
         self,
@@ -107,9 +110,13 @@ class LuongAttention(AttentionMechanism):
 
 
 class BahdanauAttention(AttentionMechanism):
-    """score = sum of attention_v tanh(key + query_layer(query)); after Bahdanau et al., arXiv:1409.0473.
+    """Additive attention: score = sum(attention_v * tanh(key + query_layer(query))); after Bahdanau et al.,
+    arXiv:1409.0473.
 
-    Args: normalize: attention_v has the length `attention_g`, and `attention_b` is added inside of tanh.
+    Args:
+      normalize: scale attention_v to the length `attention_g`, and add `attention_b` inside of tanh (weight
+        normalization, arXiv:1602.07868).
+      Others: as in AttentionMechanism.
     """
 
     def __init__(
@@ -141,7 +148,7 @@ class BahdanauAttention(AttentionMechanism):
 
 
 class AttentionWrapperState(NamedTuple):
-    """State of an AttentionWrapper; with several mechanisms the last three are tuples."""
+    """The state of an AttentionWrapper; with several mechanisms the last three fields are tuples."""
 
     cell_state: Any
     attention: Any
@@ -151,21 +158,23 @@ class AttentionWrapperState(NamedTuple):
     attention_state: Any
 
     def clone(self, **changes: Any) -> AttentionWrapperState:
-        """Return this state with some parts changed."""
+        """Return a copy of this state with some fields replaced."""
         return self._replace(**changes)
 
 
 class AttentionWrapper(rnn_cell.RNNCell):
-    """A cell that is given what it attended to in the step before, beside its input.
+    """A cell whose input also contains its attention of the previous step.
 
     Args:
-      cell: of `tf.nn.rnn_cell`. attention_mechanism: one, or several.
-      attention_layer_size: of `attention_layer/kernel`, which makes the attention of the cell's output and the context;
-        None: the attention is the context. Several mechanisms have as many.
-      alignment_history: the state gathers the attention of each step.
-      cell_input_fn: makes the cell's input of input and attention; None: both side by side.
-      output_attention: the output is the attention, and not the cell's.
-      initial_cell_state: what `zero_state` begins with.
+      cell: a cell of `tf.nn.rnn_cell`.
+      attention_mechanism: one mechanism or several.
+      attention_layer_size: units of `attention_layer/kernel`, which computes the attention from the cell's output and
+        the context; None: the attention is the context. One number per mechanism.
+      alignment_history: the state collects the alignments of each step.
+      cell_input_fn: (input, attention) -> input of the cell; None: concatenate them.
+      output_attention: the output is the attention; False: the cell's output.
+      initial_cell_state: start of `zero_state`; None: the cell's own zero state.
+      attention_layer: layer or layers, in place of attention_layer_size.
     """
 
     def __init__(
@@ -223,7 +232,7 @@ class AttentionWrapper(rnn_cell.RNNCell):
         return tuple(of_mechanisms) if self._is_multi else of_mechanisms[0]
 
     def zero_state(self, batch_size: Any, dtype: Any) -> AttentionWrapperState:
-        """Return the state before the first step."""
+        """Return the state before the first step; its tensors are `[batch_size, ...]`."""
         state = self._initial_cell_state
         if state is None:
             state = self._cell.zero_state(batch_size, dtype)
@@ -242,9 +251,7 @@ class AttentionWrapper(rnn_cell.RNNCell):
         )
 
     def call(self, inputs: Any, state: AttentionWrapperState) -> tuple[tf.Tensor, AttentionWrapperState]:
-        """Return (output, state): one step of the cell on `inputs`, `[batch, ...]`, with float output `[batch,
-        units]`.
-        """
+        """Return (output, float `[batch, units]`; state) of one step on `inputs`, float `[batch, inputs]`."""
         cell_output, cell_state = self._cell(self._cell_input_fn(inputs, state.attention), state.cell_state)
         before = state.attention_state if self._is_multi else (state.attention_state,)
         alignments, attentions, states = [], [], []

@@ -1,7 +1,8 @@
 """`tf.contrib.crf`: linear-chain conditional random fields.
 
-The formulas of TensorFlow 1.15, contrib/crf/python/ops/crf.py. Scores of tags are `[batch, time, tags]`, transitions
-`[from, to]`; steps behind the end of a sequence count for nothing.
+Formulas are those of TensorFlow 1.15, contrib/crf/python/ops/crf.py. In all functions the scores of tags (`inputs`,
+`potentials`) are float `[batch, time, tags]`, tags are integers `[batch, time]`, sequence lengths integers `[batch]`,
+and transition scores float `[from tag, to tag]`. Steps after the end of a sequence do not count.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ v1 = tf.compat.v1
 
 
 def crf_unary_score(tag_indices: Any, sequence_lengths: Any, inputs: tf.Tensor) -> tf.Tensor:
-    """Return the sum of the scores of a sequence's tags, `[batch]`."""
+    """Return the sum of the scores of each sequence's tags, float `[batch]`."""
     scores = tf.gather(inputs, tag_indices, batch_dims=2)
     return tf.reduce_sum(scores * _mask(inputs, sequence_lengths), 1)
 
 
 def crf_binary_score(tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
-    """Return the sum of the scores of a sequence's transitions, `[batch]`."""
+    """Return the sum of the scores of each sequence's transitions, float `[batch]`."""
     tag_indices = tf.convert_to_tensor(tag_indices)
     scores = tf.gather_nd(transition_params, tf.stack([tag_indices[:, :-1], tag_indices[:, 1:]], axis=-1))
     mask = tf.sequence_mask(sequence_lengths, tf.shape(tag_indices)[1], scores.dtype)
@@ -29,14 +30,14 @@ def crf_binary_score(tag_indices: Any, sequence_lengths: Any, transition_params:
 
 
 def crf_sequence_score(inputs: tf.Tensor, tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
-    """Return the score of a sequence of tags, `[batch]`: of its tags and its transitions; 0 of one without steps."""
+    """Return the score of each sequence of tags, float `[batch]`: tags plus transitions; 0 for an empty sequence."""
     return crf_unary_score(tag_indices, sequence_lengths, inputs) + crf_binary_score(
         tag_indices, sequence_lengths, transition_params
     )
 
 
 def crf_log_norm(inputs: tf.Tensor, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
-    """Return the logarithm of the sum of exp(score) of all sequences of tags, `[batch]`."""
+    """Return log(sum(exp(score))) over all possible sequences of tags, float `[batch]`, by the forward algorithm."""
     lengths = tf.cast(sequence_lengths, tf.int32)
 
     def step(time: tf.Tensor, alphas: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -51,9 +52,13 @@ def crf_log_norm(inputs: tf.Tensor, sequence_lengths: Any, transition_params: An
 def crf_log_likelihood(
     inputs: tf.Tensor, tag_indices: Any, sequence_lengths: Any, transition_params: Any = None
 ) -> tuple[tf.Tensor, Any]:
-    """Return (log-likelihood of each sequence's tags `[batch]`, transitions).
+    """Return (log-likelihood of each sequence's tags, float `[batch]`; transition scores `[tags, tags]`).
 
-    Args: transition_params: `[tags, tags]`; None: the variable `transitions` of the current scope.
+    Args:
+      inputs: scores of tags, float `[batch, time, tags]`.
+      tag_indices: the tags, integers `[batch, time]`.
+      sequence_lengths: integers `[batch]`.
+      transition_params: float `[tags, tags]`; None: the variable `transitions` of the current scope.
     """
     num_tags = inputs.shape[2]
     if transition_params is None:
@@ -63,7 +68,9 @@ def crf_log_likelihood(
 
 
 def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (the best tags `[batch, time]`, 0 behind the end; their score `[batch]`)."""
+    """Return (the best tags, int32 `[batch, time]`, 0 after the end; their score, float `[batch]`), by the Viterbi
+    algorithm.
+    """
     lengths = tf.maximum(tf.cast(sequence_length, tf.int32), 1)
     num_steps, num_tags = tf.shape(potentials)[1], potentials.shape[2]
     stay = tf.broadcast_to(tf.range(num_tags), tf.shape(potentials[:, 0]))
@@ -90,7 +97,7 @@ def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: A
 
 
 def viterbi_decode(score: Any, transition_params: Any) -> tuple[list[int], Any]:
-    """Return (the best tags, their score) of one sequence, `[time, tags]`, by numpy."""
+    """Return (the best tags, their score) of one sequence with NumPy; `score` is `[time, tags]`."""
     scores, back = np.array(score[0]), []
     for one in score[1:]:
         through = scores[:, None] + transition_params

@@ -1,4 +1,4 @@
-"""What `tf.contrib.data` had, and `tf.data.experimental` of TensorFlow 1.15 had not; and tables of words."""
+"""`tf.contrib.data` without what had moved to `tf.data.experimental` by TensorFlow 1.15; and `tf.contrib.lookup`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from runner.tf_private import tf_estimator
 v1 = tf.compat.v1
 
 tables = tf_estimator.lookup_tables()
-"""`tf.contrib.lookup`, which had moved into TensorFlow before contrib went."""
+"""`tf.contrib.lookup`, which TensorFlow itself still has in a private module."""
 
 Apply = Callable[[Any], Any]
-"""Takes a dataset and returns one, for `dataset.apply`."""
+"""A function from dataset to dataset, for `dataset.apply`."""
 
 
 def batch_and_drop_remainder(batch_size: Any) -> Apply:
-    """Return `dataset.batch(batch_size, drop_remainder=True)`."""
+    """Return a function for `dataset.apply` that calls `dataset.batch(batch_size, drop_remainder=True)`."""
     return lambda dataset: dataset.batch(batch_size, drop_remainder=True)
 
 
 def padded_batch_and_drop_remainder(batch_size: Any, padded_shapes: Any, padding_values: Any = None) -> Apply:
-    """Return `dataset.padded_batch(..., drop_remainder=True)`."""
+    """Return a function for `dataset.apply` that calls `dataset.padded_batch(..., drop_remainder=True)`."""
     return lambda dataset: dataset.padded_batch(batch_size, padded_shapes, padding_values, drop_remainder=True)
 
 
 def sloppy_interleave(map_func: Callable[..., Any], cycle_length: int, block_length: int = 1) -> Apply:
-    """Return `parallel_interleave(sloppy=True)`."""
+    """Return `tf.data.experimental.parallel_interleave(sloppy=True)`."""
     return v1.data.experimental.parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
 
 
 def assert_element_shape(expected_shapes: Any) -> Apply:
-    """Return a dataset whose elements are checked to have shapes, which are then known."""
+    """Return a function for `dataset.apply` that checks the shapes of elements; they are then known statically.
+
+    Args:
+      expected_shapes: a tf.TensorShape for each component, in the structure of the elements.
+    """
     return lambda dataset: dataset.map(
         lambda *element: tf.nest.map_structure(
             tf.ensure_shape, element[0] if len(element) == 1 else element, expected_shapes

@@ -1,4 +1,4 @@
-"""`tf.contrib.distribute`: strategies under the arguments that they had."""
+"""`tf.contrib.distribute`: today's strategies with their former arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ def MirroredStrategy(  # it was a class
     """Return `tf.distribute.MirroredStrategy`.
 
     Args:
-      num_gpus, num_gpus_per_worker: the first so many GPUs; None: all.
-      auto_shard_dataset: the runner divides the input by itself.
+      devices: names of devices; None: all GPUs.
+      num_gpus, num_gpus_per_worker: use the first N GPUs, in place of `devices`; 0: the CPU.
+      cross_device_ops, cross_tower_ops: a `tf.distribute.CrossDeviceOps`.
+      auto_shard_dataset: ignored; the runner shards the input itself.
+
+    Raises:
+      ValueError: both devices and a number of GPUs are given.
     """
     del auto_shard_dataset
     number = num_gpus if num_gpus is not None else num_gpus_per_worker
@@ -32,7 +37,7 @@ def MirroredStrategy(  # it was a class
 
 
 def CollectiveAllReduceStrategy(num_gpus_per_worker: int = 0) -> tf.distribute.Strategy:
-    """Return `tf.distribute.MultiWorkerMirroredStrategy`, which takes the GPUs that a worker has."""
+    """Return `tf.distribute.MultiWorkerMirroredStrategy`, which uses all GPUs of each worker."""
     del num_gpus_per_worker
     return tf.distribute.MultiWorkerMirroredStrategy()
 
@@ -40,13 +45,13 @@ def CollectiveAllReduceStrategy(num_gpus_per_worker: int = 0) -> tf.distribute.S
 def TPUStrategy(
     tpu_cluster_resolver: Any = None, steps_per_run: int | None = None, device_assignment: Any = None, **kwargs: Any
 ) -> tf.distribute.Strategy:
-    """Return `tf.distribute.TPUStrategy`; RunConfig(steps_per_loop=) is what `steps_per_run` was."""
+    """Return `tf.distribute.TPUStrategy`. `steps_per_run` is ignored; use RunConfig(steps_per_loop=)."""
     del steps_per_run, kwargs
     return tf.distribute.TPUStrategy(tpu_cluster_resolver, device_assignment)
 
 
 def AllReduceCrossDeviceOps(all_reduce_alg: str = "nccl", num_packs: int = 1, **kwargs: Any) -> Any:
-    """Return `tf.distribute.NcclAllReduce`, or `HierarchicalCopyAllReduce`."""
+    """Return `tf.distribute.HierarchicalCopyAllReduce` for "hierarchical_copy", else `tf.distribute.NcclAllReduce`."""
     del kwargs
     hierarchical = all_reduce_alg == "hierarchical_copy"
     return (tf.distribute.HierarchicalCopyAllReduce if hierarchical else tf.distribute.NcclAllReduce)(num_packs)

@@ -1,4 +1,4 @@
-"""`tf.contrib.estimator`: the heads as functions, and optimizers that clip."""
+"""`tf.contrib.estimator`: heads as functions, and wrappers of optimizers and estimators."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def regression_head(
     inverse_link_fn: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Head:
-    """Return `tf.estimator.RegressionHead`, whose first argument is another one."""
+    """Return `tf.estimator.RegressionHead`; the order of the arguments differs."""
     return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, inverse_link_fn, name)
 
 
@@ -100,7 +100,7 @@ def multi_head(heads: Sequence[Head], head_weights: Sequence[float] | None = Non
 
 
 class _Around(v1.train.Optimizer):  # type: ignore[name-defined]
-    """An optimizer that applies another one's updates; slots and their names are the other's."""
+    """An optimizer that delegates updates and slots to another one."""
 
     def __init__(self, opt: Any, name: str) -> None:
         super().__init__(False, name)
@@ -137,16 +137,16 @@ class _Clipped(_Around):
 
 
 def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
-    """Return an optimizer like `optimizer`, whose gradients have together at most the norm `clip_norm`.
+    """Return an optimizer like `optimizer` that first clips gradients to the global norm `clip_norm`.
 
-    TensorFlow 1.15, contrib/estimator/python/estimator/extenders.py: g * clip_norm / max(clip_norm, |all g|), where
-    |all g| is the square root of the sum of all squares. On several replicas each clips its own gradients.
+    As in TensorFlow 1.15, contrib/estimator/python/estimator/extenders.py: g * clip_norm / max(clip_norm, norm of all
+    gradients together). With several replicas each clips its own gradients.
     """
     return _Clipped(optimizer, clip_norm)
 
 
 def TowerOptimizer(optimizer_or_optimizer_fn: Any) -> Any:  # it was a class
-    """Return the optimizer as it is: the strategy makes the mean of the replicas' gradients."""
+    """Return the optimizer unchanged, or the function's result: the strategy averages gradients over replicas."""
     is_optimizer = isinstance(optimizer_or_optimizer_fn, v1.train.Optimizer)
     return optimizer_or_optimizer_fn if is_optimizer else optimizer_or_optimizer_fn()
 
@@ -154,17 +154,18 @@ def TowerOptimizer(optimizer_or_optimizer_fn: Any) -> Any:  # it was a class
 def replicate_model_fn(
     model_fn: Callable[..., EstimatorSpec], loss_reduction: str = "", devices: Sequence[str] | None = None
 ) -> Callable[..., EstimatorSpec]:
-    """Return `model_fn` as it is: RunConfig(train_distribute=tf.distribute.MirroredStrategy()) replicates it."""
+    """Return `model_fn` unchanged: RunConfig(train_distribute=tf.distribute.MirroredStrategy()) replicates it."""
     del loss_reduction, devices
     return model_fn
 
 
 def forward_features(estimator: Estimator, keys: Any = None, sparse_default_values: Any = None) -> Estimator:
-    """Return an estimator like this one, whose predictions have features of their input, too.
+    """Return an estimator like this one whose predictions also contain features of the input.
 
     Args:
-      keys: names of the features, one or a list; None: all of them.
-      sparse_default_values: name -> what fills a sparse one up, or one value for all.
+      estimator: the Estimator; its predictions must be a dict.
+      keys: name of a feature, or a list of names; None: all features.
+      sparse_default_values: fills sparse features when they become dense: name -> value, or one value for all.
     """
     wanted = [keys] if isinstance(keys, str) else keys
     inner = estimator._context.model_fn
@@ -174,7 +175,7 @@ def forward_features(estimator: Estimator, keys: Any = None, sparse_default_valu
         spec = inner(features, labels, mode)
         predictions = spec.predictions
         if not isinstance(predictions, dict):
-            raise ValueError("forward_features: the predictions of the estimator are no dict.")
+            raise ValueError("forward_features: the predictions of the estimator are not a dict.")
         added = {name: _dense(name, given[name], sparse_default_values) for name in (wanted or given)}
         taken = sorted(set(added) & set(predictions))
         if taken:

@@ -1,4 +1,4 @@
-"""What of `tf.contrib.framework` is about checkpoints: their values, assigned in a model_fn or by a Scaffold."""
+"""The part of `tf.contrib.framework` that assigns values of checkpoints, in a model_fn or by a Scaffold."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _log = logging.getLogger(__name__)
 def assign_from_checkpoint(
     model_path: str, var_list: Any, ignore_missing_vars: bool = False
 ) -> tuple[Any, dict[Any, Any]]:
-    """Return (operation, feed_dict) that give variables the values of a checkpoint.
+    """Return (operation, feed_dict) that assign the values of a checkpoint to variables.
+
+    Use it as `Scaffold(init_fn=lambda scaffold, session: session.run(operation, feed_dict))`. The feed_dict is empty,
+    since the values are constants of the graph.
 
     Args:
-      model_path: of the checkpoint, as `tf.train.latest_checkpoint` returns it.
-      var_list: variables, whose names are those in the checkpoint; or name in the checkpoint -> variable.
-      ignore_missing_vars: those that the checkpoint does not have stay as they are; a warning names them.
+      model_path: path of the checkpoint, as returned by `tf.train.latest_checkpoint`.
+      var_list: variables, looked up by name; or name in the checkpoint -> variable.
+      ignore_missing_vars: leave variables unchanged that the checkpoint lacks, with a warning.
 
-    Returns: `Scaffold(init_fn=lambda scaffold, session: session.run(operation, feed_dict))` takes them. The values are
-      in the graph, so feed_dict is empty.
-
-    Raises: ValueError: a variable is not in the checkpoint, or has another shape there.
+    Raises:
+      ValueError: the checkpoint lacks a variable, or has it with another shape.
     """
     reader = tf.train.load_checkpoint(model_path)
     shapes = reader.get_variable_to_shape_map()
@@ -48,11 +49,13 @@ def assign_from_checkpoint(
 def assign_from_checkpoint_fn(
     model_path: str, var_list: Any, ignore_missing_vars: bool = False, reshape_variables: bool = False
 ) -> Callable[..., None] | None:
-    """Return a function of a session that does what `assign_from_checkpoint` says; None: there is nothing to assign.
+    """Return a function of a session that does the same as `assign_from_checkpoint`; None: there is nothing to assign.
 
-    `Scaffold(init_fn=lambda scaffold, session: init(session))` takes it.
+    Use it as `Scaffold(init_fn=lambda scaffold, session: init(session))`.
 
-    Args: reshape_variables: is not served.
+    Args:
+      model_path, var_list, ignore_missing_vars: as in `assign_from_checkpoint`.
+      reshape_variables: True is not supported.
     """
     if reshape_variables:
         raise ValueError(
@@ -71,7 +74,7 @@ def assign_from_checkpoint_fn(
     operation, _ = assign_from_checkpoint(model_path, named)
 
     def assign(*given: Any) -> None:
-        given[-1].run(operation)  # the session; a Scaffold gives itself before it
+        given[-1].run(operation)  # the session is last; a Scaffold passes itself first
 
     return assign
 

@@ -1,4 +1,4 @@
-"""What `tf.contrib.layers` had and tf_slim has not: embeddings of sequences, and its own feature columns."""
+"""The part of `tf.contrib.layers` that tf_slim lacks: embeddings of sequences, and contrib's feature columns."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ def embed_sequence(
     scope: Any = None,
     reuse: Any = None,
 ) -> tf.Tensor:
-    """Return the embeddings of ids, `[..., embed_dim]`; the variable is `EmbedSequence/embeddings`.
+    """Return the embeddings of `ids`, float `[..., embed_dim]`. The variable is `EmbedSequence/embeddings`.
 
-    TensorFlow 1.15, contrib/layers/python/layers/encoders.py.
+    As in TensorFlow 1.15, contrib/layers/python/layers/encoders.py.
 
     Args:
-      vocab_size, embed_dim: shape of the variable; may be missing where it is reused.
-      unique: taken and not used: each row is looked up once where it saves something.
+      ids: integers `[...]`.
+      vocab_size, embed_dim: shape of the variable; optional if it is reused.
+      unique: ignored; TensorFlow looks each row up once if that is faster.
+      initializer, regularizer, trainable, scope, reuse: as in `tf.get_variable` and `tf.variable_scope`.
+
+    Raises:
+      ValueError: the shape is missing and the variable is not reused.
     """
     del unique
     if not (reuse or (vocab_size and embed_dim)):
@@ -59,10 +64,19 @@ def bow_encoder(
     scope: Any = None,
     reuse: Any = None,
 ) -> tf.Tensor:
-    """Return the mean of the embeddings of each row of ids, `[batch, embed_dim]`; id 0 pads.
+    """Return the mean embedding of each row of ids, float `[batch, embed_dim]`. The variable is
+    `bow_encoder/embeddings`.
 
-    TensorFlow 1.15, contrib/layers/python/layers/encoders.py: with `sparse_lookup` the padding counts for nothing,
-    without it the mean is over the whole row. The variable is `bow_encoder/embeddings`.
+    As in TensorFlow 1.15, contrib/layers/python/layers/encoders.py.
+
+    Args:
+      ids: integers `[batch, length]`, dense or sparse; id 0 is padding.
+      vocab_size, embed_dim: shape of the variable.
+      sparse_lookup: leave padding out of the mean; False: take the mean over the whole row.
+      initializer, regularizer, trainable, scope, reuse: as in `embed_sequence`.
+
+    Raises:
+      TypeError: ids are sparse and sparse_lookup is False.
     """
     with v1.variable_scope(scope, "bow_encoder", [ids], reuse=reuse):
         embeddings = variables.model_variable(
@@ -87,8 +101,8 @@ def safe_embedding_lookup_sparse(
     partition_strategy: str = "div",
     max_norm: float | None = None,
 ) -> tf.Tensor:
-    """Return `tf.nn.safe_embedding_lookup_sparse`, float `[batch, dimension]`, with the combiner "mean" also for
-    None.
+    """Call `tf.nn.safe_embedding_lookup_sparse`, with combiner None meaning "mean"; returns float `[batch,
+    dimension]`.
     """
     return v1.nn.safe_embedding_lookup_sparse(
         embedding_weights,
@@ -115,7 +129,7 @@ def real_valued_column(
     """Return `tf.feature_column.numeric_column`."""
     if dimension is None:
         raise ValueError(
-            f"real_valued_column({column_name!r}, dimension=None): lengths that differ are not served; give a number."
+            f"real_valued_column({column_name!r}, dimension=None): varying lengths are not supported; give a number."
         )
     return columns.numeric_column(column_name, (dimension,), default_value, dtype, normalizer)
 
@@ -123,7 +137,7 @@ def real_valued_column(
 def sparse_column_with_hash_bucket(
     column_name: str, hash_bucket_size: int, combiner: str = "sum", dtype: Any = tf.string
 ) -> Any:
-    """Return `tf.feature_column.categorical_column_with_hash_bucket`; the hash is the same."""
+    """Return `tf.feature_column.categorical_column_with_hash_bucket`; it uses the same hash as tf.contrib's."""
     return _combined(columns.categorical_column_with_hash_bucket(column_name, hash_bucket_size, dtype), combiner)
 
 
@@ -154,8 +168,8 @@ def sparse_column_with_vocabulary_file(
 def sparse_column_with_integerized_feature(
     column_name: str, bucket_size: int, combiner: str = "sum", dtype: Any = tf.int64
 ) -> Any:
-    """Return `tf.feature_column.categorical_column_with_identity`, which takes ids below `bucket_size` alone."""
-    del dtype  # numbers of any type are cast
+    """Return `tf.feature_column.categorical_column_with_identity`, which requires ids below `bucket_size`."""
+    del dtype  # integers of any type are cast
     return _combined(columns.categorical_column_with_identity(column_name, bucket_size), combiner)
 
 
@@ -170,8 +184,8 @@ def crossed_column(
 ) -> Any:  # fmt: skip
     """Return `tf.feature_column.crossed_column`.
 
-    Of a column of words or ids the feature itself is crossed, as tf.contrib did. The buckets are those of the columns
-    in the order given; tf.contrib sorted them by class and name first.
+    As in tf.contrib, a column of words or ids is crossed by its raw feature. Bucket numbers depend on the given order
+    of the columns; tf.contrib first sorted them by class and name.
     """
     given = [getattr(column, "key", column) for column in (columns_to_cross or columns or ())]
     crossed = v1.feature_column.crossed_column(given, hash_bucket_size, hash_key)
@@ -195,8 +209,8 @@ def embedding_column(
 ) -> Any:
     """Return `tf.feature_column.embedding_column`.
 
-    Initial values have the deviation 1 / sqrt(number of ids), as TensorFlow 1.15's of contrib/layers, and not
-    1 / sqrt(dimension).
+    As in TensorFlow 1.15's contrib/layers, initial values have the standard deviation 1 / sqrt(number of ids); that of
+    tf.feature_column is 1 / sqrt(dimension).
     """
     if initializer is None:
         initializer = v1.truncated_normal_initializer(0.0, 1 / float(sparse_id_column.num_buckets) ** 0.5)
@@ -213,7 +227,7 @@ def create_feature_spec_for_parsing(feature_columns: Iterable[Any]) -> dict[str,
 def _combined(column: Any, combiner: str) -> Any:
     if combiner != "sum":
         raise ValueError(
-            f"combiner={combiner!r} of a column of tf.contrib.layers is not served: give it to embedding_column, or "
+            f"combiner={combiner!r} of a column of tf.contrib.layers is not supported: give it to embedding_column, or "
             "sparse_combiner= to tf.estimator.LinearClassifier."
         )
     return column

@@ -1,4 +1,6 @@
-"""What of `tf.contrib.learn` programs of tf.estimator used beside it: modes, RunConfig, the ends of sequences."""
+"""The part of `tf.contrib.learn` that tf.estimator programs used: ModeKeys, RunConfig, the last activations of
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,28 @@ from runner.model_fn import ModeKeys as _ModeKeys
 
 
 class ModeKeys:
-    """`tf.estimator.ModeKeys`, whose PREDICT was INFER there."""
+    """`tf.estimator.ModeKeys` with its former name INFER for PREDICT."""
 
     TRAIN, EVAL, INFER = _ModeKeys.TRAIN, _ModeKeys.EVAL, _ModeKeys.PREDICT
 
     @classmethod
     def validate(cls, key: str) -> None:
-        """Raises: ValueError: it is no mode."""
+        """Check that `key` is a mode.
+
+        Raises:
+          ValueError: it is not.
+        """
         if key not in (cls.TRAIN, cls.EVAL, cls.INFER):
             raise ValueError(f"Invalid mode {key}.")
 
 
 class RunConfig(run_config.RunConfig):
-    """`tf.estimator.RunConfig`; arguments are given by name.
+    """`tf.estimator.RunConfig` with keyword arguments.
 
-    Args: master, num_cores, log_device_placement, gpu_memory_fraction, evaluation_master: of a session; taken and not
-      used.
+    Args:
+      master, num_cores, log_device_placement, gpu_memory_fraction, evaluation_master: accepted and ignored; they
+        configured a session.
+      **kwargs: as in `tf.estimator.RunConfig`.
     """
 
     def __init__(
@@ -43,9 +51,13 @@ class RunConfig(run_config.RunConfig):
 
 
 def select_last_activations(activations: Any, sequence_lengths: Any) -> tf.Tensor:
-    """Return what a network gave at the end of each sequence, `[batch, units]`, of `[batch, time, units]`.
+    """Return the activations of each sequence's last step, `[batch, units]`.
 
-    TensorFlow 1.15, contrib/learn/python/learn/estimators/rnn_common.py. Args: sequence_lengths: None: all are full.
+    As in TensorFlow 1.15, contrib/learn/python/learn/estimators/rnn_common.py.
+
+    Args:
+      activations: `[batch, time, units]`.
+      sequence_lengths: integers `[batch]`; None: all sequences have the full length.
     """
     if sequence_lengths is None:
         return activations[:, -1]

@@ -19,11 +19,11 @@ ROOT = "tensorflow.contrib"
 
 
 class NotServed(AttributeError):
-    """A name of tf.contrib that is not here; the message says what to use instead."""
+    """A name of tf.contrib that the runner does not support. The message says what to use instead."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports `tensorflow.contrib` and every module of it that is served."""
+    """Imports `tensorflow.contrib` and its supported modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -32,11 +32,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         name = names.public(fullname.removeprefix(ROOT).removeprefix("."))
         if fullname != ROOT and "tensorflow" in sys.modules:
-            # `import tensorflow.contrib.slim` binds `tensorflow`; it has no contrib before, which would tell libraries
-            # that this is TensorFlow 1.
+            # `import tensorflow.contrib.slim` uses `tensorflow.contrib`. It is not set earlier: libraries test for it
+            # and
+            # would take this for TensorFlow 1.
             sys.modules["tensorflow"].contrib = root()  # type: ignore[attr-defined]
         if not names.is_module(name) and _is_tried():
-            # No ModuleNotFoundError: `from tensorflow.contrib import gan` would drop its message.
+            # Not ModuleNotFoundError: `from tensorflow.contrib import gan` would replace its message.
             raise ImportError(_reason(name, fullname), name=fullname)
         return ModuleSpec(fullname, self, is_package=True)
 
@@ -45,11 +46,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name) if names.is_module(name) else _Refused(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """There is nothing to execute: names are looked up when they are used."""
+        """Do nothing: names are looked up when they are used."""
 
 
 class _Module(types.ModuleType):
-    """A module of tf.contrib; one of `.python.`, which was private, has all public names of its part."""
+    """A module of tf.contrib. A private one, `<part>.python...`, has all public names of its part."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "A part of tf.contrib 1.15, on the runner.")
@@ -66,7 +67,8 @@ class _Module(types.ModuleType):
         place = names.place_of(public)
         if place is None:
             if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
-                # An import statement asks. It may stand in a `try`: what an earlier one was given is not for it.
+                # Called by an import statement. It may be in a `try`, so it must not find the _Refused of an earlier
+                # import.
                 sys.modules.pop(f"{module}.{name}", None)
             raise NotServed(_reason(public, shown))
         found = _load(place, shown)
@@ -74,7 +76,8 @@ class _Module(types.ModuleType):
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `from tensorflow.contrib.learn import Experiment` takes it from sys.modules; `learn.Experiment` is a use of it
+        # Python sets an imported submodule on its parent. A _Refused is kept out, so that `learn.Experiment` raises;
+        # `from tensorflow.contrib.learn import Experiment` finds it in sys.modules.
         if not isinstance(value, _Refused):
             super().__setattr__(name, value)
 
@@ -83,10 +86,12 @@ class _Module(types.ModuleType):
 
 
 class _Refused(types.ModuleType):
-    """What `import` gives for a name that is not served: refused when it is used, since many imports are left over."""
+    """The result of importing an unsupported name. It raises when it is used, not when imported: many imports are
+    unused.
+    """
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, "A name of tf.contrib 1.15 that is not served.")
+        super().__init__(name, "A name of tf.contrib 1.15 that is not supported.")
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +111,7 @@ class _Refused(types.ModuleType):
 
 
 def _is_tried() -> bool:
-    """Report whether the statement that imports stands in a `try` that goes on without: it needs the error now."""
+    """Report whether the import statement is in a `try` with `except`, which needs the error at the import."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(
         (__file__, importlib.__file__, "<frozen importlib")
@@ -119,7 +124,7 @@ def _is_tried() -> bool:
 def _tried_lines(file: str) -> frozenset[int]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # of another version
+    except SyntaxError:  # written for another Python version
         return frozenset()
     tried = (node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers)
     statements = (statement for node in tried for statement in node.body)
@@ -148,13 +153,13 @@ def _load(place: str, shown: str) -> Any:
 
 
 def install() -> None:
-    """Have `import tensorflow.contrib.layers` and the like find these modules."""
+    """Make `import tensorflow.contrib.layers` and the like find these modules."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def root() -> types.ModuleType:
-    """Return the module `tensorflow.contrib`, which `tf.contrib` is, too. Imports nothing of TensorFlow."""
+    """Return the module `tensorflow.contrib`, which is also `tf.contrib`. Does not import TensorFlow."""
     module = sys.modules.get(ROOT)
     if module is None:
         module = sys.modules[ROOT] = _Module(ROOT)

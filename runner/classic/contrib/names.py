@@ -1,4 +1,4 @@
-"""Every name of tf.contrib 1.15 that is served: where it is, or what to use instead. Imports nothing by itself."""
+"""The table of tf.contrib 1.15's supported names, and what to use instead of others. It imports no implementation."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from runner.config.error_messages import did_you_mean
 
 
 def _at(part: str, module: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> "module:name" of names with blanks between them."""
+    """Return `<part>.<name>` -> "module:name" for names separated by blanks."""
     at = f"{module}." if ":" in module else f"{module}:"
     return {f"{part}.{name}": f"{at}{name}" for name in names.split()}
 
 
 def _of_tensorflow(part: str, module: str, names: str) -> dict[str, str]:
-    """Return the same of names under a module of TensorFlow, `compat.v1.train`; `new=old` renames."""
+    """Return `<part>.<name>` -> place for names in a module of TensorFlow, such as `compat.v1.train`. `new=old`
+    renames.
+    """
     pairs = (name.partition("=") for name in names.split())
     return {f"{part}.{name}": f"tensorflow:{module}.{old or name}".replace(":.", ":") for name, _, old in pairs}
 
 
 def _of_estimator(part: str, names: str) -> dict[str, str]:
-    """Return the same of names of `tf.compat.v1.estimator`; `new=old` renames."""
+    """Return `<part>.<name>` -> place for names of `tf.compat.v1.estimator`. `new=old` renames."""
     pairs = (name.partition("=") for name in names.split())
     return {f"{part}.{name}": estimator_names.V1_NAMES[old or name] for name, _, old in pairs}
 
@@ -246,26 +248,26 @@ NAMES: Mapping[str, str] = {
 """`tf.contrib.<name>` -> "module:attribute"."""
 
 _PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}
-"""Part that is a whole module of today's TensorFlow -> its place; every name under it is served."""
+"""Part of contrib -> the module of today's TensorFlow that replaces it as a whole."""
 
 _GYM = "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate"
 _QUEUES = "queue runners do not run here: return a tf.data.Dataset from input_fn"
-_LOOP = "the loop over a session is the runner's: call Estimator.train with what it did as hooks"
+_LOOP = "the runner replaces loops over a session: call Estimator.train with hooks for what the loop did"
 _FOREST = "use the package tensorflow_decision_forests"
 _PROBABILITY = "use the package tensorflow_probability"
-_ADDONS = "the package tensorflow_addons had it; take its source into your own"
+_ADDONS = "the package tensorflow_addons had it; copy its source into your project"
 
 GONE: tuple[tuple[str, str], ...] = (
-    ("all_reduce", "a strategy adds up gradients: tf.distribute.MirroredStrategy"),
+    ("all_reduce", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
     ("autograph", "use tf.autograph"),
     ("batching", "use tf.nondifferentiable_batch_function"),
     ("bayesflow", _PROBABILITY),
     ("boosted_trees", _FOREST),
-    ("cmake", "it was no module of programs"),
+    ("cmake", "programs did not use this module"),
     ("coder", "use the package tensorflow_compression"),
-    ("compiler", "use RunConfig(..., jit_compile=) or tf.function(jit_compile=True)"),
+    ("compiler", "use train.jit (RunConfig(jit=True)) or tf.function(jit_compile=True)"),
     ("constrained_optimization", "use the package tensorflow_constrained_optimization"),
-    ("copy_graph", "graphs of a session are not served"),
+    ("copy_graph", "graphs of a session are not supported"),
     ("cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
     ("distribute.DistributeConfig", "give RunConfig train_distribute= and eval_distribute="),
     ("distributions", _PROBABILITY),
@@ -274,7 +276,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("factorization", "use sklearn.cluster or sklearn.decomposition"),
     ("ffmpeg", "use tf.audio or the package tensorflow_io"),
     ("gan", "use the package tensorflow_gan"),
-    ("graph_editor", "graphs of a session are not served"),
+    ("graph_editor", "graphs of a session are not supported"),
     ("hparams", "HParams is in contrib.training"),
     ("image", _ADDONS),
     ("input_pipeline", _QUEUES),
@@ -299,7 +301,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("linear_optimizer", "use tf.estimator.LinearClassifier(optimizer='Ftrl')"),
     ("lite", "use tf.lite"),
     ("memory_stats", "use tf.config.experimental.get_memory_info"),
-    ("nccl", "a strategy adds up gradients: tf.distribute.MirroredStrategy"),
+    ("nccl", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
     ("opt.ScipyOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
     ("opt.ExternalOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
     ("opt.MovingAverageOptimizer", "use tf.train.ExponentialMovingAverage in model_fn"),
@@ -318,7 +320,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("slim.dataset_data_provider", _QUEUES),
     ("slim.parallel_reader", _QUEUES),
     ("slim.prefetch_queue", _QUEUES),
-    ("specs", "write the layers out"),
+    ("specs", "call the layers directly"),
     ("staging", "tf.data prefetches to devices"),
     ("stateless", "use tf.random.stateless_uniform and the like"),
     ("summary", "use tf.summary"),
@@ -326,12 +328,12 @@ GONE: tuple[tuple[str, str], ...] = (
     ("tensorboard", "use the package tensorboard"),
     ("tensorrt", "use tf.experimental.tensorrt.Converter"),
     ("text", "use the package tensorflow_text"),
-    ("tfprof", "use tf.estimator.ProfilerHook, or train.profile of the runner"),
+    ("tfprof", "use tf.estimator.ProfilerHook, or the runner's run.profile"),
     ("timeseries", "use the package tensorflow_probability: tfp.sts"),
     ("tpu.keras_to_tpu_model", "use tf.distribute.TPUStrategy"),
     ("tpu.TPUDistributionStrategy", "use tf.distribute.TPUStrategy"),
     ("tpu.shard", "use tf.distribute.TPUStrategy"),
-    ("tpu", "use tf.compat.v1.estimator.tpu, and tf.compat.v1.tpu for what is below it"),
+    ("tpu", "use tf.compat.v1.estimator.tpu, or tf.compat.v1.tpu for lower-level functions"),
     ("training.bucket", "use tf.data.experimental.bucket_by_sequence_length"),
     ("training.bucket_by_sequence_length", "use tf.data.experimental.bucket_by_sequence_length"),
     ("training.batch_sequences_with_states", _QUEUES),
@@ -343,7 +345,7 @@ GONE: tuple[tuple[str, str], ...] = (
     ("training.StopAfterNEvalsHook", "use Estimator.evaluate(steps=)"),
     ("training.SummaryAtEndHook", "Estimator.evaluate writes the summaries of eval_metric_ops"),
 )
-"""Beginning of a name that is not served -> what to use instead; the first that fits."""
+"""(prefix of unsupported names, what to use instead); the first match counts."""
 
 _PRIVATE_MODULES = frozenset(
     """
@@ -358,11 +360,11 @@ _PRIVATE_MODULES = frozenset(
     checkpoint_utils rnn_common
     """.split()
 )
-"""Last part of the modules below `tensorflow.contrib.<part>.python`."""
+"""Last parts of the names of the modules below `tensorflow.contrib.<part>.python`."""
 
 
 def public(name: str) -> str:
-    """Return the public name of one in `<part>.python...`, as which such a module counts for its part."""
+    """Return the public name for a name in `<part>.python...`; its private modules count as the part itself."""
     part, _, rest = name.partition(".python")
     if not name.startswith(f"{part}.python") or (rest and not rest.startswith(".")):
         return name
@@ -371,12 +373,12 @@ def public(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Report whether the public name is a module: a part of contrib, or one inside of it with names of its own."""
+    """Report whether the public name is a supported part of contrib, or a module in one."""
     return not name or name in MODULES or name in _PARTS_OF_TENSORFLOW
 
 
 def place_of(name: str) -> str | None:
-    """Return "module:attribute" of a public name; None: it is not served."""
+    """Return "module:attribute" for a public name; None: it is not supported."""
     if name in NAMES:
         return NAMES[name]
     part, _, rest = name.partition(".")
@@ -386,14 +388,14 @@ def place_of(name: str) -> str | None:
 
 
 def is_served(name: str) -> bool:
-    """Report whether `tf.contrib.<name>` leads to something: a module, a name, or what is inside of that."""
+    """Report whether `tf.contrib.<name>` is supported: a module, an object, or an attribute of one."""
     parts = public(name).split(".")
     beginnings = [".".join(parts[: end + 1]) for end in range(len(parts))]
     return is_module(beginnings[-1]) or any(place_of(one) is not None for one in beginnings)
 
 
 def instead_of(name: str) -> str:
-    """Return what to use instead of a name that is not served."""
+    """Return what to use instead of an unsupported name."""
     for beginning, text in GONE:
         if f"{name}.".startswith(f"{beginning}."):
             return text
@@ -402,7 +404,7 @@ def instead_of(name: str) -> str:
 
 
 def within(module: str) -> list[str]:
-    """Return the names in a module."""
+    """Return the names in a module, sorted."""
     prefix = f"{module}." if module else ""
     inside = (name.removeprefix(prefix) for name in NAMES if name.startswith(prefix))
     return sorted({name.partition(".")[0] for name in inside})
@@ -411,4 +413,4 @@ def within(module: str) -> list[str]:
 MODULES: frozenset[str] = frozenset(
     ".".join(name.split(".")[:end]) for name in NAMES for end in range(1, name.count(".") + 1)
 )
-"""Modules of tf.contrib that are served, without what stands for whole modules of TensorFlow."""
+"""The supported modules of tf.contrib, except those in _PARTS_OF_TENSORFLOW."""

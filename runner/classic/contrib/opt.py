@@ -1,4 +1,4 @@
-"""`tf.contrib.opt`: optimizers that TensorFlow 1.15 had nowhere else."""
+"""`tf.contrib.opt`: optimizers that TensorFlow 1.15 had only here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ v1 = tf.compat.v1
 
 
 class DecoupledWeightDecayExtension:
-    """Decays weights apart from the gradient: before each update, `variable -= weight_decay * variable`.
+    """Decays weights separately from the gradient: before each update, `variable -= weight_decay * variable`.
 
-    A class that `extend_with_decoupled_weight_decay` makes inherits it and an optimizer. TensorFlow 1.15,
-    contrib/opt/python/training/weight_decay_optimizers.py, after Loshchilov and Hutter, arXiv:1711.05101.
+    The classes that `extend_with_decoupled_weight_decay` makes inherit from it and from an optimizer. As in TensorFlow
+    1.15, contrib/opt/python/training/weight_decay_optimizers.py, after Loshchilov and Hutter, arXiv:1711.05101.
 
     Args:
-      weight_decay: a number or a tensor; it is not multiplied by the learning rate.
-      Others: those of the optimizer, by name.
+      weight_decay: a number, a scalar tensor, or a function that returns one; it is not multiplied by the learning
+        rate.
+      **kwargs: arguments of the optimizer.
     """
 
     def __init__(self, weight_decay: Any, **kwargs: Any) -> None:
@@ -27,12 +28,20 @@ class DecoupledWeightDecayExtension:
         super().__init__(**kwargs)
 
     def minimize(self, *args: Any, decay_var_list: Iterable[Any] | None = None, **kwargs: Any) -> Any:
-        """Like that of the optimizer. Args: decay_var_list: the variables that decay; None: all."""
+        """Like the optimizer's `minimize`.
+
+        Args:
+          decay_var_list: the variables to decay; None: all.
+        """
         self._set_decayed(decay_var_list)
         return super().minimize(*args, **kwargs)  # type: ignore[misc]
 
     def apply_gradients(self, *args: Any, decay_var_list: Iterable[Any] | None = None, **kwargs: Any) -> Any:
-        """Like that of the optimizer. Args: decay_var_list: as in `minimize`, whose stays where none is given."""
+        """Like the optimizer's `apply_gradients`.
+
+        Args:
+          decay_var_list: the variables to decay; None: those last given here or to `minimize`, or else all.
+        """
         self._set_decayed(decay_var_list)
         return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
 
@@ -49,7 +58,7 @@ class DecoupledWeightDecayExtension:
         return self._decay_var_list is None or _key(variable) in self._decay_var_list
 
     def _decayed(self, variable: Any, rows: Any = None) -> Any:
-        """Build the operation that decays a variable, or the rows of it that the gradient has."""
+        """Build the operation that decays a variable; with `rows` (integers `[n]`), only these rows."""
         if not self._decays(variable):
             return tf.no_op()
         rate = tf.cast(self._weight_decay_tensor, variable.dtype.base_dtype)
@@ -67,18 +76,18 @@ class DecoupledWeightDecayExtension:
 
 
 def _key(variable: Any) -> str:
-    return str(variable.name).partition(":")[0]  # the same in each replica
+    return str(variable.name).partition(":")[0]  # replicas have different objects with the same name
 
 
 def extend_with_decoupled_weight_decay(base_optimizer: type) -> type:
-    """Return a class like the optimizer `base_optimizer`, whose first argument is `weight_decay`."""
+    """Return a subclass of `base_optimizer` with decoupled weight decay; `weight_decay` is its first argument."""
     return type(
         f"{base_optimizer.__name__}WithDecoupledWeightDecay", (DecoupledWeightDecayExtension, base_optimizer), {}
     )
 
 
 class AdamWOptimizer(DecoupledWeightDecayExtension, v1.train.AdamOptimizer):  # type: ignore[name-defined]
-    """Adam with decoupled weight decay; slots `<variable>/AdamW`, `<variable>/AdamW_1`."""
+    """Adam with decoupled weight decay. Slots are `<variable>/AdamW` and `<variable>/AdamW_1`."""
 
     def __init__(
         self,
@@ -97,7 +106,7 @@ class AdamWOptimizer(DecoupledWeightDecayExtension, v1.train.AdamOptimizer):  # 
 
 
 class MomentumWOptimizer(DecoupledWeightDecayExtension, v1.train.MomentumOptimizer):  # type: ignore[name-defined]
-    """Momentum with decoupled weight decay; slots `<variable>/MomentumW`."""
+    """Momentum with decoupled weight decay. Slots are `<variable>/MomentumW`."""
 
     def __init__(
         self,
@@ -115,10 +124,10 @@ class MomentumWOptimizer(DecoupledWeightDecayExtension, v1.train.MomentumOptimiz
 
 
 class LazyAdamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
-    """Adam that for sparse gradients moves the averages of the rows in the batch alone.
+    """Adam in which a sparse gradient updates the moments of only its own rows.
 
-    TensorFlow 1.15, contrib/opt/python/training/lazy_adam_optimizer.py: of each row, m = beta1 m + (1 - beta1) g,
-    v = beta2 v + (1 - beta2) g^2, row -= rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon).
+    As in TensorFlow 1.15, contrib/opt/python/training/lazy_adam_optimizer.py: for each row, m = beta1 m + (1 - beta1)
+    g, v = beta2 v + (1 - beta2) g^2, row -= rate sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon).
     """
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
@@ -140,8 +149,8 @@ class LazyAdamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
 class NadamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
     """Adam with Nesterov momentum, after Dozat (2015).
 
-    TensorFlow 1.15, contrib/opt/python/training/nadam_optimizer.py: ApplyAdam with use_nesterov, where
-    m' = beta1 m + (1 - beta1) g is followed by beta1 m' + (1 - beta1) g. The slots are Adam's.
+    As in TensorFlow 1.15, contrib/opt/python/training/nadam_optimizer.py: the op ApplyAdam with use_nesterov, which
+    updates by beta1 m + (1 - beta1) g, where m is the new first moment. Slots have Adam's names.
     """
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
@@ -163,11 +172,11 @@ class NadamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
 
 
 class LARSOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
-    """Momentum whose rate is scaled for each layer, after You, Gitman and Ginsburg, arXiv:1708.03888.
+    """Layer-wise adaptive rate scaling (LARS): momentum with a rate per variable; after You et al., arXiv:1708.03888.
 
-    TensorFlow 1.15, contrib/opt/python/training/lars_optimizer.py: the rate of a variable w is multiplied by
-    eeta |w| / (|g| + weight_decay |w| + epsilon), where both norms are positive, and g + weight_decay w is what
-    momentum gathers; a variable whose name has one of `skip_list` in it has neither. Slots `<variable>/<name>`.
+    As in TensorFlow 1.15, contrib/opt/python/training/lars_optimizer.py: the rate of a variable w is multiplied by eeta
+    |w| / (|g| + weight_decay |w| + epsilon) if both norms are positive, and the momentum accumulates g + weight_decay
+    w. Variables whose names contain an entry of `skip_list` get plain momentum. Slots are `<variable>/<name>`.
     """
 
     def __init__(
@@ -212,8 +221,8 @@ class LARSOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
 class AdaMaxOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
     """Adam with the infinity norm, after Kingma and Ba, arXiv:1412.6980, section 7.1.
 
-    TensorFlow 1.15, contrib/opt/python/training/adamax.py: v = max(beta2 v, |g|), w -= rate / (1 - beta1^t) m /
-    (v + epsilon). Slots `<variable>/AdaMax`, `<variable>/AdaMax_1`; of the powers `beta1_power` alone.
+    As in TensorFlow 1.15, contrib/opt/python/training/adamax.py: v = max(beta2 v, |g|), w -= rate / (1 - beta1^t) m /
+    (v + epsilon). Slots are `<variable>/AdaMax` and `<variable>/AdaMax_1`; the only power is `beta1_power`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`tf.contrib.predictor`: a SavedModel as a function of arrays."""
+"""`tf.contrib.predictor`: call a SavedModel with arrays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import tensorflow as tf
 
 
 class Predictor:
-    """Calls a signature of a SavedModel with name -> values, and returns name -> array.
+    """A signature of a SavedModel: called with name -> values, returns name -> array.
 
     Attributes:
-      feed_tensors, fetch_tensors: name -> what is taken, what is returned.
+      feed_tensors, fetch_tensors: name -> tensor spec of each input and output.
     """
 
     def __init__(self, export_dir: str, signature_def_key: str | None, tags: Any) -> None:
@@ -40,12 +40,14 @@ def from_saved_model(
     export_dir: str, signature_def_key: str | None = None, signature_def: Any = None, input_names: Any = None,
     output_names: Any = None, tags: Any = None, graph: Any = None, config: Any = None,
 ) -> Predictor:  # fmt: skip
-    """Return the Predictor of a SavedModel.
+    """Return a Predictor for a SavedModel.
 
     Args:
+      export_dir: folder of the SavedModel.
       signature_def_key: name of the signature; None: the default one.
-      tags: of the graph in it, with commas between them; None: "serve".
-      signature_def, input_names, output_names: are not served. graph, config: of a session; taken and not used.
+      tags: tags of the graph in it, separated by commas; None: "serve".
+      signature_def, input_names, output_names: must be None; they are not supported.
+      graph, config: accepted and ignored; they configured a session.
     """
     del graph, config
     if signature_def is not None or input_names is not None or output_names is not None:
@@ -56,7 +58,14 @@ def from_saved_model(
 def from_estimator(
     estimator: Any, serving_input_receiver_fn: Any, output_key: str | None = None, graph: Any = None, config: Any = None
 ) -> Predictor:
-    """Return the Predictor of an Estimator's newest checkpoint. Args: output_key: as `signature_def_key`."""
+    """Return a Predictor for an Estimator's latest checkpoint.
+
+    Args:
+      estimator: the Estimator.
+      serving_input_receiver_fn: as in `Estimator.export_saved_model`.
+      output_key: name of the signature; None: the default one.
+      graph, config: accepted and ignored.
+    """
     del graph, config
     with tempfile.TemporaryDirectory() as folder:
         exported = estimator.export_saved_model(folder, serving_input_receiver_fn)

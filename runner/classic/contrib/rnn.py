@@ -1,4 +1,4 @@
-"""Cells and networks that `tf.contrib.rnn` alone had; the others are `tf.nn.rnn_cell`'s."""
+"""Cells and networks that only `tf.contrib.rnn` had; the others are in `tf.nn.rnn_cell`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ LSTMStateTuple = rnn_cell.LSTMStateTuple
 
 
 class LSTMBlockCell(rnn_cell.LSTMCell):
-    """`tf.nn.rnn_cell.LSTMCell` under the arguments and the name of a kernel that did the same at once.
+    """`tf.nn.rnn_cell.LSTMCell` with the arguments and variable names of tf.contrib's fused cell.
 
-    TensorFlow 1.15, contrib/rnn/python/ops/lstm_ops.py: gates i, j, f, o of one kernel; c is clipped to cell_clip, and
-    the peephole of o sees the new c. Variables `lstm_cell/kernel`, `lstm_cell/bias` (`lstm_cell/w_i_diag` ..).
+    As in TensorFlow 1.15, contrib/rnn/python/ops/lstm_ops.py: one kernel for the gates i, j, f, o; c is clipped to
+    cell_clip; the peephole of o uses the new c. Variables are `lstm_cell/kernel`, `lstm_cell/bias`, and
+    `lstm_cell/w_i_diag` etc. for peepholes.
     """
 
     def __init__(
@@ -40,19 +41,18 @@ class LSTMBlockCell(rnn_cell.LSTMCell):
 
 
 class GRUBlockCellV2(rnn_cell.GRUCell):
-    """`tf.nn.rnn_cell.GRUCell` under the arguments of a kernel that did the same at once."""
+    """`tf.nn.rnn_cell.GRUCell` with the arguments of tf.contrib's fused cell."""
 
     def __init__(self, num_units: int, reuse: Any = None, name: str = "gru_cell", **kwargs: Any) -> None:
         super().__init__(num_units, reuse=reuse, name=name, **kwargs)
 
 
 class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
-    """LSTM with layer normalization of gates and state, and dropout of what is written to the state.
+    """LSTM with layer normalization (arXiv:1607.06450) and recurrent dropout (arXiv:1603.05118).
 
-    TensorFlow 1.15, contrib/rnn/python/ops/rnn_cell.py, after arXiv:1607.06450 and arXiv:1603.05118:
-    i, j, f, o = norm of the parts of [x, h] kernel; c = norm(sigmoid(f + forget_bias) c + sigmoid(i) dropout(tanh j));
-    h = sigmoid(o) tanh(c). Variables `kernel`, `{input,transform,forget,output,state}/{gamma,beta}`; `bias` where
-    nothing is normalized.
+    As in TensorFlow 1.15, contrib/rnn/python/ops/rnn_cell.py: i, j, f, o = norm of each part of [x, h] kernel; c =
+    norm(sigmoid(f + forget_bias) c + sigmoid(i) dropout(tanh j)); h = sigmoid(o) tanh(c). Variables are `kernel` and
+    `{input,transform,forget,output,state}/{gamma,beta}`; without layer_norm, `kernel` and `bias`.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
         kernel = v1.get_variable("kernel", [joined.shape[-1], 4 * self._num_units], joined.dtype)
         gates = tf.matmul(joined, kernel)
         if not self._layer_norm:
-            gates += v1.get_variable("bias", [4 * self._num_units], joined.dtype)  # as the kernel, not from zeros
+            # initialized like the kernel, not with zeros
+            gates += v1.get_variable("bias", [4 * self._num_units], joined.dtype)
         i, j, f, o = tf.split(gates, 4, axis=1)
         if self._layer_norm:
             i, j = self._norm(i, "input"), self._norm(j, "transform")
@@ -112,24 +113,32 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
         return h, LSTMStateTuple(c, h)
 
 
-# --- networks over a whole sequence, [time, batch, ..] ----------------------------------------------------------------
+# --- networks over a whole sequence, [time, batch, ...] ---------------------------------------------------------------
 
 
 class FusedRNNCell(abc.ABC):
-    """A network that takes all steps of a sequence at once."""
+    """A network that takes all steps of a sequence in one call."""
 
     @abc.abstractmethod
     def __call__(
         self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
     ) -> tuple[Any, Any]:
-        """Return (outputs `[time, batch, units]`, state after the last step)."""
+        """Return (outputs, float `[time, batch, units]`; state after the last step).
+
+        Args:
+          inputs: float `[time, batch, inputs]`, or a list of steps; the outputs are then a list, too.
+          initial_state: None: zeros.
+          dtype: of the state and outputs.
+          sequence_length: integers `[batch]`; None: all sequences have the full length.
+          scope: variable scope.
+        """
 
 
 class LSTMBlockFusedCell(FusedRNNCell):
-    """An LSTM over a whole sequence by one kernel of TensorFlow.
+    """An LSTM over a whole sequence in one op of TensorFlow, BlockLSTM.
 
-    TensorFlow 1.15, contrib/rnn/python/ops/lstm_ops.py: the op BlockLSTM; outputs behind the end of a sequence are 0,
-    and the state is that of its end. Variables `lstm_fused_cell/kernel`, `lstm_fused_cell/bias`.
+    As in TensorFlow 1.15, contrib/rnn/python/ops/lstm_ops.py: outputs after the end of a sequence are 0, and the state
+    is that at its end. Variables are `lstm_fused_cell/kernel` and `lstm_fused_cell/bias`.
     """
 
     def __init__(
@@ -190,7 +199,12 @@ class LSTMBlockFusedCell(FusedRNNCell):
 
 
 class FusedRNNCellAdaptor(FusedRNNCell):
-    """A cell, called for each step. Args: use_dynamic_rnn: by tf.nn.dynamic_rnn, else by tf.nn.static_rnn."""
+    """Runs a cell over a whole sequence.
+
+    Args:
+      cell: a cell of `tf.nn.rnn_cell`.
+      use_dynamic_rnn: use tf.nn.dynamic_rnn; False: tf.nn.static_rnn.
+    """
 
     def __init__(self, cell: Any, use_dynamic_rnn: bool = False) -> None:
         self._cell, self._use_dynamic_rnn = cell, use_dynamic_rnn
@@ -211,7 +225,7 @@ class FusedRNNCellAdaptor(FusedRNNCell):
 
 
 class TimeReversedFusedRNN(FusedRNNCell):
-    """Another one, over the reversed sequences; its outputs are in the order of the inputs."""
+    """Runs a FusedRNNCell over the reversed sequences, and reverses its outputs again."""
 
     def __init__(self, cell: FusedRNNCell) -> None:
         self._cell = cell
@@ -245,10 +259,21 @@ def stack_bidirectional_dynamic_rnn(
     scope: Any = None,
     swap_memory: bool = False,
 ) -> tuple[tf.Tensor, tuple[Any, ...], tuple[Any, ...]]:
-    """Return (outputs of the last layer `[.., forward and backward]`, forward states, backward states).
+    """Return (outputs of the last layer, `[batch, time, forward + backward units]`; forward states; backward states).
 
-    TensorFlow 1.15, contrib/rnn/python/ops/rnn.py: each layer has the joined outputs of the one below. Variables
-    `stack_bidirectional_rnn/cell_<layer>/bidirectional_rnn/{fw,bw}/<cell>/..`.
+    As in TensorFlow 1.15, contrib/rnn/python/ops/rnn.py: the input of each layer is the concatenated outputs of the
+    layer below. Variables are `stack_bidirectional_rnn/cell_<layer>/bidirectional_rnn/{fw,bw}/<cell>/...`.
+
+    Args:
+      cells_fw, cells_bw: a cell per layer and direction.
+      inputs: float `[batch, time, inputs]`; with time_major `[time, batch, inputs]`, and the outputs likewise.
+      initial_states_fw, initial_states_bw: a state per layer; None: zeros.
+      dtype, sequence_length, parallel_iterations, swap_memory: as in `tf.nn.bidirectional_dynamic_rnn`.
+      time_major: see inputs.
+      scope: variable scope; None: `stack_bidirectional_rnn`.
+
+    Raises:
+      ValueError: cells_fw and cells_bw are empty or differ in length.
     """
     layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
     states_fw, states_bw = [], []
@@ -276,8 +301,8 @@ def stack_bidirectional_rnn(
     sequence_length: Any = None,
     scope: Any = None,
 ) -> tuple[Sequence[tf.Tensor], tuple[Any, ...], tuple[Any, ...]]:
-    """Run stacked bidirectional cells like `stack_bidirectional_dynamic_rnn`, on a list of steps, each float
-    `[batch, inputs]`.
+    """Like `stack_bidirectional_dynamic_rnn`, for lists of steps: inputs are float `[batch, inputs]` each, and
+    outputs likewise.
     """
     layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
     states_fw, states_bw = [], []

@@ -1,6 +1,6 @@
 """`tf.contrib.seq2seq`: the loss of sequences, and decoders that run step by step.
 
-The formulas and names of TensorFlow 1.15, contrib/seq2seq/python/ops/{loss,helper,basic_decoder,decoder}.py.
+Formulas and names are those of TensorFlow 1.15, contrib/seq2seq/python/ops/{loss,helper,basic_decoder,decoder}.py.
 """
 
 from __future__ import annotations
@@ -25,15 +25,22 @@ def sequence_loss(
     softmax_loss_function: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> tf.Tensor:
-    """Return the weighted cross entropy of a batch of sequences.
+    """Return the weighted cross entropy of a batch of sequences, in the dtype of the logits.
 
     Args:
-      logits: `[batch, time, classes]`. targets: `[batch, time]`, integers. weights: `[batch, time]`; 0 pads.
+      logits: float `[batch, time, classes]`.
+      targets: integers `[batch, time]`.
+      weights: `[batch, time]`; 0 for padding.
       average_across_timesteps, average_across_batch: divide by the sum of the weights over these axes.
-      sum_over_timesteps, sum_over_batch: divide by the number of weights that are not 0.
+      sum_over_timesteps, sum_over_batch: divide by the number of weights that are not 0 over these axes.
       softmax_loss_function: called with labels and logits; None: sparse softmax cross entropy.
+      name: name scope.
 
-    Returns: a scalar, or a tensor with the axes that are neither averaged nor summed over.
+    Returns:
+      a scalar, or a tensor with the axes that are neither averaged nor summed over.
+
+    Raises:
+      ValueError: a shape is wrong, or averages and sums are mixed.
     """
     if len(logits.shape) != 3 or len(targets.shape) != 2 or len(weights.shape) != 2:
         raise ValueError(
@@ -59,7 +66,9 @@ def sequence_loss(
 
 
 def tile_batch(t: Any, multiplier: int, name: str | None = None) -> Any:
-    """Return tensors `[batch * multiplier, ..]`, each example `multiplier` times in a row; scalars stay."""
+    """Return tensors `[batch * multiplier, ...]` with each example repeated `multiplier` times in a row; scalars are
+    unchanged.
+    """
     with v1.name_scope(name, "tile_batch"):
         return tf.nest.map_structure(lambda one: _tiled(one, multiplier), t)
 
@@ -69,11 +78,11 @@ def _tiled(tensor: Any, multiplier: int) -> tf.Tensor:
     return tensor if tensor.shape.rank == 0 else tf.repeat(tensor, multiplier, axis=0)
 
 
-# --- helpers: what the next input of a decoder is ---------------------------------------------------------------------
+# --- helpers: the next input of a decoder -----------------------------------------------------------------------------
 
 
 class Helper(abc.ABC):
-    """Samples from the outputs of a decoder and says what it is given next."""
+    """Samples from the outputs of a decoder and chooses its next inputs."""
 
     sample_ids_shape: Any = tf.TensorShape([])
     sample_ids_dtype: Any = tf.int32
@@ -81,29 +90,32 @@ class Helper(abc.ABC):
     @property
     @abc.abstractmethod
     def batch_size(self) -> Any:
-        """Number of sequences."""
+        """The number of sequences."""
 
     @abc.abstractmethod
     def initialize(self, name: str | None = None) -> tuple[Any, Any]:
-        """Return (which sequences are finished `[batch]`, first inputs)."""
+        """Return (whether each sequence is finished, bool `[batch]`; first inputs `[batch, ...]`)."""
 
     @abc.abstractmethod
     def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
-        """Return the sampled ids."""
+        """Return the sampled ids, `[batch]`, from the outputs of a step."""
 
     @abc.abstractmethod
     def next_inputs(
         self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
     ) -> tuple[Any, Any, Any]:
-        """Return (finished, next inputs, next state)."""
+        """Return (finished, bool `[batch]`; next inputs `[batch, ...]`; next state)."""
 
 
 class TrainingHelper(Helper):
-    """Gives a decoder the inputs that it is trained with; samples are the most likely ids.
+    """Feeds the true inputs to a decoder (teacher forcing). Samples are the most likely ids.
 
     Args:
-      inputs: `[batch, time, ..]`, or `[time, batch, ..]` with `time_major`.
-      sequence_length: `[batch]`.
+      inputs: `[batch, time, ...]`; with `time_major` `[time, batch, ...]`.
+      sequence_length: integers `[batch]`.
+
+    Raises:
+      ValueError: sequence_length is not a vector.
     """
 
     def __init__(self, inputs: Any, sequence_length: Any, time_major: bool = False, name: str | None = None) -> None:
@@ -127,7 +139,7 @@ class TrainingHelper(Helper):
         return tf.size(self._lengths)
 
     def _at(self, time: Any, finished: tf.Tensor) -> Any:
-        """Return the inputs of a step; zeros when every sequence is finished."""
+        """Return the inputs of a step; zeros once all sequences are finished."""
         last = tf.maximum(self._longest - 1, 0)
         is_over = tf.reduce_all(finished)
 
@@ -152,11 +164,15 @@ class TrainingHelper(Helper):
 
 
 class GreedyEmbeddingHelper(Helper):
-    """Gives a decoder the embedding of its most likely output.
+    """Feeds the embedding of the most likely id to a decoder.
 
     Args:
-      embedding: a function of ids, or `[ids, ..]`.
-      start_tokens: `[batch]`. end_token: the id after which a sequence is finished.
+      embedding: a function of ids, or a tensor `[ids, ...]`.
+      start_tokens: integers `[batch]`, the first ids.
+      end_token: integer scalar, the id that finishes a sequence.
+
+    Raises:
+      ValueError: start_tokens is not a vector, or end_token not a scalar.
     """
 
     def __init__(self, embedding: Any, start_tokens: Any, end_token: Any) -> None:
@@ -187,7 +203,7 @@ class GreedyEmbeddingHelper(Helper):
 
 
 class SampleEmbeddingHelper(GreedyEmbeddingHelper):
-    """Gives a decoder the embedding of an id drawn from softmax(outputs / softmax_temperature)."""
+    """Feeds to a decoder the embedding of an id drawn from softmax(outputs / softmax_temperature)."""
 
     def __init__(
         self, embedding: Any, start_tokens: Any, end_token: Any, softmax_temperature: Any = None, seed: Any = None
@@ -201,7 +217,7 @@ class SampleEmbeddingHelper(GreedyEmbeddingHelper):
 
 
 class CustomHelper(Helper):
-    """A helper made of functions: `initialize_fn()`, `sample_fn` and `next_inputs_fn` with arguments by name."""
+    """A helper made of functions: `initialize_fn()`, and `sample_fn` and `next_inputs_fn` with keyword arguments."""
 
     def __init__(
         self,
@@ -240,42 +256,44 @@ class CustomHelper(Helper):
 
 
 class Decoder(abc.ABC):
-    """A network that `dynamic_decode` calls step by step."""
+    """A network that `dynamic_decode` calls for each step."""
 
     tracks_own_finished = False
-    """Whether `step` says itself which sequences are finished, so that one that was may go on."""
+    """Whether the `finished` that `step` returns is final: sequences may change places, as in beam search."""
 
     @property
     @abc.abstractmethod
     def output_dtype(self) -> Any:
-        """Types of the outputs of a step, in their structure."""
+        """The dtypes of a step's outputs, in their structure."""
 
     @abc.abstractmethod
     def initialize(self, name: str | None = None) -> tuple[Any, Any, Any]:
-        """Return (finished `[batch]`, first inputs, first state)."""
+        """Return (finished, bool `[batch]`; first inputs; first state)."""
 
     @abc.abstractmethod
     def step(self, time: Any, inputs: Any, state: Any, name: str | None = None) -> tuple[Any, Any, Any, Any]:
         """Return (outputs, next state, next inputs, finished)."""
 
     def finalize(self, outputs: Any, final_state: Any, sequence_lengths: Any) -> tuple[Any, Any]:
-        """Return (outputs `[time, batch, ..]`, state) as they are handed out."""
+        """Return the final (outputs `[time, batch, ...]`, state) from those of all steps."""
         return outputs, final_state
 
 
 class BasicDecoderOutput(NamedTuple):
-    """Outputs of a step: of the cell (and its output layer), and the sampled ids."""
+    """The outputs of a step: those of the cell (or its output layer) `[batch, ...]`, and the sampled ids `[batch]`."""
 
     rnn_output: Any
     sample_id: Any
 
 
 class BasicDecoder(Decoder):
-    """Runs a cell on what a helper gives it.
+    """Runs a cell on the inputs from a helper.
 
     Args:
-      cell: of `tf.nn.rnn_cell`. initial_state: as its states.
-      output_layer: a layer (`tf.layers.Dense`) on its outputs, before ids are sampled.
+      cell: a cell of `tf.nn.rnn_cell`.
+      helper: chooses the inputs.
+      initial_state: state of the cell before the first step.
+      output_layer: a layer such as `tf.layers.Dense`, applied to the outputs before ids are sampled.
     """
 
     def __init__(self, cell: Any, helper: Helper, initial_state: Any, output_layer: Any = None) -> None:
@@ -314,14 +332,18 @@ def dynamic_decode(
     swap_memory: bool = False,
     scope: Any = None,
 ) -> tuple[Any, Any, Any]:
-    """Return (outputs `[batch, time, ..]`, state, lengths `[batch]`) of a decoder that runs until all is finished.
-
-    Variables of the cell are in the scope `decoder`.
+    """Run a decoder until all sequences are finished, in the variable scope `decoder`.
 
     Args:
-      output_time_major: outputs are `[time, batch, ..]`.
-      impute_finished: outputs of finished sequences are 0, and their state stays.
-      maximum_iterations: at most so many steps.
+      decoder: the decoder.
+      output_time_major: return outputs as `[time, batch, ...]`.
+      impute_finished: for finished sequences, output 0 and keep the state.
+      maximum_iterations: the largest number of steps; None: no limit.
+      parallel_iterations, swap_memory: as in `tf.while_loop`.
+      scope: variable scope.
+
+    Returns:
+      (outputs `[batch, time, ...]`, final state, sequence lengths int32 `[batch]`).
     """
     with v1.variable_scope(scope, "decoder"):
         finished, inputs, state = decoder.initialize()
@@ -365,7 +387,7 @@ def dynamic_decode(
 
 
 def _kept(finished: tf.Tensor, old: Any, new: Any) -> Any:
-    """Return `old` of finished sequences, `new` of the others; a scalar or an array of steps is new."""
+    """Return `old` for finished sequences and `new` for others; for scalars and TensorArrays always `new`."""
     if isinstance(old, tf.TensorArray) or new.shape.rank == 0:
         return new
     return tf.where(tf.reshape(finished, [-1] + [1] * (new.shape.rank - 1)), old, new)
@@ -380,7 +402,7 @@ def _swapped(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class BeamSearchDecoderOutput(NamedTuple):
-    """Of a step, each `[batch, beam]`."""
+    """The outputs of a step of a beam search, each `[batch, beam]`."""
 
     scores: Any
     predicted_ids: Any
@@ -388,7 +410,7 @@ class BeamSearchDecoderOutput(NamedTuple):
 
 
 class BeamSearchDecoderState(NamedTuple):
-    """State of a beam search; of the cell `[batch, beam, ..]`, the others `[batch, beam]`."""
+    """The state of a beam search: the cell's `[batch, beam, ...]`, the others `[batch, beam]`."""
 
     cell_state: Any
     log_probs: Any
@@ -397,21 +419,32 @@ class BeamSearchDecoderState(NamedTuple):
 
 
 class FinalBeamSearchDecoderOutput(NamedTuple):
-    """The sequences that were found, `[batch, time, beam]`, the best first; and what each step gave."""
+    """The result of a beam search: the sequences, best first, and the outputs of each step.
+
+    Attributes:
+      predicted_ids: int32 `[batch, time, beam]`; `[time, batch, beam]` with output_time_major.
+      beam_search_decoder_output: each field likewise.
+    """
 
     predicted_ids: Any
     beam_search_decoder_output: BeamSearchDecoderOutput
 
 
 class BeamSearchDecoder(Decoder):
-    """Goes on with the best `beam_width` sequences, by the sum of the log-probabilities of their ids.
+    """Beam search: keeps the `beam_width` best sequences by the sum of their ids' log-probabilities.
 
-    TensorFlow 1.15, contrib/seq2seq/python/ops/beam_search_decoder.py. States of the cell, and the memory of an
-    attention, come `tile_batch`ed by `beam_width`.
+    As in TensorFlow 1.15, contrib/seq2seq/python/ops/beam_search_decoder.py. `tile_batch` the initial state, and the
+    memory of an attention, by `beam_width`.
 
     Args:
-      embedding, start_tokens, end_token: as of GreedyEmbeddingHelper.
-      length_penalty_weight: the score is divided by ((5 + length) / 6) to this power.
+      cell: a cell of `tf.nn.rnn_cell`.
+      embedding, start_tokens, end_token: as in GreedyEmbeddingHelper.
+      initial_state: state of the cell, `[batch * beam_width, ...]`.
+      beam_width: number of sequences to keep per example.
+      output_layer: as in BasicDecoder.
+      length_penalty_weight: divide the score by ((5 + length) / 6) to this power.
+      coverage_penalty_weight: must be 0; not supported.
+      reorder_tensor_arrays: ignored; TensorArrays such as alignment_history stay in the order of beams.
     """
 
     tracks_own_finished = True
@@ -430,13 +463,13 @@ class BeamSearchDecoder(Decoder):
         reorder_tensor_arrays: bool = True,
     ) -> None:
         if coverage_penalty_weight:
-            raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not served; leave it 0.")
+            raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not supported; leave it 0.")
         self._first = GreedyEmbeddingHelper(embedding, start_tokens, end_token)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
         self._end_token = tf.convert_to_tensor(end_token, tf.int32)
         self._cell, self._initial_state, self._beam_width = cell, initial_state, beam_width
         self._output_layer, self._length_penalty_weight = output_layer, length_penalty_weight
-        del reorder_tensor_arrays  # arrays of steps, as an alignment_history, stay in the order of beams
+        del reorder_tensor_arrays
 
     @property
     def batch_size(self) -> Any:
@@ -452,14 +485,14 @@ class BeamSearchDecoder(Decoder):
         kind = self.output_dtype.scores
         finished = tf.zeros([batch, beams], tf.bool)
         tokens = tf.repeat(self._start_tokens[:, None], beams, 1)
-        # All beams are the same at first: only one of them may go on.
+        # All beams are equal at first: give all but one the lowest probability.
         log_probs = tf.one_hot(tf.zeros([batch], tf.int32), beams, tf.cast(0.0, kind), kind.min, dtype=kind)
         state = tf.nest.map_structure(self._divided, self._initial_state)
         lengths = tf.zeros([batch, beams], tf.int64)
         return finished, self._first._embed(tokens), BeamSearchDecoderState(state, log_probs, finished, lengths)
 
     def _divided(self, one: Any) -> Any:
-        """Return `[batch * beam, ..]` as `[batch, beam, ..]`."""
+        """Return `[batch * beam, ...]` as `[batch, beam, ...]`."""
         if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
             return one
         rest = tf.shape(one)[1:]
@@ -488,10 +521,12 @@ class BeamSearchDecoder(Decoder):
             return output, state, self._first._embed(ids), state.finished
 
     def _best(self, logits: tf.Tensor, cell_state: Any, state: BeamSearchDecoderState) -> tuple[Any, Any]:
-        """Return (output, state) with the best of all sequences that go on by one id."""
+        """Return (output, state) of the best continuations of all sequences by one id; logits are `[batch, beam,
+        ids]`.
+        """
         num_ids, kind = logits.shape[-1], logits.dtype
         is_end = tf.one_hot(self._end_token, num_ids, True, False)
-        # One that is finished goes on with its end alone, which costs nothing.
+        # A finished sequence can only continue with the end token, at log-probability 0.
         after_end = tf.where(is_end, tf.zeros([num_ids], kind), tf.fill([num_ids], kind.min))
         steps = tf.where(state.finished[:, :, None], after_end, tf.nn.log_softmax(logits))
         totals = state.log_probs[:, :, None] + steps
@@ -516,7 +551,9 @@ class BeamSearchDecoder(Decoder):
         return BeamSearchDecoderOutput(best, ids, parents), following
 
     def finalize(self, outputs: Any, final_state: Any, sequence_lengths: Any) -> tuple[Any, Any]:
-        """Return the sequences, followed from the end to the parents of each step; behind an end comes the end."""
+        """Return the sequences, traced back from the last step through the parents; the end token fills the rest of
+        each.
+        """
         ids, parents = outputs.predicted_ids, outputs.parent_ids
         beams = tf.broadcast_to(tf.range(self._beam_width), tf.shape(ids)[1:])
 

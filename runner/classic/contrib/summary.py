@@ -1,4 +1,4 @@
-"""`tf.contrib.summary`: `tf.summary` under the names that it had before 2.0."""
+"""`tf.contrib.summary`: `tf.summary` under its names before TensorFlow 2.0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 v1 = tf.compat.v1
 
 _writers: dict[str, Any] = {}
-"""Folder -> its writer: one that is made in model_fn would end with the call."""
+"""Folder -> its writer, kept here because a writer made in model_fn would be closed after the call."""
 
 
 def create_file_writer(
@@ -19,7 +19,7 @@ def create_file_writer(
     filename_suffix: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return the writer of event files in a folder, always the same; None: one that writes nothing."""
+    """Return the event file writer of a folder, the same at each call; for None, a writer that writes nothing."""
     if logdir is None:
         return tf.summary.create_noop_writer()
     if logdir not in _writers:
@@ -34,30 +34,30 @@ def always_record_summaries() -> Any:
 
 
 def never_record_summaries() -> Any:
-    """Return a context in which none are."""
+    """Return a context in which no summaries are written."""
     return tf.summary.record_if(False)
 
 
 def record_summaries_every_n_global_steps(n: int, global_step: Any = None) -> Any:
-    """Return a context in which summaries are written at each multiple of `n` steps."""
+    """Return a context in which summaries are written at global steps that are multiples of `n`."""
     step = _step(global_step)
     return tf.summary.record_if(lambda: tf.equal(step % n, 0))
 
 
 def scalar(name: str, tensor: Any, family: str | None = None, step: Any = None) -> Any:
-    """Write a scalar summary; `tensor` is a numeric scalar."""
+    """Write a scalar summary of `tensor`, a numeric scalar."""
     return tf.summary.scalar(_named(name, family), tensor, _step(step))
 
 
 def histogram(name: str, tensor: Any, family: str | None = None, step: Any = None) -> Any:
-    """Write a histogram of `tensor`, numeric of any shape."""
+    """Write a histogram summary of `tensor`, numeric, of any shape."""
     return tf.summary.histogram(_named(name, family), tensor, _step(step))
 
 
 def image(
     name: str, tensor: Any, bad_color: Any = None, max_images: int = 3, family: str | None = None, step: Any = None
 ) -> Any:
-    """Write images; `tensor` is `[batch, height, width, channels]`, uint8 or float."""
+    """Write an image summary of `tensor`, `[batch, height, width, channels]`, uint8, or float from 0 to 1."""
     del bad_color
     return tf.summary.image(_named(name, family), tensor, _step(step), max_outputs=max_images)
 

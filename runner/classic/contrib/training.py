@@ -1,4 +1,4 @@
-"""`tf.contrib.training.HParams`: hyperparameters as attributes, with a type each."""
+"""`tf.contrib.training.HParams`: typed hyperparameters as attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HParams:
         hparams = HParams(learning_rate=0.1, units=[8, 4], activation="relu")
         hparams.parse("learning_rate=0.3,units=[16,8]")
 
-    An Estimator takes one as `params`.
+    An Estimator accepts it as `params`.
     """
 
     def __init__(self, hparam_def: Any = None, model_structure: Any = None, **kwargs: Any) -> None:
@@ -31,9 +31,10 @@ class HParams:
             self.add_hparam(name, value)
 
     def add_hparam(self, name: str, value: Any) -> None:
-        """Add one that is not there yet; a list has a type by its first element.
+        """Add a new hyperparameter. The type of a list is that of its first element.
 
-        Raises: ValueError: there is one of that name, an attribute has it, or the value is an empty list.
+        Raises:
+          ValueError: the name is taken, or the value is an empty list.
         """
         if getattr(self, name, None) is not None:
             raise ValueError(f"Hyperparameter name is reserved: {name}")
@@ -44,9 +45,11 @@ class HParams:
         setattr(self, name, list(value) if isinstance(value, tuple) else value)
 
     def set_hparam(self, name: str, value: Any) -> None:
-        """Change one, keeping its type: an int for a float, "1" for a bool are taken.
+        """Change a value. An int is accepted for a float, and converted.
 
-        Raises: KeyError: there is none. ValueError: the value is of another type, or a list where none was.
+        Raises:
+          KeyError: there is no such hyperparameter.
+          ValueError: the value has another type, or is a list and the first value was not.
         """
         kind, is_list = self._hparam_types[name]
         if isinstance(value, list) != is_list:
@@ -55,14 +58,15 @@ class HParams:
         setattr(self, name, [_cast(name, kind, one) for one in value] if is_list else _cast(name, kind, value))
 
     def del_hparam(self, name: str) -> None:
-        """Remove one, if it is there."""
+        """Remove a hyperparameter, if it exists."""
         if self._hparam_types.pop(name, None) is not None:
             delattr(self, name)
 
     def parse(self, values: str) -> HParams:
-        """Set what `name=value,name=[1,2],name[1]=3` says, and return this object.
+        """Set values from a text such as `name=value,name=[1,2],name[1]=3`, and return this object.
 
-        Raises: ValueError: the text is not of that form, or names none of the hyperparameters.
+        Raises:
+          ValueError: the text has another form, or an unknown name.
         """
         position = 0
         while position < len(values):
@@ -95,7 +99,7 @@ class HParams:
             raise ValueError(f"Could not parse hparam {name} in {values!r}: {error}") from None
 
     def override_from_dict(self, values_dict: Mapping[str, Any]) -> HParams:
-        """Set each of a dict, and return this object."""
+        """Set the values of a dict, and return this object."""
         for name, value in values_dict.items():
             self.set_hparam(name, value)
         return self
@@ -107,12 +111,12 @@ class HParams:
         return self._model_structure
 
     def to_json(self, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-        """Return all as JSON; functions are left out."""
+        """Return all values as JSON, without functions."""
         values = {name: value for name, value in self.values().items() if not callable(value)}
         return json.dumps(values, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def parse_json(self, values_json: str) -> HParams:
-        """Set what a JSON object says, and return this object."""
+        """Set the values of a JSON object, and return this object."""
         return self.override_from_dict(json.loads(values_json))
 
     def values(self) -> dict[str, Any]:
@@ -120,9 +124,10 @@ class HParams:
         return {name: getattr(self, name) for name in self._hparam_types}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; `default` where there is none.
+        """Return a value, or `default` if there is none.
 
-        Raises: ValueError: `default` is of another type than the hyperparameter.
+        Raises:
+          ValueError: `default` has another type than the hyperparameter.
         """
         if key not in self._hparam_types:
             return default
@@ -150,9 +155,10 @@ class HParams:
 
 
 def _cast(name: str, kind: type, value: Any) -> Any:
-    """Return the value as the hyperparameter's type.
+    """Return the value converted to the hyperparameter's type.
 
-    Raises: ValueError: that would lose something.
+    Raises:
+      ValueError: the conversion would lose information.
     """
     if value is None or kind is type(None) or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
@@ -181,9 +187,11 @@ def _as_bool(text: str) -> bool:
 
 
 def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:
-    """Return name -> value of a text such as `a=1,b=[2,3]`.
+    """Return name -> value from a text such as `a=1,b=[2,3]`.
 
-    Args: type_map: name -> type of each that may be in it.
+    Args:
+      values: the text.
+      type_map: name -> type of each allowed name.
     """
     parsed: dict[str, Any] = {}
     position = 0

@@ -19,7 +19,7 @@ from runner.programs.batch_losses import batch_part
 v1 = tf.compat.v1
 
 Losses = Sequence[tf.Tensor] | None
-"""Regularization losses; None: there are none, and no metric of them."""
+"""Regularization losses; None: there are none, and no metric for them."""
 
 DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
@@ -138,7 +138,7 @@ class Head(abc.ABC):
         if (optimizer is None) == (train_op_fn is None):
             given = "both" if optimizer is not None else "neither"
             raise ValueError(f"create_estimator_spec: TRAIN takes one of optimizer and train_op_fn, and got {given}.")
-        with v1.name_scope(None), v1.name_scope("training"):  # because names of optimizer variables contain it
+        with v1.name_scope(None), v1.name_scope("training"):  # named so because names of optimizer variables contain it
             if train_op_fn is not None:
                 train_op = train_op_fn(loss)
             else:
@@ -204,7 +204,7 @@ class HeadOfOne(Head):
 
     @property
     def _is_v1(self) -> bool:
-        """Whether it is a head of tf.compat.v1.estimator, with one of tf.compat.v1.losses.Reduction."""
+        """Whether it is a head of tf.compat.v1.estimator, whose reductions are those of tf.compat.v1.losses."""
         return self.loss_reduction.startswith("weighted_")
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
@@ -295,7 +295,9 @@ def with_regularization(loss: tf.Tensor, regularization_losses: Losses) -> tf.Te
 
 
 def exported(predictions: Mapping[Any, tf.Tensor], **output: Any) -> dict[str, Any]:
-    """Return signature name -> outputs: a single output `output`, which is also the default, and the predictions."""
+    """Return signature name -> outputs: the output under its keyword and as the default, and the predictions as
+    `predict`.
+    """
     ((name, default),) = output.items()
     return {DEFAULT_SIGNATURE: default, name: default, "predict": PredictOutput(predictions)}
 
@@ -306,6 +308,7 @@ def of_each_example(values: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def names_of_classes(num_classes: int, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
+    """Return the names of the classes, `[num_classes]`: the vocabulary, or else their ids as strings."""
     if label_vocabulary:
         return tf.convert_to_tensor(list(label_vocabulary))
     return tf.strings.as_string(tf.range(num_classes))

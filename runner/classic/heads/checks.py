@@ -196,7 +196,7 @@ def example_weights(
     if isinstance(weight_column, str):
         if not isinstance(features, Mapping) or weight_column not in features:
             there = ", ".join(map(str, features)) if isinstance(features, Mapping) else "no dict"
-            raise ValueError(f"weight_column={weight_column!r} is no feature. There are: {there}.")
+            raise ValueError(f"weight_column={weight_column!r} is not a feature. There are: {there}.")
         weight_column = tf.feature_column.numeric_column(weight_column)
     elif not hasattr(weight_column, "normalizer_fn"):
         raise TypeError(f"weight_column is a key or a numeric_column, not {type(weight_column).__name__}.")

@@ -85,7 +85,7 @@ class BinaryClassHead(base.HeadOfOne):
     def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
         if not self._is_v1:
             return {}
-        # It connects the points of the curve by straight lines, whereas Keras interpolates.
+        # TF 1's metric connects the points of the curve by straight lines, whereas Keras interpolates.
         return {"auc_precision_recall": v1.metrics.auc(labels, tf.sigmoid(logits), weights, curve="PR")}
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import keras  # import before any trace, because the runner watches the writes o
 import tensorflow as tf
 
 Metrics = dict[str, tuple[Callable[[str], Any], Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]]]
-"""Name -> (makes the Keras metric of a name, makes of labels and logits what it is updated with, of one shape)."""
+"""Name -> (name -> Keras metric, (labels, logits) -> the two arguments of its update, which have the same shape)."""
 
 
 class _Baseline(keras.metrics.Mean):

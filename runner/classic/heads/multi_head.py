@@ -34,7 +34,7 @@ class MultiHead(base.Head):
             raise ValueError(f"MultiHead: {len(heads)} heads and {len(head_weights)} head_weights.")
         names = [head.name for head in heads]
         if None in names or len(set(names)) < len(names):
-            raise ValueError(f"MultiHead: each head needs a name of its own, and they have {names}.")
+            raise ValueError(f"MultiHead: heads need different names, and they have {names}.")
         self._heads = {str(head.name): head for head in heads}
         self._head_weights = tuple(head_weights or (1.0 for _ in heads))
 

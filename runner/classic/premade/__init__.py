@@ -1,6 +1,6 @@
 """The premade estimators: those of tf.estimator in `estimators`, those of tf.compat.v1.estimator in `v1`.
 
 `signatures` is the table of their arguments. `model_fns` has their model functions, which sum the logits of `logits`
-and pass them to a head. `layers` makes variables with tf.estimator's names. `column_specs` makes feature columns from a
-config.
+and pass them to a head. `layers` makes variables with tf.estimator's names, so that TensorFlow 2.15 and the runner can
+read each other's checkpoints. `column_specs` makes feature columns from a config.
 """

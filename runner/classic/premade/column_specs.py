@@ -41,7 +41,11 @@ class Columns:
         return self._made[name]
 
     def chosen(self, names: Sequence[str] | None, key: str) -> list[Any]:
-        """Return the columns of `names`; None: all. Raises: ValueError: `key` names one that does not exist."""
+        """Return the columns of `names`; None: all columns.
+
+        Raises:
+          ValueError: `names`, which is the value of `key`, contains an unknown name.
+        """
         names = list(self._written) if names is None else list(names)
         for name in names:
             if name not in self._written:
@@ -70,7 +74,9 @@ class Columns:
         return make(name, **settings)
 
     def _part(self, name: str) -> Any:
-        """Return a part of a cross: a column or a feature's key. Of a hashed column, its feature: a cross hashes."""
+        """Return a part of a cross: a column, or the key of a feature. For a hashed column it is its feature, as
+        crosses hash themselves.
+        """
         written = self._written.get(name)
         if written is None:
             return name

@@ -27,7 +27,7 @@ class Premade(Estimator):
     """An estimator whose constructor is made from the table of signatures.
 
     Args:
-      family: that of the table which has the class's signature under its name; None: a class of the user's own.
+      family: has the signature under the name of the class; None: a user's subclass.
     """
 
     def __init_subclass__(cls, family: Family | None = None, **others: Any) -> None:
@@ -37,16 +37,16 @@ class Premade(Estimator):
 
 
 def _constructor(cls: type, family: Family) -> Callable[..., None]:
-    """Return the constructor that the family's signatures have under the name of `cls`.
+    """Return the constructor for `cls`, made from the signature of its name in the family.
 
-    A classifier or a regressor makes the head of its arguments, and hands the others on to the class with any head,
-    which makes the model_fn.
+    A classifier or regressor makes its head, and passes the other arguments on to the class with any head, which makes
+    the model_fn.
     """
     signature: Any = family.signatures[cls.__name__]
     signature.__name__, signature.__module__ = "__init__", cls.__module__
-    signature.__qualname__ = f"{cls.__qualname__}.__init__"  # Python's messages about arguments begin with it
+    signature.__qualname__ = f"{cls.__qualname__}.__init__"  # the name in Python's messages about arguments
 
-    @functools.wraps(signature)  # so that `inspect.signature` gives the entry of the table
+    @functools.wraps(signature)  # so that `inspect.signature` returns the table's signature
     def __init__(*args: Any, **kwargs: Any) -> None:
         given = signature(*args, **kwargs)
         parent: Any = super(cls, given.pop("self"))
@@ -84,7 +84,7 @@ def _dnn_linear_combined(given: Any, family: Family) -> ModelFn:
     return model_fns.combined_model_fn(given.head, wide, given.linear_optimizer, deep, given.dnn_optimizer, family)
 
 
-# Class -> makes the model_fn of its arguments, by name.
+# Class -> function from its arguments to the model_fn.
 _MODEL_FNS: dict[str, Callable[[Any, Family], ModelFn]] = {
     "LinearEstimator": _linear,
     "DNNEstimator": _dnn,
@@ -168,7 +168,8 @@ class DNNLinearCombinedEstimator(Premade, family=V2):
       dnn_optimizer: as in DNNEstimator; by name its learning rate is 0.001.
       Others: see LinearEstimator and DNNEstimator.
 
-    Raises: ValueError: neither has columns.
+    Raises:
+      ValueError: neither has columns.
     """
 
 

@@ -1,4 +1,7 @@
-"""The layers of premade estimators, as tf.compat.v1 variables with tf.estimator's names."""
+"""The layers of premade estimators, as tf.compat.v1 variables with tf.estimator's names.
+
+They are not Keras layers: Keras 3 has no feature columns, and would give the variables other names.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
     columns = list(columns.values()) if isinstance(columns, Mapping) else _as_list(columns)
     strange = [one for one in columns if not hasattr(one, "parse_example_spec")]
     if strange:
-        raise ValueError(f"{what}: {strange[0]!r} is no feature column; tf.feature_column.* makes them.")
+        raise ValueError(f"{what}: {strange[0]!r} is not a feature column; make one with tf.feature_column.*.")
     if not columns:
         raise ValueError(f"{what} is empty: there is nothing to predict from.")
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"{what}: there are several columns of the name {', '.join(twice)}; each may be there once.")
+        raise ValueError(f"{what}: several columns have the name {', '.join(twice)}; names must differ.")
     return sorted(columns, key=lambda column: column.name)
 
 

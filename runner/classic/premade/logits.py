@@ -118,16 +118,18 @@ def dnn_logit_fn_builder(
     input_layer_partitioner: Any = None,
     batch_norm: bool = False,
 ) -> LogitFn:
-    """Return a function (features, mode) -> logits `[batch, units]`: a network over feature columns.
+    """Return a function (features, mode) -> float logits `[batch, units]`: a network over feature columns.
 
-    Its variables are in the variable scope that it is called in; the updates of moving averages are in UPDATE_OPS.
+    Its variables are in the current variable scope; the updates of moving averages are in the collection UPDATE_OPS.
 
     Args:
+      units: number of logits.
       hidden_units: sizes of the hidden layers.
-      activation_fn: of the hidden layers: a function, or the name of one of tf.nn.
-      dropout: in training, the share of the units of each hidden layer that is left out.
+      feature_columns: dense columns.
+      activation_fn: activation of the hidden layers: a function, or a name of tf.nn.
+      dropout: share of the units of each hidden layer to drop in training; None: none.
       input_layer_partitioner: has no effect: the strategy places variables.
-      batch_norm: the values of each hidden layer are normalised over the batch, after the activation.
+      batch_norm: normalize the values of each hidden layer over the batch, after the activation.
     """
     _check_units(units)
     deep = Deep(hidden_units, feature_columns, activation_fn, dropout, batch_norm)
@@ -140,10 +142,12 @@ def dnn_logit_fn_builder(
 
 
 def linear_logit_fn_builder(units: int, feature_columns: Any, sparse_combiner: str = "sum") -> LogitFn:
-    """Return a function (features) -> logits `[batch, units]`, linear in the values of feature columns.
+    """Return a function (features) -> float logits `[batch, units]`, linear in the values of feature columns.
 
     Args:
-      sparse_combiner: how the weights of several values of a categorical column are joined: sum, mean, sqrtn.
+      units: number of logits.
+      feature_columns: dense and categorical columns.
+      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean, sqrtn.
     """
     _check_units(units)
     wide = Wide(feature_columns, sparse_combiner)

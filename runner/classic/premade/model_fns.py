@@ -70,12 +70,12 @@ class Family:
 
 
 def _in_head(scope: str) -> contextlib.AbstractContextManager[Any]:
-    return v1.name_scope(f"{scope}/head/" if scope else "head/")  # absolute, because it ends with a slash
+    return v1.name_scope(f"{scope}/head/" if scope else "head/")  # a name that ends with a slash is absolute
 
 
 # tf.estimator's documentation said 0.05 for networks, but version 2 used Keras' default for the name: 0.001.
 V2 = Family(V2_SIGNATURES, optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
-# The folders are what was left of `part_0` where 2.15 cut off the name of the variable, and forgot its scope.
+# 2.15 cut these folders from the names of partitions, `part_0`, one scope too short. Checkpoints contain them.
 _SLOT_FOLDERS = {"dnn": "t_0", "linear": "part_0"}
 V1 = Family(V1_SIGNATURES, v1_optimizer_of, dnn_rate=0.05, slot_folders=_SLOT_FOLDERS, has_name_scopes=True)
 
@@ -131,7 +131,7 @@ def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
 
 
 def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "") -> ModelFn:
-    """Return the model_fn that adds the logits of `parts`. Args: scope: as of `Family.update`."""
+    """Return the model_fn that adds the logits of `parts`; `scope` is as in `Family.update`."""
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         layers.forget_shared_embeddings(*(part.made_by.feature_columns for part in parts))
@@ -146,7 +146,7 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
             trained.append((part, part.learning_rate(), variables))
 
         def train_op_fn(loss: tf.Tensor) -> Any:
-            """The first part counts the steps."""
+            """Return the updates of all parts; the first one advances the global step."""
             updates = [
                 family.update(part.optimizer, rate, loss, variables, scope=scope, counts=number == 0)
                 for number, (part, rate, variables) in enumerate(trained)
@@ -165,7 +165,7 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
 
 @contextlib.contextmanager
 def _trained() -> Any:
-    """Yield a list that contains, at the end of the block, the trainable variables requested in it."""
+    """Yield a list; when the block ends, it contains the trainable variables that were requested in it."""
     before = {id(one) for one in v1.trainable_variables()}
     found: list[Any] = []
     yield found

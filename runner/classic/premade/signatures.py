@@ -1,4 +1,4 @@
-"""The signatures of the premade estimators in TensorFlow 2.15: the one table that their constructors are made from."""
+"""The signatures of TensorFlow 2.15's premade estimators, from which their constructors are made."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Signatures = Mapping[str, Callable[..., dict[str, Any]]]
 _MEAN = "sum_over_batch_size"
 _SUM = tf.compat.v1.losses.Reduction.SUM
 
-# Each entry is the signature itself, in Python's own syntax: called, it returns its arguments by name, and refuses
-# missing and unknown ones as any function does. Those of tf.compat.v1.estimator differ by the partitioners, and in that
-# they sum the losses of a batch. `warm_start_from` of DNNLinearCombinedEstimator is the one argument that 2.15 had not.
+# Each entry is a lambda with the signature of a constructor: called, it returns its arguments by name, and refuses
+# missing and unknown ones. Those of tf.compat.v1.estimator also take partitioners, and sum the losses of a batch.
+# `warm_start_from` of DNNLinearCombinedEstimator is the only argument that 2.15 did not have.
 # fmt: off
 V2_SIGNATURES: Signatures = {
     "LinearEstimator": lambda self, head, feature_columns, model_dir=None, optimizer="Ftrl", config=None,

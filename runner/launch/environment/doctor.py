@@ -39,16 +39,16 @@ from runner.system.start_status import START_STATUS, shows_live
 from runner.tracking.mlflow_tracker import sqlite_path, tracking_uri
 
 PROBE_SECS = 180
-"""How long TensorFlow may take to be imported and to compute; without cached bytecode and on a slow disk, a minute."""
+"""How long TensorFlow's import and test may take: a minute on a slow disk without cached bytecode."""
 
 ANSWER_SECS = 5
 """How long a tracking server may take to answer."""
 
 FEW_BYTES = 2 * 2**30
-"""Of memory: TensorFlow and a small model take about 0.7 GB a task (measured), data and MLflow the rest."""
+"""Memory below which there is a warning. TensorFlow and a small model take about 0.7 GB per task (measured)."""
 
 LITTLE_DISK, NO_DISK = 2**30, 50 * 2**20
-"""Bytes below which checkpoints may not fit, and below which a run cannot begin."""
+"""Free bytes of disk below which checkpoints may not fit, and below which a run cannot start."""
 
 VARIABLES: Mapping[str, str] = {
     "TF_CONFIG": "the place of this process in a cluster",
@@ -68,7 +68,7 @@ VARIABLES: Mapping[str, str] = {
     "PYTHONDONTWRITEBYTECODE": "whether Python keeps what it has compiled",
     "PYTHONPATH": "where modules are looked for first",
 }
-"""Variables that change how a run behaves -> what they decide."""
+"""Environment variables that change how a run behaves -> their effect."""
 
 
 @dataclass(frozen=True)

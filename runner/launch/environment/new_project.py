@@ -14,10 +14,10 @@ from runner.system.console import print_table
 from runner.system.files import write_atomically
 
 EXPERIMENT = "wine"
-"""The `experiment=` that the project has."""
+"""The project's value for `experiment=`."""
 
 RENAMED = {"gitignore": ".gitignore"}
-"""Files that the template holds under another name: a wheel leaves out what begins with a dot."""
+"""Files with another name in the template, because wheels omit files whose names begin with a dot."""
 
 PURPOSES = {
     "README.md": "the commands, and what to change where",

@@ -25,7 +25,7 @@ FOLDER = "tracking"
 METRICS_FILE, PARAMS_FILE, TAGS_FILE = "metrics.csv", "params.csv", "tags.csv"
 
 _LAST_BYTES = 1 << 20
-"""Of a file of metrics, in which its last row is looked for: of more than 10,000 columns."""
+"""Bytes at the end of a file that are searched for its last row; enough for over 10,000 columns."""
 
 
 class CsvTracker(Tracker):
@@ -86,7 +86,7 @@ class CsvTracker(Tracker):
         return relative(self._folder / METRICS_FILE)
 
     def _replace(self, rows: Mapping[int, Mapping[str, float]], columns: list[str]) -> None:
-        """Write the file with `rows` in their places, and with columns that it did not have."""
+        """Write the file again with `rows`, keyed by step, and with new columns."""
         path = self._folder / METRICS_FILE
         temporary = path.with_name(f".{path.name}{HALF_WRITTEN}")
         pending, padding = sorted(rows, reverse=True), b"," * (len(columns) - len(self._columns)) + b"\n"
@@ -99,7 +99,7 @@ class CsvTracker(Tracker):
                     new.write(_text([_row(pending[-1], rows[pending.pop()], columns)]).encode())
                 line = line.rstrip(b"\n") + padding
                 if pending and pending[-1] == step:
-                    cells = line.decode().rstrip("\n").split(",")  # of numbers alone: none is quoted
+                    cells = line.decode().rstrip("\n").split(",")  # only numbers, so nothing is quoted
                     values: dict[str, Any] = {name: cell for name, cell in zip(columns, cells[1:], strict=True) if cell}
                     line = _text([_row(step, {**values, **rows[pending.pop()]}, columns)]).encode()
                 new.write(line)
@@ -127,7 +127,7 @@ def _text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _mend(path: Path) -> int:
-    """Cut off a last line that a crash left half written. Return the step of the last row; -1: there is none."""
+    """Remove a last line that a crash left incomplete, and return the step of the last row; -1: there is none."""
     with open(path, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _LAST_BYTES))

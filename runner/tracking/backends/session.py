@@ -28,14 +28,14 @@ from runner.tracking.journal import Journal, Journals
 
 MODULE = "runner.tracking.backends.session_process"
 LAST_SECS = 60.0
-"""How long a script that has ended waits for its record: longer than the process that ships takes for a frozen one."""
+"""How long the end of a script waits for its record; longer than the shipping process waits for a frozen tracker."""
 
 
 class ShippingProcess:
     """The process that ships the notes of this process's Estimators."""
 
     def __init__(self) -> None:
-        # Its modules are found where ours are: a script has the folder that it lies in on its path.
+        # It finds modules where this process does: a script's folder is on its path.
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._numbers = itertools.count()
         self._child = subprocess.Popen(
@@ -44,7 +44,7 @@ class ShippingProcess:
         atexit.register(self.close)
 
     def send(self, **message: Any) -> None:
-        """Send it a message without waiting for its work: it reads at any time."""
+        """Send it a message. It always reads at once, so this does not wait for its work."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(message, default=str).encode() + b"\n")
@@ -57,12 +57,12 @@ class ShippingProcess:
         return next(self._numbers)
 
     def close(self) -> None:
-        """Wait until all is recorded, for LAST_SECS at most."""
+        """Wait until everything is recorded, up to LAST_SECS."""
         atexit.unregister(self.close)
         _shipping_process.cache_clear()
         with contextlib.suppress(OSError):
             assert self._child.stdin is not None
-            # A process that was forked from this one may hold the pipe open.
+            # A process forked from this one may keep the pipe open.
             self._child.stdin.write(b"{}\n")
             self._child.stdin.close()
         try:
@@ -74,12 +74,16 @@ class ShippingProcess:
 
 @functools.cache
 def _shipping_process(pid: int) -> ShippingProcess:
-    """Args: pid: of this process; one that was forked from it has another."""
+    """Return the shipping process of this process.
+
+    Args:
+      pid: id of this process; one that was forked from it has another id, and so another shipping process.
+    """
     return ShippingProcess()
 
 
 def wait_until_recorded() -> None:
-    """Return when everything is recorded, as at the end of a script."""
+    """Wait until everything is recorded, as at the end of a script."""
     if _shipping_process.cache_info().currsize:
         _shipping_process(os.getpid()).close()
 
@@ -162,6 +166,7 @@ class ScriptRecord(NullRecord):
             argv=sys.argv,
             model_name=self.model_name,
             is_reader=not trains,
-            sizes=Journals(self.model_dir).mark().sizes,  # before the first step, which may come before it is read
+            # noted now, because the first step may come before the message is read
+            sizes=Journals(self.model_dir).mark().sizes,
         )
         return number

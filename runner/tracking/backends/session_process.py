@@ -34,7 +34,7 @@ from runner.tracking.shipper import Shippers
 from runner.tracking.tracker import RunDescription, exported_models
 
 LOCK_SECS = 60.0
-"""How long the folder may still be that of another process: one of a script that was killed closes its run."""
+"""How long to wait for the folder's lock, while the process of a killed script closes its run."""
 
 
 class Session:

@@ -29,7 +29,7 @@ _ARGUMENTS: Mapping[str, Callable[..., tuple[Any, ...]]] = {
     "log_input": lambda facts: (DatasetFacts(**facts),),
     "log_model": lambda facts: (ExportedModel(**{**facts, "path": Path(facts["path"])}),),
 }
-"""Method -> its arguments, of what came as JSON."""
+"""Method -> function that makes its arguments from JSON values."""
 _METHODS = ("start", *_ARGUMENTS, "set_tags", "end", "address")
 _NEEDED = ("start", "log_points", "end")
 
@@ -52,12 +52,12 @@ def main() -> None:
                 else:
                     known = _ARGUMENTS[method](*args) if method in _ARGUMENTS else args
                     value = getattr(tracker, method)(*known)
-            except BaseException as raised:  # sys.exit, too: a crash of the record is none of the run
+            except BaseException as raised:  # also for sys.exit: a crash of the tracker must not end the run
                 error = _told(method, raised)
             try:
                 lines.write(json.dumps([value, error], default=str).encode() + b"\n")
                 lines.flush()
-            except OSError:  # nobody waits for it any more
+            except OSError:  # the other end no longer waits for the answer
                 return
 
 

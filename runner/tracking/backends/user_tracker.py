@@ -24,12 +24,12 @@ from runner.system.heartbeat import HEARTBEAT
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, TrackerError
 
 SOCKET = "RUNNER_TRACKER_FD"
-"""The environment variable that tells the process of a class which file descriptor is its end of the socket."""
+"""Environment variable with the file descriptor of the tracker process's end of the socket."""
 MODULE = "runner.tracking.backends.tracker_process"
 MAX_DEATHS = 3
-"""A process that has died so often is not started again: each start imports what the class needs, beside training."""
+"""After this many deaths the process is not restarted, since each start slows training by its imports."""
 GRACE_SECS = 5.0
-"""How long the process of a class has to end, once all is recorded."""
+"""How long the tracker process may take to end after everything is recorded."""
 
 
 @runtime_checkable
@@ -64,7 +64,7 @@ class RunTracker(Protocol):
         ...
 
     def end(self, status: str) -> None:
-        """Finish what `start` began: FINISHED, FAILED or KILLED. The last call."""
+        """End the run with the status FINISHED, FAILED or KILLED. No other method is called afterwards."""
         ...
 
 
@@ -83,7 +83,7 @@ class UserTracker(Tracker):
         self._socket: socket.socket | None = None
         self._lines: Any = None
         self._methods: frozenset[str] = frozenset()
-        self._started: list[Any] | None = None  # what `start` was called with, for a process that takes over
+        self._started: list[Any] | None = None  # the arguments of `start`, for a process that replaces this one
         self._address: str | None = None
         self._deaths = 0
         self._is_asking = self._is_closed = False
@@ -94,7 +94,7 @@ class UserTracker(Tracker):
         returned = self._ask("start", run_id, name, params, tags)
         found = str(returned or run_id or os.urandom(8).hex())
         self._started = [found, name, params, tags]
-        if "address" in self._methods:  # now: at the end of the run another thread asks, and this one may hang
+        if "address" in self._methods:  # ask now, since the process may hang at the end of the run
             address = self._ask("address")
             self._address = None if address is None else str(address)
         return found
@@ -134,12 +134,12 @@ class UserTracker(Tracker):
         self._is_closed, hangs = True, self._is_asking
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # the process ends, and a call that waits here
+                self._socket.shutdown(socket.SHUT_RDWR)  # ends the process, and any call that waits for it
         process, self._process = self._process, None
         if process is not None:
             process.wait(0.0 if hangs else GRACE_SECS)
             process.stop(0.0 if hangs else 1.0)
-        if not hangs:  # else the thread that was waiting does
+        if not hangs:  # otherwise the waiting thread does it
             self._close_socket()
 
     def _call(self, method: str, *args: Any) -> Any:
@@ -155,7 +155,7 @@ class UserTracker(Tracker):
         return self._ask(method, *args) if method in self._methods else None
 
     def _begin(self) -> None:
-        """Start the process and make the object there, unless that was done."""
+        """Start the process and make the object there, if not done yet."""
         if self._process is not None:
             return
         if self._deaths >= MAX_DEATHS or self._is_closed:
@@ -167,7 +167,7 @@ class UserTracker(Tracker):
             return subprocess.Popen(
                 list(argv),
                 env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat), SOCKET: str(theirs.fileno())},
-                stdin=subprocess.DEVNULL, stdout=stderr,  # ours is for results
+                stdin=subprocess.DEVNULL, stdout=stderr,  # stdout of this process is for results
                 start_new_session=True, pass_fds=(lifeline, heartbeat, theirs.fileno()),
             )  # fmt: skip
 
@@ -179,7 +179,7 @@ class UserTracker(Tracker):
             self._methods = frozenset(self._ask("", self._backend.name, self._backend.params))
         except TrackerError:
             if self._process is not None:
-                self._let_go()  # the next try imports anew what the user may have mended
+                self._let_go()  # the next attempt imports the class again, which the user may have fixed
             raise
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -188,7 +188,7 @@ class UserTracker(Tracker):
             self._lines.write(json.dumps([method, *args], default=str).encode() + b"\n")
             self._lines.flush()
             answer = self._lines.readline()
-        except (OSError, ValueError):  # it is closed, at either end
+        except (OSError, ValueError):  # one of the ends is closed
             answer = b""
         finally:
             self._is_asking = False

@@ -171,7 +171,7 @@ def test_a_session_of_a_hook_feeds_what_model_fn_made() -> None:
             session.run(op, feed_dict={"rate:0": 0.1})
     """
     assert [(one.line, one.name) for one in found(source) if one.name == ".run"] == [(6, ".run"), (7, ".run")]
-    assert "only a placeholder that model_fn or a hook made can be fed, and with" in text_of(source, ".run")
+    assert "only placeholders made by model_fn or a hook can be fed, and together with" in text_of(source, ".run")
 
 
 def test_a_sum_of_a_thousand_terms_is_read_to_its_end() -> None:

@@ -205,7 +205,7 @@ def test_values_of_labels_that_do_not_fit_are_shown(head: Head, labels: Any, mes
         (lambda: heads.MultiClassHead(3, label_vocabulary=["a"]), "has 1 entries and n_classes is 3"),
         (lambda: heads.MultiLabelHead(2, classes_for_class_based_metrics=[2]), r"ids are in 0..1"),
         (lambda: heads.RegressionHead(0), "must be at least 1"),
-        (lambda: heads.MultiHead([heads.RegressionHead()]), r"each head needs a name of its own"),
+        (lambda: heads.MultiHead([heads.RegressionHead()]), r"heads need different names"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(make: Callable[[], Any], message: str) -> None:
@@ -214,5 +214,5 @@ def test_arguments_that_mean_nothing_are_refused(make: Callable[[], Any], messag
 
 
 def test_a_weight_column_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match="weight_column='w' is no feature. There are: x"):
+    with pytest.raises(ValueError, match="weight_column='w' is not a feature. There are: x"):
         heads.RegressionHead(weight_column="w").loss(tf.zeros([2, 1]), tf.zeros([2, 1]), {"x": tf.zeros([2])})

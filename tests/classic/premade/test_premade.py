@@ -272,13 +272,13 @@ def test_parse_specs_hold_features_label_and_weight() -> None:
         ),
         (
             lambda: logits.linear_logit_fn_builder(1, [fc.numeric_column("x")] * 2)({"x": tf.zeros([2])}),
-            "there are several columns of the name x",
+            "several columns have the name x",
         ),
         (
             lambda: logits.linear_logit_fn_builder(1, [fc.numeric_column("x")])(tf.zeros([2, 1])),
             "feature columns take theirs from a dict of tensors",
         ),
-        (lambda: logits.linear_logit_fn_builder(1, ["x"])({"x": tf.zeros([2])}), "'x' is no feature column"),
+        (lambda: logits.linear_logit_fn_builder(1, ["x"])({"x": tf.zeros([2])}), "'x' is not a feature column"),
         (lambda: logits.dnn_logit_fn_builder(1.0, [2], []), "units=1.0: the logits_dimension of a head"),  # type: ignore[arg-type]
     ],
 )
