@@ -1,6 +1,6 @@
 """`python -m runner.classic [OPTION ...] train.py`: what stands before the script's name is for the runner.
 
-docs/how_to/migrating.md's way out, which tests/docs/test_docs_migrating.py follows, records a script in MLflow.
+docs/tutorial/from_tf_estimator.md, which tests/docs/test_docs_migrating.py follows, records a script in MLflow.
 """
 
 from __future__ import annotations

@@ -81,9 +81,9 @@ def test_a_script_of_tensorflow_1_runs_as_it_stands(folder: Path) -> None:
     assert printed(command, folder) == shown
 
 
-def way_out(language: str) -> list[str]:
+def steps_to_a_config(language: str) -> list[str]:
     """The blocks of the chapter."""
-    chapter = TUTORIAL.partition("## The way out\n")[2].partition("\n## ")[0]
+    chapter = TUTORIAL.partition("## From the script to a config\n")[2].partition("\n## ")[0]
     return [
         text
         for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", chapter, re.DOTALL | re.MULTILINE)
@@ -111,19 +111,19 @@ def runs_in(folder: Path) -> tuple[mlflow.MlflowClient, list[Any]]:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, empty_mlflow_database: Path) -> Path:
     """The files of the chapter."""
-    folder = tmp_path_factory.mktemp("way_out")
+    folder = tmp_path_factory.mktemp("steps_to_a_config")
     shutil.copy(empty_mlflow_database, folder / "mlflow.db")
     (folder / "train.py").write_text(SCRIPT)
-    (folder / "inputs.py").write_text(*way_out("python"))
+    (folder / "inputs.py").write_text(*steps_to_a_config("python"))
     (folder / "conf" / "experiment").mkdir(parents=True)
-    (folder / "conf" / "experiment" / "line.yaml").write_text(*way_out("yaml"))
+    (folder / "conf" / "experiment" / "line.yaml").write_text(*steps_to_a_config("yaml"))
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_way_out_leads_from_the_script_to_a_config_in_one_run_of_mlflow(project: Path) -> None:
-    of_script, of_config, _ = way_out("")
+def test_the_steps_lead_from_the_script_to_a_config_in_one_run_of_mlflow(project: Path) -> None:
+    of_script, of_config, _ = steps_to_a_config("")
     ran = started(of_script, project)
     assert ran.stdout == "['global_step', 'loss', 'mae'] 400 True\n"
     noise = [line for line in ran.stderr.splitlines() if re.search(r"^[IWE]\d{4} |absl::Init|oneDNN|tfprof", line)]
@@ -146,8 +146,8 @@ def test_the_way_out_leads_from_the_script_to_a_config_in_one_run_of_mlflow(proj
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_way_out_ends_with_a_sweep(project: Path) -> None:
-    *_, of_sweep = way_out("")
+def test_the_steps_end_with_a_sweep(project: Path) -> None:
+    *_, of_sweep = steps_to_a_config("")
     started(of_sweep, project)
     _, runs = runs_in(project)
     swept = {
@@ -166,5 +166,5 @@ def test_the_table_of_run_config_names_every_argument() -> None:
 
 
 def test_the_table_of_what_is_gone_names_all_of_it() -> None:
-    told = {name for names_, _ in rows("What is not there any more") for name in quoted(names_)}
+    told = {name for names_, _ in rows("Names that are gone") for name in quoted(names_)}
     assert {*names.GONE} <= told

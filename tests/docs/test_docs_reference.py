@@ -93,3 +93,25 @@ def test_every_page_is_two_clicks_from_the_first() -> None:
     second = set().union(*map(links_of, first))
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {"index.md"}
     assert pages <= first | second
+
+
+QUESTIONS = {
+    "install it on a GPU": ("tutorial/first_model.md", "tf-runner[gpu]"),
+    "train on my own data": ("tutorial/own_data.md", "input=csv"),
+    "compare two runs": ("tutorial/compare_runs.md", "Compare"),
+    "resume after a crash": ("how_to/resume.md", "model_dir"),
+    "know why my run is slow": ("how_to/profile.md", "input-bound"),
+    "export and serve": ("how_to/export.md", "command=export"),
+    "use two machines": ("tutorial/two_machines.md", "host1:2222"),
+    "move from tf.estimator": ("tutorial/from_tf_estimator.md", "runner.classic"),
+    "debug a NaN": ("how_to/debug_nan.md", "run.debug=nan"),
+    "find my files": ("reference/files.md", "outputs/"),
+}
+"""What a newcomer asks -> the page with the answer, and a part of the answer."""
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_of_a_newcomer_is_answered_one_click_from_the_first_page(question: str) -> None:
+    page, answer = QUESTIONS[question]
+    assert page in links_of("index.md")
+    assert answer in (DOCS / page).read_text()
