@@ -1,6 +1,6 @@
 """Microseconds per step of the tiny MLP on one device and on two: the Estimator, and two loops written by hand.
 
-    python benchmarks/replicas.py [--rounds 9] [--steps 5000]
+    python benchmarks/replicas.py [--rounds 9] [--steps 20000]
 
 Model and data are those of tiny_step.py: a global batch of 32, on `one_device` and on `mirrored` over two virtual CPUs.
 Both loops are a `tf.range` in the graph around `strategy.run` of one step, with the Keras layers and optimizer of the
@@ -122,7 +122,7 @@ def ratios() -> list[Ratio]:
 
 
 def main() -> None:
-    parsed = arguments(__doc__, 9, steps=(5000, 100, "steps of one round"))
+    parsed = arguments(__doc__, 9, steps=(20_000, 100, "steps of one round"))  # batches come in groups from 10,000 on
     split_cpu(2)
     cases = [case for title in DEVICES for case in cases_of(title, parsed.steps)]
     show(f"a step of a tiny MLP, {parsed.steps} steps a round", measure(cases, parsed.rounds), ratios())

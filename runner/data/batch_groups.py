@@ -22,45 +22,75 @@ _TEXT_BYTES = 256
 
 
 class Group(NamedTuple):
-    """Some elements of an iterator, as tensors of a graph.
+    """The elements of some steps, as tensors of a graph.
 
     Attributes:
       optionals: the elements, variants of `tf.experimental.Optional` `[n]`.
-      count: int64 scalar, how many of them have a value, the first ones; all of them until the data ends.
+      count: int32 scalar, how many of them have a value, the first ones; all of them until the data ends.
       spec: spec of an element.
+      per_step: elements of a step; the last step of the data may have fewer.
     """
 
     optionals: tf.Tensor
     count: tf.Tensor
     spec: Any
+    per_step: int
+
+    @property
+    def num_steps(self) -> tf.Tensor:
+        """The number of steps that have at least one element, an int32 scalar."""
+        return self.count if self.per_step == 1 else (self.count + self.per_step - 1) // self.per_step
 
     @property
     def is_last(self) -> tf.Tensor:
-        """Whether the data has ended, a bool scalar."""
-        return self.count < tf.size(self.optionals)
+        """Whether there is a step that the data has no element for, a bool scalar."""
+        return self.num_steps < tf.size(self.optionals) // self.per_step
 
-    def element(self, index: tf.Tensor) -> Any:
-        """Return the element at `index`, an integer scalar below `count`."""
-        optional = tf.OptionalSpec(self.spec)
-        return tf.nest.pack_sequence_as(optional, [self.optionals[index]], expand_composites=True).get_value()
+    def elements_of(self, step: tf.Tensor) -> StepElements:
+        """Return an iterator over the elements of the step at `step`, which is below `num_steps`."""
+        return StepElements(self, step if self.per_step == 1 else step * self.per_step)
+
+
+class StepElements:
+    """An iterator over the elements of one step of a group, for code that reads from the run's own one. In graph.
+
+    Args:
+      first: index in the group of the first element, an int32 scalar.
+    """
+
+    def __init__(self, group: Group, first: tf.Tensor) -> None:
+        self._group, self._next = group, first
+
+    def __next__(self) -> Any:
+        return self.get_next_as_optional().get_value()
+
+    def get_next_as_optional(self) -> Any:
+        """Return the next element as a `tf.experimental.Optional`, which has no value after the end of the data."""
+        variant = self._group.optionals[self._next]
+        self._next = self._next + 1
+        return tf.nest.pack_sequence_as(tf.OptionalSpec(self._group.spec), [variant], expand_composites=True)
 
 
 class BatchGroups:
-    """The next `number` elements of `iterator`, in groups of GROUP_SIZE, and the rest one by one. For graphs.
+    """The elements of the next `num_steps` steps, in groups of GROUP_SIZE, and the rest step by step. For graphs.
 
-    A thread reads the next group while steps are taken on the current one, but never more than `number` elements in
-    all. After the last group, `iterator` is where `number` calls of `get_next` would leave it. So between two loops no
-    state of groups must be saved.
+    A thread reads the next group while steps are taken on the current one, but never more than those elements. After
+    the last group, `iterator` is where that many calls of `get_next` would leave it. So between two loops no state of
+    groups must be saved.
 
-    That thread reads a group by plain calls (`map_in_caller`), so it blocks no thread of TensorFlow's pool.
+    The thread that waits for a group reads it by plain calls (`map_in_caller`): none of TensorFlow's pool is blocked.
+
+    Args:
+      per_step: elements that a step takes.
     """
 
-    def __init__(self, iterator: tf.data.Iterator, number: tf.Tensor) -> None:
-        self._spec = iterator.element_spec
-        number = tf.cast(number, tf.int64)
+    def __init__(self, iterator: tf.data.Iterator, num_steps: tf.Tensor, per_step: int = 1) -> None:
+        self._spec, self._per_step = iterator.element_spec, per_step
+        steps = max(1, GROUP_SIZE // per_step)
+        num_steps = tf.cast(num_steps, tf.int64)
         with tf.device("CPU:0"):
-            full = _read(iterator, number // GROUP_SIZE, GROUP_SIZE)
-            rest = _read(iterator, number % GROUP_SIZE, 1)
+            full = _read(iterator, num_steps // steps, steps * per_step)
+            rest = _read(iterator, num_steps % steps, per_step)
             self._groups = iter(full.concatenate(rest).prefetch(1).with_options(as_it_is()))
 
     def get_next(self) -> Group:
@@ -69,7 +99,7 @@ class BatchGroups:
         """
         with tf.device("CPU:0"):
             optionals, count = next(self._groups)
-            return Group(optionals, count, self._spec)
+            return Group(optionals, count, self._spec, self._per_step)
 
 
 def _read(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.Dataset:

@@ -164,7 +164,7 @@ class InputPipeline:
         They may not if a batch can depend on that step, for instance through a Python function, or if other processes
         read the same data.
         """
-        is_alone = self.service is None and not self.division.ends_together and self.division.elements_per_step == 1
+        is_alone = self.service is None and not self.division.ends_together
         return is_alone and self.is_timeable and not datasets.may_change_meanwhile(self.dataset)
 
     @property
@@ -365,19 +365,19 @@ def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig |
             f"input.train.prefetch_to_device={number} works with one replica only, but there are {place}. Unset it, "
             "or use strategy=default or one_device."
         )
-    device = step_device(getattr(config, "train_distribute", None))
+    (device,) = step_devices(getattr(config, "train_distribute", None))
     if "GPU" in device:
         return DevicePrefetch(device, number)
     _log.info("input.train.prefetch_to_device=%d has no effect: training runs on %s.", number, device)
     return None
 
 
-def step_device(strategy: tf.distribute.Strategy | None) -> str:
-    """Return the name of the device on which the only replica computes its steps."""
+def step_devices(strategy: tf.distribute.Strategy | None) -> list[str]:
+    """Return the names of the devices on which the replicas of this process compute their steps."""
     if strategy is not None:
-        return str(strategy.extended.worker_devices[0])
+        return list(map(str, strategy.extended.worker_devices))
     gpus = tf.config.list_logical_devices("GPU")
-    return str(gpus[0].name if gpus else "/device:CPU:0")
+    return [str(gpus[0].name if gpus else "/device:CPU:0")]
 
 
 def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:

@@ -313,7 +313,8 @@ class TrainingRun:
         slow.
         """
         program, pipeline = self._setup.program, self._setup.input.pipeline
-        rows = self.examples * self._advance / max(1, self._step - self._first_step)
+        elements = (self._step - self._first_step) // self._advance * pipeline.division.elements_per_step
+        rows = self.examples / max(1, elements)
         is_possible = program.can_group and are_small(pipeline.element_spec, rows) and pipeline.may_read_ahead
         if is_possible and not self._nan.needs_place:
             program.grouped_loop.prepare(self._setup.input.iterator)

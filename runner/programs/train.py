@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.data.inputs import InputPipeline, step_device
+from runner.data.inputs import InputPipeline, step_devices
 from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.collectives import collectives_of
 from runner.distribute.reductions import spans_processes
@@ -221,13 +221,13 @@ class TrainProgram(Program):
 
     @property
     def can_group(self) -> bool:
-        """Report whether loops may fetch their batches in groups, by `grouped_loop`: one replica, on a CPU.
+        """Report whether loops may fetch their batches in groups, by `grouped_loop`: replicas of one process, on CPUs.
 
         Not where a kernel draws random numbers: each loop has kernels of its own, which draw from the beginning. Nor
         with XLA, whose compilation of one more loop takes longer than it saves.
         """
-        is_one = self.loops_in_graph and self._store.num_replicas == 1
-        is_on_cpu = "CPU" in step_device(self._config.train_distribute)
+        is_one = self.loops_in_graph and self._store.num_replicas == self._pipeline.num_replicas
+        is_on_cpu = all("CPU" in device for device in step_devices(self._config.train_distribute))
         return is_one and is_on_cpu and not self._config.jit and not self.trace.kernel_random_ops()
 
     @functools.cached_property

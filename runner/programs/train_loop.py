@@ -216,7 +216,7 @@ class GroupedLoop(Loop):
     both of which the run fails: after a loss that is not finite, further batches may have been read; and if a batch
     cannot be read, no step is taken on its group.
 
-    Only for one replica in one process, if the data does not depend on the steps.
+    Only for the replicas of one process, if the data does not depend on the steps.
     """
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
@@ -234,14 +234,15 @@ class GroupedLoop(Loop):
         self(iterator, 0, may_end=True)
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        groups = BatchGroups(iterator, num_steps)
+        groups = BatchGroups(iterator, num_steps, self._pipeline.division.elements_per_step)
 
         def body(first: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
             group = groups.get_next()
-            last = first + group.count
+            last = first + group.num_steps
 
             def step(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
-                take = self._body(self._step, iter([group.element(taken - first)]), values, _written, ends=False)
+                elements = group.elements_of(taken - first)
+                take = self._body(self._step, elements, values, _written, ends=False)
                 taken, examples, _, fine, *arrays = take(taken, examples, ended, fine, *arrays)
                 return (taken, examples, fine, *arrays)
 

@@ -21,7 +21,7 @@ def read(iterator: Any, number: tf.Tensor) -> Any:
         group = groups.get_next()
         _, sums = tf.while_loop(
             lambda index, _: index < group.count,
-            lambda index, sums: (index + 1, sums.write(taken + index, total(group.element(index)))),
+            lambda index, sums: (index + 1, sums.write(taken + index, total(next(group.elements_of(index))))),
             (0, sums),
         )
         return taken + group.count, turn + 1, group.is_last, counts.write(turn, group.count), sums
@@ -58,6 +58,53 @@ def test_says_where_the_data_ends(count: int) -> None:
     sums, _, ended = read(iter(numbers(count)), tf.constant(3 * GROUP_SIZE))
     assert sums.numpy().tolist() == list(range(count))
     assert ended
+
+
+@tf.function(autograph=False)
+def read_threes(iterator: Any, num_steps: tf.Tensor) -> Any:
+    """Return (the three elements of each step, -1 for one that the data does not have; whether the data has ended)."""
+    groups = BatchGroups(iterator, num_steps, per_step=3)
+
+    def elements(group: Any, step: tf.Tensor) -> tf.Tensor:
+        of_step = group.elements_of(step)
+        first = next(of_step)[0]
+        others = [of_step.get_next_as_optional() for _ in range(2)]
+        none = tf.constant(-1, tf.int64)
+        return tf.stack([first, *(tf.cond(o.has_value(), lambda o=o: o.get_value()[0], lambda: none) for o in others)])
+
+    def body(taken: tf.Tensor, _: tf.Tensor, steps: Any) -> Any:
+        group = groups.get_next()
+        _, steps = tf.while_loop(
+            lambda step, _: step < group.num_steps,
+            lambda step, steps: (step + 1, steps.write(taken + step, elements(group, step))),
+            (0, steps),
+        )
+        return taken + group.num_steps, group.is_last, steps
+
+    steps = tf.TensorArray(tf.int64, 0, dynamic_size=True, element_shape=[3])
+    _, ended, steps = tf.while_loop(
+        lambda taken, ended, _: (taken < num_steps) & ~ended, body, (0, tf.constant(False), steps)
+    )
+    return steps.stack(), ended
+
+
+def test_elements_of_one_step_are_in_one_group() -> None:
+    iterator = iter(numbers(100))
+    steps, ended = read_threes(iterator, tf.constant(12))  # two groups of 5 steps, and two steps
+    assert steps.numpy().ravel().tolist() == list(range(36))
+    assert not ended
+    assert int(next(iterator)[0]) == 36
+
+
+@pytest.mark.parametrize(
+    ("count", "num_steps", "has_ended"),
+    [(31, 11, False), (31, 12, True), (14, 5, False), (13, 8, True), (30, 10, False)],
+)
+def test_the_last_step_of_the_data_may_have_fewer_elements(count: int, num_steps: int, has_ended: bool) -> None:
+    """Data has ended, for a loop over single elements too, where a step finds no first one."""
+    steps, ended = read_threes(iter(numbers(count)), tf.constant(num_steps))
+    assert steps.numpy().ravel().tolist() == [*range(count), *([-1] * (-count % 3))]
+    assert bool(ended) is has_ended
 
 
 @pytest.mark.parametrize(

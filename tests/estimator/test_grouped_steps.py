@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig
+from runner import Estimator, EstimatorSpec, Every, Hook, Input, RunConfig
 from runner.checkpoint import reader
 from runner.data.batch_groups import GROUP_SIZE
 from runner.estimator import loop_boundary
 from runner.programs.train_loop import GroupedLoop
 from runner.task.error_report import explain
 from tests.integration.test_exactness import LossRecorder
-from tests.support.line import line
+from tests.support.line import line, mirrored
 from tests.support.models import classic, data, native
 
 STEPS_PER_LOOP = 53
@@ -115,6 +115,49 @@ def test_ends_with_the_data_after_its_last_batch(tmp_path: Path, grouped: list[i
         values, place = contents(tmp_path / name)
         assert values["global_step"] == batches
         assert (place["ended"], place["elements"]) == (True, batches)
+
+
+def by_rows(epochs: int) -> Input:
+    """Batches of eight, of which each of two replicas takes four rows; of the last one, as many as there are."""
+
+    def input_fn(params: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(data()).shuffle(30, seed=3).repeat(epochs).batch(params["batch_size"])
+
+    return Input(input_fn, params={}, batch_size=8)
+
+
+def in_turn(epochs: int) -> Callable[[], tf.data.Dataset]:
+    """Batches of seven, each for one of two replicas; the last step has one for the first replica alone."""
+    return lambda: shuffled(epochs)
+
+
+@pytest.mark.parametrize(
+    ("model", "input_of", "epochs", "steps"), [(native, by_rows, 21, 132), (classic, in_turn, 23, 83)]
+)
+def test_two_replicas_on_cpus_take_the_steps_of_single_batches(
+    tmp_path: Path,
+    grouped: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    model: Any,
+    input_of: Callable[[int], Any],
+    epochs: int,
+    steps: int,
+) -> None:
+    config = {"train_distribute": mirrored(), "save_checkpoints_steps": 30}
+    losses = train(tmp_path / "grouped", input_of(epochs), None, model, **config)
+    assert sum(grouped) > steps / 2
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path / "killed", input_of(epochs), None, model, hooks=[Killer(60)], **config)
+    resumed = train(tmp_path / "killed", input_of(epochs), None, model, **config)
+
+    monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 1e9)
+    single = train(tmp_path / "single", input_of(epochs), None, model, **config)
+    assert len(single) == steps
+    assert losses == single
+    assert resumed == single[30:]
+    expected = contents(tmp_path / "single")
+    assert expected[1]["ended"]
+    assert all(contents(tmp_path / name) == expected for name in ("grouped", "killed"))
 
 
 def numbers(bad: int, value: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[], tf.data.Dataset]:
