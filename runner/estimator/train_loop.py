@@ -247,7 +247,7 @@ class TrainingRun:
         self._iterator = self._setup.input.iterator
         if is_sampled:
             self._iterator = self._wait.timed(self._iterator)
-        self._is_grouped = not (is_sampled or self._records_in_loops) and self._grouping.is_due(
+        self._is_grouped = not is_sampled and self._grouping.is_due(
             num_steps, self._length.secs_per_step, min(self._target - self._step, self._setup.input.remaining)
         )
         first, started = self._step + 1, time.perf_counter()
@@ -317,7 +317,8 @@ class TrainingRun:
         rows = self.examples / max(1, elements)
         is_possible = program.can_group and are_small(pipeline.element_spec, rows) and pipeline.may_read_ahead
         if is_possible and not self._nan.needs_place:
-            program.grouped_loop.prepare(self._setup.input.iterator)
+            loop = program.grouped_recording_loop if self._records_in_loops else program.grouped_loop
+            loop.prepare(self._setup.input.iterator)
             return True
         return False
 
@@ -357,7 +358,8 @@ class TrainingRun:
                 raise
 
     def _loop_with_records(self, num_steps: int) -> LoopResult:
-        loop, train_input = self._setup.program.recording_loop, self._setup.input
+        program, train_input = self._setup.program, self._setup.input
+        loop = program.grouped_recording_loop if self._is_grouped else program.recording_loop
         schedule, may_end = self._log.schedule(self._step, num_steps), train_input.may_end_within(num_steps)
         return self._taken(loop.take(self._iterator, num_steps, schedule, may_end=may_end))
 

@@ -26,7 +26,7 @@ from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import GroupedLoop, Loop, RecordingLoop, Step
+from runner.programs.train_loop import GroupedLoop, GroupedRecordingLoop, Loop, RecordingLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
 from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
@@ -239,8 +239,16 @@ class TrainProgram(Program):
     @functools.cached_property
     def recording_loop(self) -> RecordingLoop:
         """The loop of which some steps write summaries, if `records_in_loops`."""
-        step, recorded = (self._step(_NOTHING, summaries=summaries) for summaries in (False, True))
-        return RecordingLoop(step, recorded, self._pipeline, stop_at_nan=self._stop_at_nan)
+        return RecordingLoop(*self._steps_that_record(), self._pipeline, stop_at_nan=self._stop_at_nan)
+
+    @functools.cached_property
+    def grouped_recording_loop(self) -> GroupedRecordingLoop:
+        """`recording_loop`, but batches are fetched in groups; if `can_group`."""
+        return GroupedRecordingLoop(*self._steps_that_record(), self._pipeline, stop_at_nan=self._stop_at_nan)
+
+    def _steps_that_record(self) -> tuple[Step, Step]:
+        """Return a step without summaries, and one with them."""
+        return self._step(_NOTHING, summaries=False), self._step(_NOTHING, summaries=True)
 
     @property
     def _is_cut(self) -> bool:

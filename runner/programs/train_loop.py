@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from runner.data.batch_groups import BatchGroups
+from runner.data.batch_groups import BatchGroups, Group
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch
 from runner.tf_private import graphs
@@ -163,13 +163,12 @@ class RecordingLoop(Loop):
     def __init__(self, step: Step, recorded: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
         super().__init__(step, pipeline, stop_at_nan=stop_at_nan, meets_others=False)
         self._recorded = recorded
-        self._schedule = Schedule(0, 1, 0)
+        self._num_shared = len(step.specs)
 
     def take(self, iterator: Any, num_steps: int, schedule: Schedule, *, may_end: bool) -> LoopResult:
         """Take up to `num_steps` steps; those of the schedule write summaries."""
         result = self(iterator, num_steps, may_end=may_end, values=[tf.constant(schedule)])
-        num_shared = len(self._step.specs) - 1
-        values, found = result.values[:num_shared], result.values[num_shared:]
+        values, found = result.values[: self._num_shared - 1], result.values[self._num_shared - 1 :]  # no losses
         places = [schedule.first + number * schedule.every for number in range(schedule.number)]
         records = [
             (place, [value[number] for value in found])
@@ -179,34 +178,44 @@ class RecordingLoop(Loop):
         return dataclasses.replace(result, values=values, records=records)
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        first, every, count = tf.unstack(values[0], 3)
-        num_shared = len(self._step.specs)
-        arrays = _arrays(self._step.specs, num_steps) + _arrays(self._recorded.specs[num_shared:], count)
+        every, due, arrays = self._start_of(values[0], num_steps)
         is_running = functools.partial(_running, num_steps)
 
         def body(due: tf.Tensor, number: tf.Tensor, *state: Any) -> Any:
-            def write_recorded(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
-                others = _written(arrays[num_shared:], number, outputs[num_shared:])
-                return [*_written(arrays[:num_shared], taken, outputs[:num_shared]), *others]
-
-            plain, others = state[: 4 + num_shared], state[4 + num_shared :]
+            plain, others = state[: 4 + self._num_shared], state[4 + self._num_shared :]
             plain = tf.while_loop(
                 lambda taken, *rest: is_running(taken, *rest) & (taken < due),
                 self._body(self._step, iterator, (), _written, ends=ends),
                 plain,
                 parallel_iterations=self._parallel_iterations,
             )
-            record = self._body(self._recorded, iterator, (), write_recorded, ends=ends)
+            record = self._body(self._recorded, iterator, (), self._writer_of(number), ends=ends)
             state = tf.cond(is_running(*plain), lambda: record(*plain, *others), lambda: (*plain, *others))
             return (due + every, number + 1, *state)
 
         _, _, taken, examples, ended, _, *arrays = tf.while_loop(
             lambda due, number, *state: is_running(*state),
             body,
-            (tf.where(count > 0, first, num_steps), tf.constant(0), *_start(), *arrays),
+            (due, tf.constant(0), *_start(), *arrays),
             parallel_iterations=1,
         )
         return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}
+
+    def _start_of(self, schedule: tf.Tensor, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Sequence[Any]]:
+        """Return (steps from one with summaries to the next, number of steps before the first of them, the arrays)."""
+        first, every, count = tf.unstack(schedule, 3)
+        arrays = _arrays(self._step.specs, num_steps) + _arrays(self._recorded.specs[self._num_shared :], count)
+        return every, tf.where(count > 0, first, num_steps), arrays
+
+    def _writer_of(self, number: tf.Tensor) -> Callable[..., list[Any]]:
+        """Return a function that writes the outputs of step `number` of those with summaries, counted from 0."""
+
+        def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
+            shared = self._num_shared
+            others = _written(arrays[shared:], number, outputs[shared:])
+            return [*_written(arrays[:shared], taken, outputs[:shared]), *others]
+
+        return write
 
 
 class GroupedLoop(Loop):
@@ -234,33 +243,109 @@ class GroupedLoop(Loop):
         self(iterator, 0, may_end=True)
 
     def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        groups = BatchGroups(iterator, num_steps, self._pipeline.division.elements_per_step)
+        def take(group: Group, first: tf.Tensor, *state: Any) -> Any:
+            return self._plain_steps(group, first, first + group.num_steps, (first, *state))
 
-        def body(first: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
-            group = groups.get_next()
-            last = first + group.num_steps
-
-            def step(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
-                elements = group.elements_of(taken - first)
-                take = self._body(self._step, elements, values, _written, ends=False)
-                taken, examples, _, fine, *arrays = take(taken, examples, ended, fine, *arrays)
-                return (taken, examples, fine, *arrays)
-
-            taken, examples, fine, *arrays = tf.while_loop(
-                lambda taken, examples, fine, *_: (taken < last) & fine,
-                step,
-                (first, examples, fine, *arrays),
-                parallel_iterations=self._parallel_iterations,
-            )
-            return (taken, examples, group.is_last & fine, fine, *arrays)
-
-        taken, examples, ended, _, *arrays = tf.while_loop(
-            functools.partial(_running, num_steps),
-            body,
-            (*_start(), *_arrays(self._step.specs, num_steps)),
-            parallel_iterations=1,
+        taken, examples, ended, _, *arrays = self._over_groups(
+            iterator, num_steps, take, _arrays(self._step.specs, num_steps)
         )
         stacked = [_stacked(array, spec, taken) for array, spec in zip(arrays, self._step.specs, strict=True)]
+        return {"taken": taken, "examples": examples, "ended": ended, "stacked": stacked}
+
+    def _over_groups(
+        self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., Any], others: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Take the steps of all groups.
+
+        Returns (steps taken, examples, whether the data ended, whether the loss is finite, *others).
+
+        Args:
+          take: takes the steps of a group; (group, steps before it, examples, whether the loss is finite, *others) ->
+            the same without the group, after its steps.
+          others: what `take` is given before the first group.
+        """
+        groups = BatchGroups(iterator, num_steps, self._pipeline.division.elements_per_step)
+
+        def body(first: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *others: Any) -> Any:
+            group = groups.get_next()
+            taken, examples, fine, *others = take(group, first, examples, fine, *others)
+            return (taken, examples, group.is_last & fine, fine, *others)
+
+        start = (*_start(), *others)
+        state: Sequence[Any] = tf.while_loop(functools.partial(_running, num_steps), body, start, parallel_iterations=1)
+        return state
+
+    def _plain_steps(self, group: Group, first: tf.Tensor, end: tf.Tensor, state: Sequence[Any]) -> Sequence[Any]:
+        """Take steps without summaries on a group, up to the step `end`, and return the state after them.
+
+        Args:
+          first: number of steps before the group.
+          state: (steps taken, examples, whether the loss is finite, *arrays).
+        """
+
+        def step(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
+            return self._step_of(group, first, self._step, _written, (taken, examples, fine, *arrays))
+
+        after: Sequence[Any] = tf.while_loop(
+            lambda taken, examples, fine, *_: (taken < end) & fine,
+            step,
+            state,
+            parallel_iterations=self._parallel_iterations,
+        )
+        return after
+
+    def _step_of(
+        self, group: Group, first: tf.Tensor, step: Step, write: Callable[..., list[Any]], state: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Take the next step on a group and return the state after it; arguments as of `_plain_steps` and `_body`."""
+        taken, examples, fine, *arrays = state
+        take = self._body(step, group.elements_of(taken - first), (), write, ends=False)
+        taken, examples, _, fine, *arrays = take(taken, examples, tf.constant(False), fine, *arrays)
+        return (taken, examples, fine, *arrays)
+
+
+class GroupedRecordingLoop(GroupedLoop, RecordingLoop):
+    """A loop that reads batches in groups and of which some steps write summaries."""
+
+    def __init__(self, step: Step, recorded: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
+        RecordingLoop.__init__(self, step, recorded, pipeline, stop_at_nan=stop_at_nan)
+
+    def prepare(self, iterator: Any) -> None:
+        """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
+        self.take(iterator, 0, Schedule(0, 1, 0), may_end=True)
+
+    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
+        every, due, arrays = self._start_of(values[0], num_steps)
+
+        def take(group: Group, first: tf.Tensor, *state: Any) -> Any:
+            last = first + group.num_steps
+
+            def to_summaries(
+                taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, due: tf.Tensor, number: tf.Tensor, *arrays: Any
+            ) -> Any:
+                plain, others = arrays[: self._num_shared], arrays[self._num_shared :]
+                steps = (taken, examples, fine, *plain)
+                taken, examples, fine, *plain = self._plain_steps(group, first, tf.minimum(due, last), steps)
+
+                def record() -> Any:
+                    steps = (taken, examples, fine, *plain, *others)
+                    after = self._step_of(group, first, self._recorded, self._writer_of(number), steps)
+                    return (*after[:3], due + every, number + 1, *after[3:])
+
+                is_due = (taken == due) & (taken < last) & fine
+                return tf.cond(is_due, record, lambda: (taken, examples, fine, due, number, *plain, *others))
+
+            return tf.while_loop(
+                lambda taken, examples, fine, *_: (taken < last) & fine,
+                to_summaries,
+                (first, *state),
+                parallel_iterations=1,
+            )
+
+        start = (due, tf.constant(0), *arrays)
+        taken, examples, ended, _, _, number, *arrays = self._over_groups(iterator, num_steps, take, start)
+        counts = [taken] * self._num_shared + [number] * (len(arrays) - self._num_shared)
+        stacked = [_stacked(*each) for each in zip(arrays, self._recorded.specs, counts, strict=True)]
         return {"taken": taken, "examples": examples, "ended": ended, "stacked": stacked}
 
 

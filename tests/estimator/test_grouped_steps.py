@@ -17,7 +17,7 @@ from runner.estimator import loop_boundary
 from runner.programs.train_loop import GroupedLoop
 from runner.task.error_report import explain
 from tests.integration.test_exactness import LossRecorder
-from tests.support.line import line, mirrored
+from tests.support.line import line, mirrored, read_events, steps_of
 from tests.support.models import classic, data, native
 
 STEPS_PER_LOOP = 53
@@ -115,6 +115,45 @@ def test_ends_with_the_data_after_its_last_batch(tmp_path: Path, grouped: list[i
         values, place = contents(tmp_path / name)
         assert values["global_step"] == batches
         assert (place["ended"], place["elements"]) == (True, batches)
+
+
+def summarised(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Native, with a scalar and a histogram, whose shape the graph does not know."""
+    spec = native(features, labels, mode)
+    tf.summary.scalar("error", tf.reduce_mean(labels))
+    tf.summary.histogram("labels", labels)
+    return spec
+
+
+@pytest.mark.parametrize("every", [1, 7, 40])  # steps of a group with summaries: all, two or three, some none
+def test_steps_with_summaries_are_taken_within_groups(
+    tmp_path: Path, grouped: list[int], monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    def input_fn() -> tf.data.Dataset:
+        return shuffled(23)
+
+    config = {"save_summary_steps": every, "save_checkpoints_steps": 90, "tensorboard": True}
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path / "killed", input_fn, None, summarised, hooks=[Killer(150)], **config)
+    assert sum(grouped) == 150 - every, "all but the first loop, which ends with summaries"
+    resumed = train(tmp_path / "killed", input_fn, None, summarised, **config)
+    losses = train(tmp_path / "grouped", input_fn, None, summarised, **config)
+    assert len(losses) == 165
+    monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 1e9)
+    single = train(tmp_path / "single", input_fn, None, summarised, **config)
+    assert losses == single
+    assert resumed == single[90:]
+    assert contents(tmp_path / "grouped") == contents(tmp_path / "killed") == contents(tmp_path / "single")
+    found, expected = (
+        [
+            (one.step, one.tag, np.asarray(one.value).tolist())
+            for one in read_events(tmp_path / name)
+            if one.tag in ("error", "labels")
+        ]
+        for name in ("grouped", "single")
+    )
+    assert found == expected
+    assert steps_of(tmp_path / "grouped", "labels") == steps_of(tmp_path / "grouped", "error")
 
 
 def by_rows(epochs: int) -> Input:
