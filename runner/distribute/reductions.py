@@ -15,11 +15,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.tf_private.cluster import chosen_cross_device_ops
+from runner.tf_private import cluster
 from runner.tf_private.replaced import replaced
 
 v1 = tf.compat.v1
 _SUM = tf.distribute.ReduceOp.SUM
+
+_GATHERED_BYTES = 1 << 18
+"""Two workers give each other so many bytes of gradients whole, and each adds them up: one message to each, where
+TensorFlow's sum over a ring sends two, one after the other (RingReducer: parts of the sum, then the sums). A sum of two
+numbers is the same in both orders, so it is the same bits; of more workers it would not be."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,26 @@ def all_reduce(values: Sequence[Any]) -> list[Any]:
         return list(context.all_reduce(_SUM, list(values)))
     dense = [_collectable(value) for value in values]
     return _sum_by_dtype(dense, lambda value: value.dtype, lambda some: context.all_reduce(_SUM, some))
+
+
+def _are_few_numbers(values: Sequence[Any]) -> bool:
+    """Report whether `values` are dense tensors, few enough that the number of messages counts and not their size."""
+    if not all(isinstance(one, tf.Tensor) and one.shape.is_fully_defined() for one in values):
+        return False
+    size = sum(one.shape.num_elements() * one.dtype.size for one in values)
+    return values[0].dtype in (tf.float32, tf.float64) and 0 < size <= _GATHERED_BYTES
+
+
+def _packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the values of `tensors`, which have one type, one after the other."""
+    flat = [one if one.shape.rank == 1 else tf.reshape(one, [-1]) for one in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+
+def _unpacked(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return tensors of the shapes of `like` whose values, one after the other, are `values`."""
+    parts = [values] if len(like) == 1 else tf.split(values, [one.shape.num_elements() for one in like])
+    return [part if one.shape.rank == 1 else tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]
 
 
 def spans_processes(strategy: tf.distribute.Strategy) -> bool:
@@ -181,7 +206,7 @@ class Reductions:
             return batch_reduce_to
         on_one_device = tf.distribute.ReductionToOneDevice()
         on_cpu = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
-        chosen = chosen_cross_device_ops(self._strategy)
+        chosen = cluster.chosen_cross_device_ops(self._strategy)
         is_a_copy = isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
         is_the_users = chosen is not None and not type(chosen).__module__.startswith("tensorflow.")
         if is_the_users:
@@ -202,10 +227,20 @@ class Reductions:
         self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
         dense = [(self._dense(value), destination) for value, destination in pairs]
+
+        def reduce(some: list[tuple[Any, Any]]) -> Sequence[Any]:
+            values = [value for value, _ in some]
+            gather = cluster.gather_of_two(self._strategy)
+            if op != _SUM or gather is None or not _are_few_numbers(values):
+                return batch_reduce_to(op, some, options)
+            with tf.device(self._strategy.extended.worker_devices[0]):
+                first, second = tf.split(gather(_packed(values), options), 2)
+                return _unpacked(first + second, values)
+
         return _sum_by_dtype(
             dense,
             lambda pair: self._strategy.experimental_local_results(pair[0])[0].dtype,
-            lambda some: batch_reduce_to(op, some, options),
+            reduce,
         )
 
     def _dense(self, value: Any) -> Any:

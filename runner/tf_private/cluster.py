@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -119,6 +119,22 @@ def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.C
     """
     chosen: tf.distribute.CrossDeviceOps | None = getattr(strategy.extended, "_cross_device_ops", None)
     return chosen
+
+
+def gather_of_two(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor, Any], tf.Tensor] | None:
+    """Return a function of a vector and CommunicationOptions: the vectors of both replicas, that of the first one
+    first, by one collective. None unless there are two replicas, on CPUs in two processes, that send all in one pack.
+
+    Private: the launcher of a MultiWorkerMirroredStrategy's collectives, and its `_all_gather`. The public
+    `ReplicaContext.all_gather` gathers the lengths first. When they move: return None; sums take one more message.
+    """
+    extended = strategy.extended
+    launchers: Any = getattr(getattr(extended, "_cross_device_ops", None), "_launchers", ())
+    if strategy.num_replicas_in_sync != 2 or len(launchers) != 1 or "CPU" not in extended.worker_devices[0]:
+        return None
+    options = getattr(launchers[0], "_options", None)
+    is_one_pack = options is not None and not options.bytes_per_pack
+    return getattr(launchers[0], "_all_gather", None) if is_one_pack else None
 
 
 def is_unused() -> bool:

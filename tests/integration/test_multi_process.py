@@ -26,9 +26,9 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
-    "native", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted", "of_service",
-    "unknown_length", "in_turn", "measured", "stopped_by_one", "slow_worker", "slow_evaluation", "undisturbed",
-    "stopped_early", "reduced_on_a_plateau", "not_finite", "sparse", "weighted_losses", "accumulated",
+    "native", "summed", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
+    "of_service", "unknown_length", "in_turn", "measured", "stopped_by_one", "slow_worker", "slow_evaluation",
+    "undisturbed", "stopped_early", "reduced_on_a_plateau", "not_finite", "sparse", "weighted_losses", "accumulated",
     "half_precision", "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
 )  # fmt: skip
 THREE = ("uneven", "files", "read_on")
@@ -128,6 +128,24 @@ def assert_trained_as_alone(style: str, gangs: Sequence[Gang], folder: Path) -> 
             assert int(found["examples"]) == 200  # four epochs: batches of 12, the last of 2
             assert len(found["losses"]) == 20
     return expected
+
+
+@pytest.mark.parametrize("style", ["native", "classic"])
+def test_gradients_that_two_workers_give_each_other_whole_have_the_bits_of_the_ring(style: str, two: Gang) -> None:
+    for found in two.results("summed"):
+        whole, ring = (
+            {
+                name.removeprefix(f"{style}/{kind}/"): value
+                for name, value in found.items()
+                if f"{style}/{kind}/" in name
+            }
+            for kind in ("whole", "ring")
+        )
+        assert "CollectiveGatherV2" in whole.pop("collectives")
+        assert ring.pop("collectives").tolist() == ["CollectiveReduceV2"]
+        assert len(whole["losses"]) == 20
+        for name, value in whole.items():
+            np.testing.assert_array_equal(value, ring[name], err_msg=name)
 
 
 @pytest.mark.parametrize("style", ["native", "classic"])

@@ -22,11 +22,13 @@ STRATEGY = build_strategy("multi_worker", virtual_devices=int(os.environ.get("RE
 
 from runner import Estimator, EstimatorSpec, EvalSpec, Input, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
 from runner.data.service import DataService  # noqa: E402
+from runner.distribute import reductions  # noqa: E402
 from runner.distribute.cluster import Cluster  # noqa: E402
 from runner.estimator.early_stopping import EarlyStopping  # noqa: E402
 from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau  # noqa: E402
 from runner.hooks.hook import Hook, Run  # noqa: E402
 from runner.system.files import write_atomically  # noqa: E402
+from runner.tf_private.replaced import replaced  # noqa: E402
 from runner.types import StepResult  # noqa: E402
 from tests.support.gang import DIES_AT  # noqa: E402
 from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
@@ -99,6 +101,23 @@ def native(folder: Path) -> dict[str, Any]:
 @case
 def classic(folder: Path) -> dict[str, Any]:
     return trained(folder, "classic")
+
+
+@case
+def summed(folder: Path) -> dict[str, Any]:
+    """The same training with gradients that workers give each other whole, and with TensorFlow's sum over a ring."""
+    found: dict[str, Any] = {}
+    for style in ("native", "classic"):
+        for kind, size in (("whole", reductions._GATHERED_BYTES), ("ring", 0)):
+            estimator, seen = Estimator(STYLES[style], folder / style / kind, config(tf_random_seed=5)), Seen()
+            with replaced(reductions, "_GATHERED_BYTES", size):
+                run = estimator.train_run(train_input(12), hooks=[seen], steps=20)
+            assert run is not None
+            types = {one.type for one in run._setup.program.trace.graph.get_operations()}
+            collectives = sorted(one for one in types if one.startswith("Collective"))
+            values = {**variables(estimator), "losses": seen.losses, "collectives": collectives}
+            found |= {f"{style}/{kind}/{name}": value for name, value in values.items()}
+    return found
 
 
 @case
