@@ -1,7 +1,9 @@
 """Read records together with their places in files, so that errors name the record that cannot be parsed.
 
 tf.data's own errors do not name the file, and rarely the record. This module uses only public tf.data transformations
-without Python functions, so that iterators can be saved.
+whose functions hold no operation that TensorFlow counts as stateful, so that the position of an iterator can be saved.
+Stateful are Python functions, and what takes the elements of a dataset inside a function (`Dataset.reduce`,
+`get_single_element`). So what is found in that way is here the element of a dataset itself.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _PARSERS = 4
 _FILE = 1 << 40
 
 Parse = Callable[[tf.Tensor], Any]
-Explain = Callable[[tf.Tensor, tf.Tensor], list[tf.Operation]]
+Explain = Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Records:
         files = tf.data.Dataset.from_tensor_slices(shuffled(tf.range(len(self.files), dtype=tf.int64), seed, epoch))
         mixed = files.interleave(self.placed, cycle_length=_FILES_AT_ONCE, block_length=_BLOCK)
         epoch_seed = tf.random.stateless_uniform([], tf.stack([seed, epoch]), None, None, tf.int64, alg="philox")
-        return mixed.shuffle(buffer, seed=epoch_seed, reshuffle_each_iteration=False)
+        return _shuffled_once(mixed, buffer, epoch_seed)
 
     def in_order(self) -> tf.data.Dataset:
         """Return a dataset of (place, record) of all records, file by file."""
@@ -123,7 +125,7 @@ def parsed_batches(
     Args:
       records: one epoch of records.
       parse: records, string `[batch]` -> an element of the dataset. Fails if a record is bad.
-      explain: (place, record), scalars, of the first bad record -> assertions, one of which fails with the reason.
+      explain: (place, record), scalars, of the first bad record -> dataset of one element, whose error says the reason.
       mode, params, num_epochs: as in `batched`; params.shuffle_buffer is the buffer size in examples.
       config: has the seed if params do not.
     """
@@ -136,33 +138,34 @@ def parsed_batches(
         placed = records.in_order() if epoch is None else records.shuffled(epoch, seed, buffer)
         return placed if cardinality is None else placed.apply(tf.data.experimental.assert_cardinality(cardinality))
 
-    # tf.data counts the seed generators of shuffles as state that cannot be saved. It need not be: they are made from
-    # the number of the epoch, which is saved.
-    options = tf.data.Options()
-    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    batches = batched(read_epoch, mode, params, num_epochs).with_options(options)
+    batches = batched(read_epoch, mode, params, num_epochs)
     return _parsed(batches, records, parse, explain).prefetch(tf.data.AUTOTUNE)
 
 
-def first_failing(records: tf.Tensor, parse: Parse) -> tf.Tensor:
-    """Return the index of the first of `records` (`[n]`) that `parse` fails on, an int64 scalar; n if there is none.
-    For graphs; slow.
+def first_failing(records: tf.Tensor, parse: Parse) -> tf.data.Dataset:
+    """Return a dataset of one element, the index of the first of `records` (`[n]`) that `parse` fails on, an int64
+    scalar; n if there is none. For graphs; slow.
     """
+    number = tf.size(records, tf.int64)
 
     def numbered(i: tf.Tensor, record: tf.Tensor) -> Any:
         # Also return the parsed value: tf.data would prune a parser whose result is not used.
         return i, parse(record[None])
 
     good = tf.data.Dataset.from_tensor_slices(records).enumerate().map(numbered).ignore_errors()
-    # Good records come in order, so the first missing number is that of the first bad record.
-    return good.reduce(
-        tf.constant(0, tf.int64), lambda expected, one: tf.where(one[0] == expected, one[0] + 1, expected)
-    )
+    numbers = good.map(lambda i, _: i).concatenate(tf.data.Dataset.from_tensors(number)).batch(number + 1)
+
+    def first_missing(found: tf.Tensor) -> tf.Tensor:
+        # The good ones come in order, the end last: those in their own place come before the first that failed.
+        in_place = tf.math.count_nonzero(found == tf.range(tf.size(found, tf.int64)))
+        return tf.minimum(in_place, number)
+
+    return numbers.map(first_missing)
 
 
-def fails(record: tf.Tensor, parse: Parse) -> tf.Tensor:
-    """Report whether `parse` fails on one record, a bool scalar. For graphs."""
-    return first_failing(record[None], parse) == 0
+def fails(record: tf.Tensor, parse: Parse) -> tf.data.Dataset:
+    """Return a dataset of one element, a bool scalar: whether `parse` fails on one record. For graphs."""
+    return first_failing(record[None], parse).map(lambda first: first == 0)
 
 
 def assert_that(condition: tf.Tensor, *message: Any) -> tf.Operation:
@@ -170,19 +173,47 @@ def assert_that(condition: tf.Tensor, *message: Any) -> tf.Operation:
     return tf.debugging.Assert(condition, [tf.strings.join([tf.convert_to_tensor(part) for part in message])])
 
 
+def _shuffled_once(dataset: tf.data.Dataset, buffer: int, seed: tf.Tensor) -> tf.data.Dataset:
+    """Like `dataset.shuffle(buffer, seed, reshuffle_each_iteration=False)`, in the same order.
+
+    That hands its operation a generator of seeds, and operations that make one count as stateful. It has no use here.
+    """
+    # The pair that tf.data takes: TensorFlow's seed, or a number in its place, and the given one. `get_seed(seed)`
+    # compares a tensor in Python, which fails if TensorFlow's seed is 0.
+    first, second = tf.constant(tf.compat.v1.random.get_seed(1)[0], tf.int64), seed % (2**31 - 1)
+    # Two zeros would draw a seed: tf.data takes this one in their place.
+    second = tf.where((first == 0) & (second == 0), tf.constant(2**31 - 1, tf.int64), second)
+    spec = tf.nest.flatten(dataset.element_spec)
+    shuffled = tf.raw_ops.ShuffleDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        buffer_size=tf.cast(buffer, tf.int64),
+        seed=first,
+        seed2=second,
+        reshuffle_each_iteration=False,
+        output_types=[one.dtype for one in spec],
+        output_shapes=[one.shape for one in spec],
+    )
+    return tf.data.experimental.from_variant(shuffled, dataset.element_spec)
+
+
 def _parsed(batches: tf.data.Dataset, source: Records, parse: Parse, explain: Explain) -> tf.data.Dataset:
     def parse_records(places: tf.Tensor, records: tf.Tensor) -> Any:
         return parse(records)
 
-    def find_bad_record(places: tf.Tensor, records: tf.Tensor) -> Any:
-        bad = tf.minimum(first_failing(records, parse), tf.size(records, tf.int64) - 1)
-        with tf.control_dependencies(explain(source.describe(places[bad]), records[bad])):
-            return parse(tf.identity(records))
+    def find_bad_record(places: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
+        def explained(first: tf.Tensor) -> tf.data.Dataset:
+            bad = tf.minimum(first, tf.size(records, tf.int64) - 1)
+            return explain(source.describe(places[bad]), records[bad])
+
+        def parse_anyway(_: tf.Tensor) -> tf.data.Dataset:
+            return tf.data.Dataset.from_tensors(records).map(parse)
+
+        return first_failing(records, parse).flat_map(explained).flat_map(parse_anyway)
 
     def attempt(places: tf.Tensor, records: tf.Tensor) -> tf.data.Dataset:
         # try/except in tf.data: if parsing fails, its error is dropped, and `take` goes on to the second dataset.
         one = tf.data.Dataset.from_tensors((places, records))
-        return one.map(parse_records).ignore_errors().concatenate(one.map(find_bad_record)).take(1)
+        return one.map(parse_records).ignore_errors().concatenate(one.flat_map(find_bad_record)).take(1)
 
     parsed = batches.interleave(attempt, cycle_length=_PARSERS, num_parallel_calls=_PARSERS, deterministic=True)
     # interleave loses the cardinality, but there is one output per batch.

@@ -125,46 +125,70 @@ class Line:
         values = self._decode(lines, defaults)
         return {c.name: value for c, value in zip(self._columns, values, strict=True) if c.dtype is not None}
 
-    def explain(self, place: tf.Tensor, line: tf.Tensor) -> list[tf.Operation]:
-        """Return assertions, one of which fails with the reason why `parse` failed on `line`, a string scalar. For
-        graphs.
+    def explain(self, place: tf.Tensor, line: tf.Tensor) -> tf.data.Dataset:
+        """Return a dataset of one element that cannot be read. Its error is the reason why `parse` failed on `line`, a
+        string scalar. For graphs.
         """
         number = self._num_fields(line)
-        count = assert_that(
-            number == len(self._columns),
-            *(place, ": has ", tf.strings.as_string(number), f" fields, and there are {len(self._columns)} columns: "),
-            line,
-        )
-        quotes = assert_that(~fails(line, self._fields), place, ": its quotes are not as CSV has them: ", line)
-        with tf.control_dependencies([count, quotes]):
-            fields = self._fields(tf.identity(line)[None])
-        checks = [self._check_dtype(place, fields, name) for name in _DTYPES]
-        with tf.control_dependencies([check for check in checks if check is not None]):
-            return [assert_that(tf.constant(False), place, ": cannot be parsed: ", line)]
 
-    def _check_dtype(self, place: tf.Tensor, fields: tf.Tensor, dtype: str) -> tf.Operation | None:
-        """Return an assertion that the fields of all columns of a dtype are valid; None: no column has it."""
-        chosen = [i for i, column in enumerate(self._columns) if column.dtype == _DTYPES[dtype]]
-        if not chosen:
-            return None
+        def split(broken: tf.Tensor) -> tf.Tensor:
+            expected = f" fields, and there are {len(self._columns)} columns: "
+            count = assert_that(
+                number == len(self._columns), place, ": has ", tf.strings.as_string(number), expected, line
+            )
+            quotes = assert_that(~broken, place, ": its quotes are not as CSV has them: ", line)
+            with tf.control_dependencies([count, quotes]):
+                return self._fields(tf.identity(line)[None])
+
+        def check(fields: tf.Tensor) -> tf.data.Dataset:
+            dtypes = [name for name in _DTYPES if self._of_dtype(name)]
+            found = tf.data.Dataset.zip(
+                (tf.data.Dataset.from_tensors(fields), *(self._first_bad(fields, name) for name in dtypes))
+            )
+
+            def say(fields: tf.Tensor, *bad: tf.Tensor) -> tf.Tensor:
+                each = zip(dtypes, bad, strict=True)
+                with tf.control_dependencies([self._check_dtype(place, fields, name, first) for name, first in each]):
+                    failed = assert_that(tf.constant(False), place, ": cannot be parsed: ", line)
+                with tf.control_dependencies([failed]):
+                    return tf.identity(fields)
+
+            return found.map(say)
+
+        return fails(line, self._fields).map(split).flat_map(check)
+
+    def _of_dtype(self, dtype: str) -> list[int]:
+        """Indices of the columns of one dtype."""
+        return [i for i, column in enumerate(self._columns) if column.dtype == _DTYPES[dtype]]
+
+    def _is_empty(self, texts: tf.Tensor) -> tf.Tensor:
+        return (texts == "") | (texts == self._na_value)
+
+    def _first_bad(self, fields: tf.Tensor, dtype: str) -> tf.data.Dataset:
+        """One element, an int64 scalar: the first of the columns of one dtype whose field is no value of it; their
+        number if there is none.
+        """
+        texts = tf.gather(fields, self._of_dtype(dtype))
+        if dtype == "string":
+            return tf.data.Dataset.from_tensors(tf.size(texts, tf.int64))
+        # An empty field with a default is fine, whatever the default.
+        texts = tf.where(self._is_empty(texts), "0", texts)
+        return first_failing(texts, lambda text: tf.strings.to_number(text, _DTYPES[dtype]))
+
+    def _check_dtype(self, place: tf.Tensor, fields: tf.Tensor, dtype: str, bad: tf.Tensor) -> tf.Operation:
+        """That the fields of the columns of one dtype are values of it; `bad` is what `_first_bad` found."""
+        chosen = self._of_dtype(dtype)
         names = tf.constant([self._columns[i].name for i in chosen])
-        required = tf.constant([self._columns[i].default is None for i in chosen])
         texts = tf.gather(fields, chosen)
-        empty = (texts == "") | (texts == self._na_value)
-        missing = empty & required
+        missing = self._is_empty(texts) & tf.constant([self._columns[i].default is None for i in chosen])
         no_value = assert_that(
             ~tf.reduce_any(missing), place, ": column ", names[tf.argmax(missing)], " is empty and has no default"
         )
-        if dtype == "string":
-            return no_value
-        # Empty fields that have a default are valid.
-        texts = tf.where(empty, "0", texts)
-        bad = first_failing(texts, lambda text: tf.strings.to_number(text, _DTYPES[dtype]))
         index = tf.minimum(bad, len(chosen) - 1)
         with tf.control_dependencies([no_value]):
-            is_number = bad == len(chosen)
+            is_value = bad == len(chosen)
             return assert_that(
-                is_number, place, ": column ", names[index], " is ", texts[index], f", not {_article(dtype)}"
+                is_value, place, ": column ", names[index], " is ", texts[index], f", not {_article(dtype)}"
             )
 
     def _fields(self, lines: tf.Tensor) -> tf.Tensor:

@@ -76,19 +76,23 @@ def input_fn(
         features = tf.io.parse_example(records, spec)
         return (features, features.pop(label)) if with_label else features
 
-    def explain(place: tf.Tensor, record: tf.Tensor) -> list[tf.Operation]:
-        whole = assert_that(record != _DAMAGED, place, ": cannot be read, the file is damaged there or before")
-        with tf.control_dependencies([whole]):
-            # With a feature that no record has, parsing fails only if the record is not an Example.
-            anything = {"\0": tf.io.VarLenFeature(tf.string)}
-            broken = fails(tf.identity(record), lambda one: tf.io.parse_example(one, anything))
-        is_example = assert_that(~broken, place, ": is not a tf.train.Example")
-        with tf.control_dependencies([is_example]):
-            # TensorFlow's error then has the place, the feature and the reason.
-            parsed = tf.io.parse_example(record[None], spec, example_names=place[None])
-        # Use it in the assertion, since TensorFlow prunes operations that are only control dependencies.
-        values = tf.nest.flatten(parsed, expand_composites=True)
-        return [tf.debugging.Assert(False, [tf.strings.join([place, ": cannot be parsed"]), *values])]
+    def explain(place: tf.Tensor, record: tf.Tensor) -> tf.data.Dataset:
+        def check(broken: tf.Tensor) -> tf.Tensor:
+            whole = assert_that(record != _DAMAGED, place, ": cannot be read, the file is damaged there or before")
+            with tf.control_dependencies([whole]):
+                is_example = assert_that(~broken, place, ": is not a tf.train.Example")
+            with tf.control_dependencies([is_example]):
+                # This error of TensorFlow's names the place, the feature and what is wrong with it.
+                parsed = tf.io.parse_example(record[None], spec, example_names=place[None])
+            # As data of the assertion, since TensorFlow prunes what is there for control dependencies alone.
+            values = tf.nest.flatten(parsed, expand_composites=True)
+            failed = tf.debugging.Assert(False, [tf.strings.join([place, ": cannot be parsed"]), *values])
+            with tf.control_dependencies([failed]):
+                return tf.identity(broken)
+
+        # Of a feature that no record has, only what is no Example at all fails.
+        anything = {"\0": tf.io.VarLenFeature(tf.string)}
+        return fails(record, lambda one: tf.io.parse_example(one, anything)).map(check)
 
     records = records_of(files, part)
     check_not_empty(records, lambda: records_of(found, (1, 0)), mode)

@@ -23,12 +23,15 @@ from runner.checkpoint.snapshot import Snapshot
 from runner.data.iterators import handle_of
 from runner.system.console import format_bytes
 from runner.system.files import DiskFullError, HeldFolder, free_bytes, is_disk_full
-from runner.tf_private import tensor_bundle
+from runner.tf_private import datasets, tensor_bundle
 
 _log = logging.getLogger(__name__)
 
 
 Inputs = Mapping[int, tf.Tensor | Path | None]
+
+_Policy = tf.data.experimental.ExternalStatePolicy
+_NOT_SAVED = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError)
 
 
 class CheckpointWriter:
@@ -76,10 +79,34 @@ class CheckpointWriter:
         for worker, iterator in iterators.items():
             try:
                 states[worker] = serialize_iterator(iterator)
-            except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
-                states[worker] = None
-                self._warn(error)
+            except _NOT_SAVED as error:
+                states[worker] = self._serialize_as_asked(iterator, error)
         return states
+
+    def _serialize_as_asked(self, iterator: tf.data.Iterator, error: tf.errors.OpError) -> tf.Tensor | None:
+        """Return the state of an iterator without the external state that `error` is about, if the options of its
+        dataset ask for that; else None. Say once what it means.
+        """
+        policy = datasets.external_state_policy(iterator)
+        if policy is None or policy == _Policy.FAIL:
+            self._warn(error)
+            return None
+        try:
+            state = serialize_iterator(iterator, policy)
+        except _NOT_SAVED as another:
+            self._warn(another)
+            return None
+        if not self._warned:
+            self._warned = True
+            _log.log(
+                logging.INFO if policy == _Policy.IGNORE else logging.WARNING,
+                "The position in the training input is saved without the state that TensorFlow cannot save (%s): the "
+                "input function's options say experimental_external_state_policy=%s. A resumed run may read other "
+                "values than one that was not interrupted; checkpoint.input_state=counted reads the batches again "
+                "instead.",
+                _reason_of(error), policy.name,
+            )  # fmt: skip
+        return state
 
     def leave_input(self, snapshot: Snapshot, worker: int, state: tf.Tensor) -> bool:
         """Write the input state of `worker` for the process that will `write` this checkpoint. Return False if it is
@@ -192,19 +219,27 @@ class CheckpointWriter:
                 "The position in the training input cannot be saved (%s) A resumed run reads and drops every batch up "
                 "to its step before it continues. The position in files and arrays can be saved; from_generator, "
                 "py_function and stateful tf.random ops prevent it.",
-                error.message.split(" [Op:")[0].rpartition("}} ")[2],
+                _reason_of(error),
             )
 
 
-def serialize_iterator(iterator: tf.data.Iterator) -> tf.Tensor:
+def _reason_of(error: tf.errors.OpError) -> str:
+    """Return TensorFlow's words, such as `RandomUniform is stateful.`, without the operation that it adds to them."""
+    return str(error.message.split(" [Op:")[0].rpartition("}} ")[2])
+
+
+def serialize_iterator(iterator: tf.data.Iterator, policy: _Policy = _Policy.FAIL) -> tf.Tensor:
     """Return the state of `iterator`, its shuffle and prefetch buffers included: a scalar variant tensor for a bundle.
+
+    Args:
+      iterator: of a tf.data.Dataset.
+      policy: FAIL: state that is not in the iterator (external) is an error, not lost silently.
 
     Raises:
       FailedPreconditionError, UnimplementedError: a source or a function of the dataset has state of its own.
     """
-    fail = tf.data.experimental.ExternalStatePolicy.FAIL.value  # so that external state is an error, not lost silently
     # Like tf.train.Checkpoint(iterator=...) without its object graph: 0.5 ms instead of 4, and it can be written later.
-    return tf.raw_ops.SerializeIterator(resource_handle=handle_of(iterator), external_state_policy=fail)
+    return tf.raw_ops.SerializeIterator(resource_handle=handle_of(iterator), external_state_policy=policy.value)
 
 
 def remove_bundle(path: Path) -> None:

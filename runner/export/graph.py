@@ -13,11 +13,11 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from runner.export.outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.export.session_values import Piece, SessionValues, read_in_parts
 from runner.hooks.scaffold import ModelScaffold
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.programs.optimizer_step import apply_gradients
@@ -48,8 +48,8 @@ class ExportGraph:
       assets: string scalar tensors with the paths of files that fill its tables.
       init_op: fills tables and initializes variables that no checkpoint holds.
       keys: variable name -> its key in the checkpoint, if the Scaffold's saver uses another than its name.
-      restore: (path of a checkpoint, name -> value found by name) -> name -> value, by the user's own `restore` of the
-        saver; None: there is none.
+      restore: (path of a checkpoint, parts of name -> value found by name, names) -> parts of name -> value of these,
+        by the user's own `restore` of the saver; None: there is none.
     """
 
     graph: tf.Graph
@@ -59,7 +59,7 @@ class ExportGraph:
     assets: Sequence[tf.Tensor]
     init_op: tf.Operation
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    restore: Callable[[str, Mapping[str, Any]], dict[str, Any]] | None = None
+    restore: Callable[[str, Iterator[Mapping[str, Any]], Iterable[str]], Iterator[dict[str, Any]]] | None = None
 
 
 def build_graph(
@@ -99,7 +99,7 @@ def build_graph(
                 _leave_out_unused(graph, signature)
         scaffold = ModelScaffold(spec.scaffold, v1.get_collection(_KEYS.SAVERS))
         exported = _cut(graph, made, signatures, train_op, _initializers(spec))
-        restore = functools.partial(_restored, graph, made, scaffold.saver) if scaffold.restores else None
+        restore = functools.partial(_restored, made, scaffold.saver) if scaffold.restores else None
         return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
 
 
@@ -248,25 +248,27 @@ def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
     return list(dict.fromkeys([*found, *operations([own] if own is not None else [])]))
 
 
-def _restored(graph: tf.Graph, made: _Made, saver: Any, path: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return name -> value of all variables after `saver` restored `path` over `values`, which were found by name."""
-    on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
-    with graph.as_default(), v1.Session(graph=graph, config=on_cpu) as session:
-        for name, value in values.items():
-            one = made.saved[name]
-            is_whole = not isinstance(one, PartitionedVariable)
-            names = (name,) if is_whole else one.names
-            parts = [value] if is_whole else np.split(value, np.cumsum(one.sizes)[:-1], one.axis)
-            protos = [made.protos[part] for part in names]
-            fed = {proto.initial_value_name: part for proto, part in zip(protos, parts, strict=True)}
-            session.run([proto.initializer_name for proto in protos], fed)
-        saver.restore(session, path)
-        found = {name: one.parts if isinstance(one, PartitionedVariable) else one for name, one in made.saved.items()}
-        read = session.run(tf.nest.map_structure(lambda variable: variable.read_value(), found))
-        return {
-            name: np.concatenate(value, made.saved[name].axis) if isinstance(value, tuple) else value
-            for name, value in read.items()
-        }
+def _restored(
+    made: _Made, saver: Any, path: str, parts: Iterator[Mapping[str, Any]], names: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """Return the values of `names`, in parts, after `saver` restored `path` over those that were found by name."""
+    saved, graph = made.saved, made.variables[GLOBAL_STEP].graph
+    names_of = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in saved.items()}
+
+    def piece(name: str) -> Piece:
+        proto = made.protos[name]
+        return Piece(made.variables[name], proto.initializer_name, proto.initial_value_name)
+
+    pieces = {name: [piece(one) for one in of_one] for name, of_one in names_of.items()}
+    with contextlib.ExitStack() as held:
+        values = SessionValues(graph, pieces, specs_of(saved, made.store.specs))
+        held.callback(values.close)
+        for part in parts:
+            values.assign(part)
+            del part  # before the next one is read
+        with graph.as_default(), values.session.as_default():
+            saver.restore(values.session, path)
+        return read_in_parts(dict.fromkeys(names, values), held.pop_all())
 
 
 # --- the exported part of the graph -------------------------------------------------------------------------------

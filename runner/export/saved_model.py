@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from runner.checkpoint import warm_start
 from runner.checkpoint.reader import Reader, numbered
 from runner.export.graph import ExportGraph, Receiver, build_graph
 from runner.export.outputs import DEFAULT
+from runner.export.session_values import Piece, SessionValues, read_in_parts
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.programs.ema import averages_in
 from runner.programs.model import check_shapes
@@ -175,9 +176,9 @@ def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
 def values_of(
     graphs: Sequence[ExportGraph], checkpoint: str | None, config: RunConfig, *, trains: bool
 ) -> Iterator[Sequence[Entry]]:
-    """Yield the value of each variable of `graphs`, in parts that are read when they are asked for.
+    """Return the value of each variable of `graphs`, in parts that are read when they are asked for.
 
-    There is one part if the model is new, or if a Scaffold's saver has a `restore` of its own.
+    If the model is new, or if a Scaffold's saver has a `restore` of its own, a session holds all values meanwhile.
 
     Args:
       graphs: the exported graphs.
@@ -191,21 +192,21 @@ def values_of(
     names = dict.fromkeys(name for graph in graphs for name in graph.variables)
     if checkpoint is None:
         specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
-        return _at_once(names, _new_values(graphs, config, specs))
+        return map(_entries, _new_values(graphs, config, specs))
     reader = Reader(checkpoint)
     if config.ema_decay is not None and not trains:
         _log.info("Exporting the moving averages of the weights (ema_decay=%s).", config.ema_decay)
     _check_keys(graphs)
     if graphs[0].restore is not None:
-        return _at_once(names, _restored(reader, graphs[0], graphs[0].restore))
+        return map(_entries, graphs[0].restore(reader.path, _found_by_name(reader, graphs[0]), names))
     sources: dict[str, str] = {}
     for graph in graphs:
         sources |= _sources_in(reader, graph, config, trains=trains)
     return reader.entries_in_parts({name: sources[name] for name in names})
 
 
-def _at_once(names: Iterable[str], values: Mapping[str, Any]) -> Iterator[Sequence[Entry]]:
-    return iter([[Entry(name, "", values[name]) for name in names]])
+def _entries(values: Mapping[str, Any]) -> Sequence[Entry]:
+    return [Entry(name, "", value) for name, value in values.items()]
 
 
 def _check_keys(graphs: Sequence[ExportGraph]) -> None:
@@ -223,15 +224,12 @@ def _check_keys(graphs: Sequence[ExportGraph]) -> None:
         )
 
 
-def _restored(
-    reader: Reader, graph: ExportGraph, restore: Callable[[str, Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return name -> value of each variable of one graph, as the `restore` of its Scaffold's saver gives it."""
+def _found_by_name(reader: Reader, graph: ExportGraph) -> Iterator[Mapping[str, Any]]:
+    """Return the values that a checkpoint has of the variables of one graph, in parts."""
     renamed = _renamed(reader, graph)
     there = {name: renamed.get(name, name) for name in graph.specs if reader.has(renamed.get(name, name))}
     check_shapes(reader, {name: graph.specs[name].shape for name in there}, keys=renamed)
-    values = reader.get_many(dict.fromkeys(there.values()))
-    return restore(reader.path, {name: values[key] for name, key in there.items()})
+    return reader.in_parts(there)
 
 
 def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, str]:
@@ -252,37 +250,44 @@ def _renamed(reader: Reader, graph: ExportGraph) -> dict[str, str]:
     return {**numbered(reader, known), **graph.keys}
 
 
-def _new_values(graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:
-    """Return the initial values, overwritten by those of the warm start."""
-    values: dict[str, Any] = {}
-    on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)  # sessions only pass values on
-    for exported in graphs:
-        new = {name: variable for name, variable in exported.variables.items() if name not in values}
-        with exported.graph.as_default(), v1.Session(graph=exported.graph, config=on_cpu) as session:
-            initial = tf.nest.map_structure(lambda variable: variable.initial_value, new)
-            values |= {name: _joined(value, specs[name]) for name, value in session.run(initial).items()}
+def _new_values(
+    graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]
+) -> Iterator[Mapping[str, Any]]:
+    """Return the initial values, in parts, overwritten by those of the warm start."""
+    owners: dict[str, SessionValues] = {}
+    with contextlib.ExitStack() as held:
+        for exported in graphs:
+            with exported.graph.as_default():  # else a variable does not tell its initial value
+                pieces = {
+                    name: [Piece(part, part.initializer, part.initial_value) for part in _parts_of(variable)]
+                    for name, variable in exported.variables.items()
+                    if name not in owners
+                }
+            values = SessionValues(exported.graph, pieces, specs)
+            held.callback(values.close)
+            values.initialize()
+            owners |= dict.fromkeys(pieces, values)
 
-    def initial_value(name: str) -> np.ndarray:
-        spec = specs[name]
-        # such a variable is not exported
-        found: np.ndarray = values.get(name, np.zeros(spec.shape, spec.dtype.as_numpy_dtype))
-        return found
-
-    if config.warm_start is not None:
+        def initial_value(name: str) -> np.ndarray:
+            spec = specs[name]
+            if name not in owners:  # such a variable is not exported
+                return np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
+            found: np.ndarray = owners[name].read([name])[name]
+            return found
 
         def take(loaded: Mapping[str, np.ndarray]) -> None:
-            values.update({name: value for name, value in loaded.items() if name in values})
+            for name, value in loaded.items():
+                if name in owners:
+                    owners[name].assign({name: value})
 
-        warm_start.load(config.warm_start, specs, initial_value, take)
-    return values
+        if config.warm_start is not None:
+            warm_start.load(config.warm_start, specs, initial_value, take)
+        return read_in_parts(owners, held.pop_all())
 
 
-def _joined(value: Any, spec: VariableSpec) -> Any:
-    """Return a variable, or the parts of a partitioned one, as it is saved."""
-    if not isinstance(value, list):
-        return value
-    axis = next(axis for axis, size in enumerate(spec.shape) if value[0].shape[axis] != size)
-    return np.concatenate(value, axis)
+def _parts_of(variable: Any) -> Sequence[Any]:
+    """Return the parts of a partitioned variable; another in a list."""
+    return variable if isinstance(variable, list) else [variable]
 
 
 # --- folders ------------------------------------------------------------------------------------------------------

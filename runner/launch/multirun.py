@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -106,7 +107,8 @@ class Multirun:
             self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
         if parallel == 1:
             self._take_turn(sweep, job, "")
-            return next((one.value for one in sweep.results if one.folder == job.folder.name), None)
+            result = sweep.result_in(job.folder.name)
+            return result.value if result is not None else None
         START_STATUS.stop()  # each job prints its own lines
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
         begun = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
@@ -246,9 +248,7 @@ def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[s
       overrides: overrides of the job.
       swept: keys that a config file varies (`hydra.sweeper.params`).
     """
-    typed = [text for text in argv if "=" in text and not text.startswith("-")]
-    parsed: list[Any] = OverridesParser.create().parse_overrides(typed)
-    varying = {override.key_or_group for override in parsed if override.is_sweep_override()} | set(swept)
+    varying = _varying(tuple(argv), frozenset(swept))
     last_words = [key.rpartition(".")[2] for key in varying]
     words = []
     for text in overrides:
@@ -257,6 +257,14 @@ def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[s
         if not varying or key in varying:
             words.append(f"{last if last_words.count(last) <= 1 else key}={_short(value)}")
     return ", ".join(words) or "defaults"
+
+
+@functools.lru_cache(maxsize=1)  # the same for all jobs, and what is typed may name a value for each of them
+def _varying(argv: tuple[str, ...], swept: frozenset[str]) -> frozenset[str]:
+    """Return the keys that vary between the jobs of a sweep; arguments as of `name_of_job`."""
+    typed = [text for text in argv if "=" in text and not text.startswith("-")]
+    parsed: list[Any] = OverridesParser.create().parse_overrides(typed)
+    return swept.union(override.key_or_group for override in parsed if override.is_sweep_override())
 
 
 def _short(value: str) -> str:

@@ -166,9 +166,8 @@ class OptunaSweeper(Sweeper):
             if left and len(running) < parallel:
                 continue
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                results = {job.folder: job for job in sweep.results}
                 for trial, folder in running.pop(future):
-                    _tell(study, trial, results.get(folder))
+                    _tell(study, trial, sweep.result_in(folder))
 
     def _ask(self, study: Study, space: Mapping[str, BaseDistribution], directory: Path) -> Trial:
         try:

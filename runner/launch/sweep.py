@@ -1,16 +1,18 @@
 """A sweep: its folder, its MLflow run, the results of its jobs, and the best of them.
 
-Each job is a run in a folder of the sweep, under its own supervisor. The state of the sweep is in `sweep.json`, so the
-same command resumes it: finished jobs are skipped, others resumed.
+Each job is a run in a folder of the sweep, under its own supervisor. The same command resumes a sweep: finished jobs
+are skipped, others resumed. The result of each job is appended to a journal as it ends; `sweep.json` has all of them at
+the end, and now and then before.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ from runner.system.redaction import masked
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
+from runner.tracking.journal import Journal, read_journal
 from runner.tracking.mlflow_tracker import build_tracker
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in
@@ -36,6 +39,12 @@ if TYPE_CHECKING:
     from runner.launch.app import CommandLine
 
 SWEEP_FILE = "sweep.json"
+RESULTS_FILE = "sweep.results.jsonl"
+"""The results that may not be in sweep.json yet; removed at the end."""
+WRITE_AFTER_SECS_PER_BYTE = 5e-6
+"""How old sweep.json must be to be written anew. It takes 2.5e-8 s a byte, so half a percent of the time of a sweep,
+however many jobs it has; that of 100 jobs is written after each job that takes longer than 0.3 s.
+"""
 DESCRIPTION_BEGINS = "Jobs, best first by"
 MAX_DESCRIBED = 30
 """Largest number of jobs in the description of the sweep's MLflow run."""
@@ -70,7 +79,7 @@ class JobResult:
 
 
 class Sweep:
-    """The sweep in `directory`, as one of its processes sees it.
+    """The sweep in `directory`, as one of its processes sees it. Several threads of it may add results.
 
     Hydra's basic launcher runs all jobs in one process. Others (joblib, submitit) run each job in its own process,
     which joins the sweep with the same `start`.
@@ -90,20 +99,36 @@ class Sweep:
         settings = replace(config.tracking, system_metrics=False)
         self._parent: Tracker = build_tracker(settings, command.env, Path.cwd())
         self._held = ExitStack()
-        self._lock = FileLock(directory / ".sweep.lock")  # the lock of sweep.json; each thread has its own lock object
+        self._lock = FileLock(directory / ".sweep.lock")  # of both files; each thread has its own lock object
+        self._start, self._is_copy = command.start, command.is_copy
+        self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
+        self._read = 0  # bytes of the journal
+        self._later: threading.Timer | None = None
+        self._has_ended = False
         if not command.is_copy:
             self._held.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
             record = read_json(directory / SWEEP_FILE) or {}
             self.parent_run_id: str | None = record.get("mlflow_run_id")
-            if record.get("start") != command.start:
+            if record.get("start") == self._start:
+                self._keep(record.get("jobs", ()))
+            else:
                 self.parent_run_id = self._open_parent(config, command, self.parent_run_id)
-                self._save(command.start, [])
+                self._save([])
+                self._journal.unlink(missing_ok=True)
 
     @property
     def results(self) -> list[JobResult]:
         """Return the results of the jobs so far, in the order in which they ended."""
-        return _results_in(read_json(self.directory / SWEEP_FILE) or {})
+        with self._lock:
+            self._read_new()
+            return list(self._results.values())
+
+    def result_in(self, folder: str) -> JobResult | None:
+        """Return the result of the job in the folder of this name; None if it has none yet."""
+        with self._lock:
+            self._read_new()
+            return self._results.get(folder)
 
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
         """Return the result of the job in `folder`, from its summary.
@@ -122,11 +147,17 @@ class Sweep:
         return JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
 
     def add(self, result: JobResult) -> None:
-        """Write a job's result to sweep.json, replacing an earlier one."""
+        """Write a job's result, replacing an earlier one."""
         with self._lock:
-            record = read_json(self.directory / SWEEP_FILE) or {}
-            others = [known for known in _results_in(record) if known.folder != result.folder]
-            self._save(record.get("start"), [*others, result])
+            with closing(Journal(self._journal)) as journal:
+                journal.event("job", start=self._start, result=asdict(result))
+            wait = self._secs_until_due()
+            if wait <= 0:
+                self._save(self.results)
+            elif not self._is_copy and (self._later is None or not self._later.is_alive()):
+                self._later = threading.Timer(wait, self._save_later)
+                self._later.daemon = True
+                self._later.start()
 
     def end(self, *, interrupted: bool, failed: bool, total: int | None = None) -> None:
         """Print the ranking, draw it, and close the sweep's MLflow run: FAILED if a job or the sweep failed.
@@ -145,7 +176,11 @@ class Sweep:
             key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)),
         )
         with self._lock:
-            self._save((read_json(self.directory / SWEEP_FILE) or {}).get("start"), ranked)
+            self._has_ended = True
+            if self._later is not None:
+                self._later.cancel()
+            self._save(ranked)
+            self._journal.unlink(missing_ok=True)
         self._print(ranked)
         if interrupted:
             left = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
@@ -211,9 +246,39 @@ class Sweep:
         """Return min or max; if the config has null, decided by the metric's name."""
         return mode_of(self._shown_metric(results), self._settings.mode)
 
-    def _save(self, start: str | None, results: Sequence[JobResult]) -> None:
+    @property
+    def _journal(self) -> Path:
+        return self.directory / RESULTS_FILE
+
+    def _read_new(self) -> None:
+        """Read what this and other processes have appended to the journal. The caller holds the lock."""
+        lines, self._read = read_journal(self._journal, self._read)
+        # A start that was killed leaves its lines, and the next one removes them a moment after it has begun.
+        self._keep(line["result"] for line in lines if line.get("start") == self._start)
+
+    def _keep(self, results: Iterable[Mapping[str, Any]]) -> None:
+        for fields in results:
+            result = JobResult(**fields)
+            self._results.pop(result.folder, None)  # a job that ended once more comes last
+            self._results[result.folder] = result
+
+    def _secs_until_due(self) -> float:
+        """Return how many seconds sweep.json is too young to be written anew; not more than 0: it may be."""
+        try:
+            written = (self.directory / SWEEP_FILE).stat()
+        except FileNotFoundError:
+            return 0.0
+        return written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE - time.time()
+
+    def _save_later(self) -> None:
+        """Write the results that came when sweep.json was too young."""
+        with self._lock:
+            if not self._has_ended and self.directory.is_dir():
+                self._save(self.results)
+
+    def _save(self, results: Sequence[JobResult]) -> None:
         record = {
-            "start": start,
+            "start": self._start,
             "mlflow_run_id": self.parent_run_id,
             "metric": self._shown_metric(results),
             "mode": self._mode(results),
@@ -241,10 +306,6 @@ class Sweep:
         known = sorted({name for job in ranked for name in job.metrics})
         if known and metric not in known:
             say(f"sweep.metric={metric}: no job has it. There are: {', '.join(known)}.")
-
-
-def _results_in(record: Mapping[str, Any]) -> list[JobResult]:
-    return [JobResult(**job) for job in record.get("jobs", ())]
 
 
 def _shown(number: float | None) -> str:

@@ -4,7 +4,7 @@ take.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -50,6 +50,18 @@ def has_state(dataset: Any) -> bool:
     return not any(getattr(one, "has_no_state", False) for one in stages(dataset))
 
 
+def external_state_policy(iterator: Any) -> tf.data.experimental.ExternalStatePolicy | None:
+    """Return what the options of the iterator's dataset say of state that cannot be saved; None: nothing.
+
+    Private: `OwnedIterator._dataset`. When it moves: None.
+    """
+    try:
+        policy: Any = iterator._dataset.options().experimental_external_state_policy
+    except AttributeError:
+        return None
+    return policy
+
+
 def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
     """Return the buffer sizes of the dataset's shuffles, in elements; [] if unknown.
 
@@ -69,7 +81,7 @@ def may_change_meanwhile(dataset: Any) -> bool:
     Private: see `why_not_repeatable`.
     """
     try:
-        types = {node.op for one in stages(dataset) for node in _nodes_of_functions(one)}
+        types = {node.op for one in stages(dataset) for body in _bodies(one) for node in body.values()}
     except (AttributeError, TypeError, tf.errors.OpError):
         return True
     return any(part in name for name in types for part in _FROM_OUTSIDE)
@@ -103,7 +115,7 @@ def _why_not(one: Any) -> str | None:
         order = _order_in_graph(one)
     if order not in (None, "default", "true"):
         return f"{name} has deterministic={order}"
-    drawing = sorted({node.op for node in _nodes_of_functions(one) if _may_draw(node)})
+    drawing = sorted({node.op for body in _bodies(one) for node in body.values() if _may_draw(node, body)})
     return f"a function of {name} has {', '.join(drawing)}" if drawing else None
 
 
@@ -130,22 +142,37 @@ def _bytes_in_memory(leaf: tf.data.Dataset) -> int:
     return max(number, 0) * row
 
 
-def _nodes_of_functions(one: Any) -> Iterator[Any]:
-    """Yield the NodeDefs of a dataset's functions, and of the functions that they call."""
+def _bodies(one: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the NodeDefs, by name, of each function of a dataset, and of those that they call."""
     for wrapper in one._functions():
         graph = wrapper.function.graph.as_graph_def()
-        yield from graph.node
+        yield {node.name: node for node in graph.node}
         for function in graph.library.function:
-            yield from function.node_def
+            yield {node.name: node for node in function.node_def}
 
 
-def _may_draw(node: Any) -> bool:
-    """Report whether a node keeps a random state, or makes a dataset whose elements or order may vary."""
+def _may_draw(node: Any, body: Mapping[str, Any]) -> bool:
+    """Report whether a node keeps a random state, or makes a dataset that may give other elements each time."""
     is_dataset = "Dataset" in node.op
-    draws = is_dataset and ("Shuffle" in node.op or "Random" in node.op)
+    draws = is_dataset and ("Shuffle" in node.op or "Random" in node.op) and not _has_seed(node, body)
     order = node.attr["deterministic"].s if is_dataset and "deterministic" in node.attr else b"true"
     is_sloppy = is_dataset and "sloppy" in node.attr and node.attr["sloppy"].b
     return node.op in KERNEL_RANDOM or draws or is_sloppy or order not in (b"default", b"true")
+
+
+def _has_seed(node: Any, body: Mapping[str, Any]) -> bool:
+    """Report whether a node of `body` shuffles by seeds that are known not to be two zeros, with which it draws one.
+
+    What tf.data is given as a seed comes from a Select that replaces two zeros.
+    """
+    if node.op not in ("ShuffleDataset", "ShuffleDatasetV3"):
+        return False
+    made = [body.get(name.partition(":")[0]) for name in node.input[2:4]]  # after the dataset and the buffer's size
+    return any(
+        seed is not None
+        and (seed.op == "SelectV2" or (seed.op == "Const" and tf.make_ndarray(seed.attr["value"].tensor) != 0))
+        for seed in made
+    )
 
 
 def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:

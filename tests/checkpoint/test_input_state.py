@@ -21,6 +21,7 @@ from runner.checkpoint.writer import DiskFullError
 from runner.data import inputs
 from runner.system.files import write_json
 from runner.task.inspect_run import inspect
+from runner.tf_private import datasets
 from runner.tracking.journal import Journal
 from tests.integration.test_exactness import LossRecorder
 from tests.support.line import mirrored
@@ -164,6 +165,17 @@ def test_a_shuffle_whose_seed_another_process_does_not_have_is_saved(tmp_path: P
     said = said_of(caplog)
     assert "by a seed that each process draws anew" in said and "Shuffle has no seed" in said
     assert "checkpoint.input_state=counted: a resumed run reads the input again and may get other" in said
+
+
+def test_a_shuffle_within_a_function_counts_as_drawn_only_without_a_seed() -> None:
+    def inside(**seed: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.range(3).flat_map(lambda x: tf.data.Dataset.range(x).shuffle(3, **seed))
+
+    tf.random.set_seed(None)
+    assert datasets.why_not_repeatable(inside()) == "a function of FlatMap has ShuffleDatasetV3"
+    assert datasets.why_not_repeatable(inside(seed=3)) is None
+    tf.random.set_seed(0)
+    assert datasets.why_not_repeatable(inside(seed=0)) is None
 
 
 def test_another_seed_is_said_where_batches_are_read_again(tmp_path: Path, caplog: Any) -> None:

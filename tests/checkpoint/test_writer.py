@@ -500,6 +500,33 @@ def test_input_that_cannot_be_saved_is_said_once_and_marked(
     assert find_damage(path) is None
 
 
+@pytest.mark.parametrize("policy, level", [("IGNORE", logging.INFO), ("WARN", logging.WARNING), ("FAIL", None)])
+def test_options_of_the_dataset_say_whether_it_is_saved_without_its_external_state(
+    policy: str, level: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = tf.data.Options()
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy[policy]
+
+    def build() -> tf.data.Dataset:
+        numbers = with_stateful_random().map(lambda x: tf.cast(x, tf.int64))  # the place in the data, without the draw
+        return numbers.with_options(options).prefetch(1)
+
+    iterator, resumed = iter(build()), iter(build())
+    for _ in range(4):
+        next(iterator)
+    with caplog.at_level(logging.INFO, logger="runner"):
+        save(tmp_path, 3, 4, iterators={0: iterator})
+    assert restore_iterator(tmp_path / "model.ckpt-4", 0, resumed) == (policy != "FAIL")
+    if level is None:
+        assert "The position in the training input cannot be saved" in caplog.text
+        return
+    assert next(resumed) == 4
+    (said,) = (record for record in caplog.records if "training input" in record.getMessage())
+    assert said.levelno == level
+    assert "(RandomUniform is stateful.)" in said.getMessage()
+    assert f"options say experimental_external_state_policy={policy}. A resumed run may read" in said.getMessage()
+
+
 def test_another_pipeline_is_refused(tmp_path: Path) -> None:
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS), {0: iter(shuffled())})
     with pytest.raises(ValueError, match="The training input is built differently than when .*model.ckpt-5 was saved"):

@@ -31,6 +31,7 @@ from runner.checkpoint.reader import Reader
 from runner.export.receivers import receiver_fn_of_spec
 from runner.export.saved_model import exports_in
 from runner.run_config import WarmStart
+from runner.tf_private import tensor_bundle
 from runner.tf_private.tensor_bundle import write_bundle
 from tests.support import export_models
 from tests.support.export_models import (
@@ -253,6 +254,57 @@ def test_a_new_model_is_exported_with_what_it_begins_with(words: Estimator, tmp_
         there = Reader(f"{exported_words(new, tmp_path / 'export')}/variables/variables")
         np.testing.assert_array_equal(there.get("kernel"), words.get_variable_value("kernel"))
         assert np.abs(there.get("embedding")).sum() > 0 and there.get("global_step") == 0
+
+
+@pytest.mark.parametrize("begins_with", ["a warm start", "restore of the saver's own"])
+def test_values_that_no_checkpoint_has_are_written_in_parts(
+    begins_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubling(v1.train.Saver):
+        def restore(self, sess: Any, save_path: str) -> None:
+            super().restore(sess, save_path)
+            first = next(one for one in v1.global_variables() if one.op.name == "kernel_0")
+            sess.run(v1.assign(first, 2 * first))
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        divided = v1.get_variable("divided", [4, 6], partitioner=v1.fixed_size_partitioner(2, axis=1))
+        kernels = [tf.convert_to_tensor(divided), *(v1.get_variable(f"kernel_{i}", [4, 8]) for i in range(5))]
+        y = tf.add_n([tf.reduce_sum(features @ kernel) for kernel in kernels])
+        step = v1.train.get_or_create_global_step().assign_add(1)
+        scaffold = None if mode == "train" or "saver" not in begins_with else v1.train.Scaffold(saver=Doubling())
+        return EstimatorSpec(mode, {"y": y[None]}, y, step, scaffold=scaffold)
+
+    trained = Estimator(model_fn, tmp_path / "trained", RunConfig(tf_random_seed=5, tensorboard=False))
+    trained.train(train_input(10), steps=1)
+    estimator = trained
+    if "saver" not in begins_with:
+        source = WarmStart(str(trained.latest_checkpoint()), include=["kernel_[01]", "divided"])
+        config = RunConfig(tf_random_seed=6, tensorboard=False, warm_start=source)
+        estimator = Estimator(model_fn, tmp_path / "new", config)
+
+    def values(folder: str) -> dict[str, np.ndarray]:
+        there = Reader(f"{decoded(estimator.export_saved_model(tmp_path / folder, RAW_X))}/variables/variables")
+        return there.get_many(there.names())
+
+    whole, sizes, write = values("whole"), [], tensor_bundle._write
+    monkeypatch.setattr(tensor_bundle, "PART_BYTES", 300)
+
+    def counted(place: str, entries: Any, prefix: Path) -> Path:
+        sizes.append(sum(np.asarray(entry.value).nbytes for entry in entries))
+        return write(place, entries, prefix)
+
+    monkeypatch.setattr(tensor_bundle, "_write", counted)
+    parts = values("parts")
+    assert len(sizes) >= 3 and max(sizes) <= 300 and sum(sizes) == 5 * 128 + 96 + 8
+    assert sorted(parts) == sorted(whole)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(parts[name], value)
+        if name.startswith("kernel_") or name == "divided":
+            is_loaded = "saver" in begins_with or (
+                "warm" in begins_with and name in ("kernel_0", "kernel_1", "divided")
+            )
+            times = 2 if name == "kernel_0" and "saver" in begins_with else 1
+            assert np.array_equal(value, times * trained.get_variable_value(name)) == is_loaded, name
 
 
 def test_keras_layers_with_state_tables_and_random_numbers_are_exported(tmp_path: Path) -> None:

@@ -19,14 +19,19 @@ import tensorflow as tf
 
 from input_fns import _records
 from input_fns._batches import batches_of_arrays
+from runner import Estimator, EstimatorSpec, Input, RunConfig
+from runner.checkpoint.reader import has_iterator
 from runner.checkpoint.writer import serialize_iterator
-from runner.data.inputs import Input, build_input_pipeline
+from runner.data.inputs import build_input_pipeline
+from runner.data.iterators import handle_of
 from runner.data.sharding import WorkerPlace
 from tests.support.tiers import slow_but
 
 csv, digits, npz, tfrecord = (
     importlib.import_module(f"input_fns.{name}") for name in "csv digits npz tfrecord".split()
 )
+
+v1 = tf.compat.v1
 
 COLUMNS = {"id": "int64", "age": {"dtype": "float32", "default": -1}, "city": "string", "income": "int32"}
 FEATURES = {
@@ -216,10 +221,52 @@ def test_continues_bit_for_bit_from_a_checkpoint_at_any_step(source: str, across
     ):  # five steps an epoch: also at an epoch's end, where Dataset.shuffle's order is lost
         iterator = iter(saved)
         values(iterator, done)
-        path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / f"state-{done}"))
+        state = serialize_iterator(iterator)
         resumed = iter(other_process)
-        tf.train.Checkpoint(iterator=resumed).read(path).assert_consumed()
+        tf.raw_ops.DeserializeIterator(resource_handle=handle_of(resumed), serialized=state)
         assert values(resumed, 16 - done) == straight[done:], done
+
+
+@every_source
+def test_a_run_that_resumes_continues_from_the_saved_position(source: str, tmp_path: Path) -> None:
+    fn, make = SOURCES[source]
+    read = Input(fn, {"shuffle_buffer": 6, **make(tmp_path)}, batch_size=5)
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weight = v1.get_variable("weight", [2])
+        seen = tf.stack([tf.cast(features["id"][0], tf.float32), tf.reduce_mean(tf.cast(features["id"], tf.float32))])
+        loss = tf.reduce_sum(tf.square(0.01 * seen - weight))
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+        return EstimatorSpec(mode, weight, loss, train_op)
+
+    def train(name: str, *ends: int) -> list[float]:
+        config = RunConfig(tf_random_seed=3, save_checkpoints_steps=4, keep_checkpoint_max=None, tensorboard=False)
+        for end in ends:
+            estimator = Estimator(model_fn, tmp_path / name, config)
+            estimator.train(read, max_steps=end)
+        return estimator.get_variable_value("weight").tolist()  # type: ignore[no-any-return]
+
+    assert train("resumed", 7, 10, 17) == train("undisturbed", 17)
+    for step in (7, 10, 17):
+        assert has_iterator(tmp_path / "resumed" / f"model.ckpt-{step}", 0), step
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_records_are_shuffled_in_the_order_of_tf_data(seed: int | None) -> None:
+    def numbers(shuffle: Callable[..., tf.data.Dataset]) -> list[int]:
+        tf.random.set_seed(seed)
+        of_epochs = tf.data.Dataset.range(3).flat_map(
+            lambda epoch: shuffle(
+                tf.data.Dataset.range(20), 7, tf.random.stateless_uniform([], [epoch, 1], None, None, tf.int64)
+            )
+        )
+        return [int(number) for number in of_epochs]
+
+    expected = numbers(lambda data, buffer, seed: data.shuffle(buffer, seed, reshuffle_each_iteration=False))
+    assert numbers(_records._shuffled_once) == expected
+    assert expected[:20] != expected[20:40]
+    seed = 0  # with which Dataset.shuffle takes no tensor as its seed
+    assert sorted(numbers(_records._shuffled_once)) == sorted(expected)
 
 
 @pytest.mark.long
@@ -701,12 +748,15 @@ def test_digits_can_be_flat() -> None:
 
 
 def test_first_failing_is_the_index_of_the_first_record_that_does_not_parse() -> None:
-    @tf.function
-    def index(texts: tf.Tensor) -> tf.Tensor:
-        return _records.first_failing(texts, lambda text: tf.strings.to_number(text, tf.int32))
+    def indices(texts: list[str]) -> list[int]:
+        return [
+            int(i) for i in _records.first_failing(tf.constant(texts), lambda one: tf.strings.to_number(one, tf.int32))
+        ]
 
-    for texts, expected in json.loads('[[["1","2"],2], [["x","2"],0], [["1","x","3","y"],1], [["1","x"],1]]'):
-        assert int(index(tf.constant(texts))) == expected
+    for texts, expected in json.loads(
+        '[[["1","2"],2], [["x","2"],0], [["1","x","3","y"],1], [["1","x"],1], [["x"],0]]'
+    ):
+        assert indices(texts) == [expected]
 
 
 def test_the_saved_position_takes_no_more_room_after_two_hundred_epochs_than_after_five() -> None:

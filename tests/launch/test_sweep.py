@@ -14,12 +14,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from runner.config import job_id
+from runner.config.schema import SweepConfig, TrackingConfig
+from runner.launch import sweep as sweeps
 from runner.launch import task_group
+from runner.launch.multirun import name_of_job
+from runner.launch.sweep import JobResult, Sweep
 from tests.support.command_line import CommandLine
 from tests.support.tiers import slow_but
 
@@ -249,6 +255,99 @@ time.sleep(60)
     assert [(job["name"], job["status"]) for job in left.jobs] == [("learning_rate=0.1", "interrupted")]
     again = sweep("finish()", RATES)
     assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 2}
+
+
+def test_a_sweep_that_was_killed_has_kept_what_had_finished(sweep: Callable[..., Outcome], tmp_path: Path) -> None:
+    hangs = """
+if rate == 0.2:
+    Path("ready").touch()
+    time.sleep(60)
+finish()
+"""
+    argv = command(tmp_path, hangs, "tracking=none", RATES)
+    argv[2] = f"import runner.launch.sweep\nrunner.launch.sweep.WRITE_AFTER_SECS_PER_BYTE = 1e3\n{argv[2]}"
+    process = subprocess.Popen(argv, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "ready").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    left = Outcome(tmp_path, subprocess.CompletedProcess([], -9, "", ""))
+    assert left.jobs == [], "sweep.json was too young to be written anew"
+    lines = [json.loads(line) for line in (left.directory / "sweep.results.jsonl").read_text().splitlines()]
+    assert [line["result"]["name"] for line in lines] == ["learning_rate=0.1", "learning_rate=0.3"]
+    assert {line["result"]["status"] for line in lines} == {"finished"}
+
+    again = sweep("finish()", RATES)
+    assert again.err.count("is finished already") == 2
+    assert [job["name"] for job in again.jobs] == ["learning_rate=0.3", "learning_rate=0.2", "learning_rate=0.1"]
+    assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 2, "learning_rate=0.1": 1}
+    assert not (again.directory / "sweep.results.jsonl").exists()
+
+
+def opened(directory: Path, *, start: str = "now", is_copy: bool = True) -> Sweep:
+    config: Any = SimpleNamespace(sweep=SweepConfig(), tracking=TrackingConfig(backend="none"))
+    of_start: Any = SimpleNamespace(env={}, start=start, argv=[], is_copy=is_copy)
+    return Sweep(directory, config, of_start)
+
+
+def in_sweep_json(directory: Path) -> list[str]:
+    return [job["folder"] for job in json.loads((directory / "sweep.json").read_text())["jobs"]]
+
+
+def test_a_job_adds_a_line_and_sweep_json_has_all_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeps, "WRITE_AFTER_SECS_PER_BYTE", 1e3)
+    first = opened(tmp_path, is_copy=False)
+    for number in range(3):
+        metrics = {"eval/loss": 3.0 - number, "eval/auc": "nan"}
+        first.add(JobResult(f"rate={number}", f"job{number}", "finished", 3.0 - number, metrics, 7))
+    assert in_sweep_json(tmp_path) == []
+    with (tmp_path / "sweep.results.jsonl").open("a") as journal:
+        journal.write('{"time": 1, "event": "job", "sta')  # a process was killed in the midst of it
+    joined = opened(tmp_path)
+    joined.add(JobResult("rate=1", "job1", "failed", error="it was killed"))
+    for one in (first, joined, opened(tmp_path)):
+        assert [job.folder for job in one.results] == ["job0", "job2", "job1"]
+        assert one.results[-1].error == "it was killed" and one.result_in("job1") == one.results[-1]
+        assert one.result_in("job3") is None
+    first.end(interrupted=True, failed=False)
+    assert in_sweep_json(tmp_path) == ["job2", "job0", "job1"]
+    assert not (tmp_path / "sweep.results.jsonl").exists()
+    assert "3 jobs, best first by eval/loss (min)" in capsys.readouterr().out
+    (tmp_path / "sweep.results.jsonl").write_text('{"event": "job", "start": "now", "result": {}}\n')
+    assert opened(tmp_path, start="later").results == [], "results of another start do not count"
+
+
+def test_sweep_json_has_the_last_job_soon_while_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "WRITE_AFTER_SECS_PER_BYTE", 1e-3)
+    one = opened(tmp_path, is_copy=False)
+    for number in range(3):
+        one.add(JobResult(f"rate={number}", f"job{number}", "finished"))
+    deadline = time.monotonic() + 60
+    while in_sweep_json(tmp_path) != ["job0", "job1", "job2"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    one.end(interrupted=False, failed=False)
+
+
+def test_what_varies_is_parsed_once_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    parse = OverridesParser.parse_overrides
+
+    def counted(parser: OverridesParser, overrides: list[str], *rest: Any) -> Any:
+        parsed.append(len(overrides))
+        return parse(parser, overrides, *rest)
+
+    monkeypatch.setattr(OverridesParser, "parse_overrides", counted)
+    argv = ["-m", "model.params.units=1,2,3,4", "model.params.dropout=0.1,0.2", "train.max_steps=7"]
+    names = [name_of_job(argv, [f"model.params.units={n}", "model.params.dropout=0.1"]) for n in range(1, 5)]
+    assert names == [f"units={n}, dropout=0.1" for n in range(1, 5)]
+    assert parsed == [3]
 
 
 def test_a_sweep_can_be_kept_elsewhere(sweep: Callable[..., Outcome], tmp_path: Path) -> None:

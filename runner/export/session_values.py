@@ -1,0 +1,98 @@
+"""The values of a graph's variables in a session: of a new model, or as a saver's own `restore` left them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from runner.tf_private.tensor_bundle import in_parts
+from runner.tracing.partitioned_variable import size_of
+from runner.tracing.variable_request import VariableSpec
+
+v1 = tf.compat.v1
+
+
+class Piece(NamedTuple):
+    """A variable of a graph: one of the checkpoint's, or one part of it that a v1 partitioner made.
+
+    Attributes:
+      initializer: the operation that sets it, or its name.
+      initial_value: the tensor that `initializer` sets it to, or its name.
+    """
+
+    variable: Any
+    initializer: Any
+    initial_value: Any
+
+
+class SessionValues:
+    """Variables in a session of their own, which holds their values until it is closed.
+
+    Args:
+      graph: graph of the variables; operations that read them are added to it.
+      pieces: variable name -> the variable, or its parts in order.
+      specs: variable name -> spec of the whole variable.
+    """
+
+    def __init__(
+        self, graph: tf.Graph, pieces: Mapping[str, Sequence[Piece]], specs: Mapping[str, VariableSpec]
+    ) -> None:
+        self._pieces, self._specs = pieces, specs
+        with graph.as_default():
+            self._reads = {name: [one.variable.read_value() for one in some] for name, some in pieces.items()}
+        # A session only passes values on.
+        on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
+        self.session = v1.Session(graph=graph, config=on_cpu)
+
+    def initialize(self) -> None:
+        """Set all variables to their initial values, in one run: they may share random numbers."""
+        self.session.run([one.initializer for some in self._pieces.values() for one in some])
+
+    def assign(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set variables by name to arrays of their whole shape, one after the other."""
+        for name, value in values.items():
+            some, parts = self._pieces[name], [value]
+            if len(some) > 1:
+                axis = self._axis(name)
+                parts = np.split(value, np.cumsum([one.variable.shape[axis] for one in some])[:-1], axis)
+            fed = {one.initial_value: part for one, part in zip(some, parts, strict=True)}
+            self.session.run([one.initializer for one in some], fed)
+
+    def read(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return name -> whole value of the variables."""
+        found = self.session.run({name: self._reads[name] for name in names})
+        return {
+            name: values[0] if len(values) == 1 else np.concatenate(values, self._axis(name))
+            for name, values in found.items()
+        }
+
+    def size_of(self, name: str) -> int:
+        """Return the bytes of a variable; 0 if its shape is not known."""
+        return size_of(self._specs[name])
+
+    def close(self) -> None:
+        """Let go of the values."""
+        self.session.close()
+
+    def _axis(self, name: str) -> int:
+        """Return the axis along which a variable is divided."""
+        part, whole = self._pieces[name][0].variable.shape, self._specs[name].shape
+        return next(axis for axis, size in enumerate(whole) if part[axis] != size)
+
+
+def read_in_parts(owners: Mapping[str, SessionValues], held: contextlib.ExitStack) -> Iterator[dict[str, Any]]:
+    """Yield the values of variables in parts of bounded size, each a dict name -> array.
+
+    Args:
+      owners: variable name -> what holds it; those of one owner follow one another.
+      held: closed at the end.
+    """
+    with held:
+        for _, names in itertools.groupby(owners, lambda name: id(owners[name])):
+            for part in in_parts(names, lambda name: owners[name].size_of(name)):
+                yield owners[part[0]].read(part)  # nothing here keeps the values
