@@ -179,8 +179,8 @@ def _shuffled_once(dataset: tf.data.Dataset, buffer: int, seed: tf.Tensor) -> tf
 
     That hands its operation a generator of seeds, and operations that make one count as stateful. It has no use here.
     """
-    # The pair that tf.data takes: TensorFlow's seed, or a number in its place, and the given one. `get_seed(seed)` would
-    # fail where TensorFlow's seed is 0: it compares a tensor in Python.
+    # The pair that tf.data takes: TensorFlow's seed, or a number in its place, and the given one. `get_seed` would
+    # fail with a tensor where TensorFlow's seed is 0: it compares it in Python.
     first, second = tf.constant(tf.compat.v1.random.get_seed(1)[0], tf.int64), seed % (2**31 - 1)
     # Two zeros would draw a seed: tf.data takes this one in their place.
     second = tf.where((first == 0) & (second == 0), tf.constant(2**31 - 1, tf.int64), second)
