@@ -323,13 +323,13 @@ class GroupedRecordingLoop(GroupedLoop, RecordingLoop):
             def to_summaries(
                 taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, due: tf.Tensor, number: tf.Tensor, *arrays: Any
             ) -> Any:
-                plain, others = arrays[: self._num_shared], arrays[self._num_shared :]
-                steps = (taken, examples, fine, *plain)
-                taken, examples, fine, *plain = self._plain_steps(group, first, tf.minimum(due, last), steps)
+                others = arrays[self._num_shared :]
+                state = (taken, examples, fine, *arrays[: self._num_shared])
+                taken, examples, fine, *plain = self._plain_steps(group, first, tf.minimum(due, last), state)
 
                 def record() -> Any:
-                    steps = (taken, examples, fine, *plain, *others)
-                    after = self._step_of(group, first, self._recorded, self._writer_of(number), steps)
+                    state = (taken, examples, fine, *plain, *others)
+                    after = self._step_of(group, first, self._recorded, self._writer_of(number), state)
                     return (*after[:3], due + every, number + 1, *after[3:])
 
                 is_due = (taken == due) & (taken < last) & fine
