@@ -228,12 +228,13 @@ def _reason_of(error: tf.errors.OpError) -> str:
     return str(error.message.split(" [Op:")[0].rpartition("}} ")[2])
 
 
-def serialize_iterator(iterator: tf.data.Iterator, policy: _Policy = _Policy.FAIL) -> tf.Tensor:
+def serialize_iterator(iterator: tf.data.Iterator, policy: Any = _Policy.FAIL) -> tf.Tensor:
     """Return the state of `iterator`, its shuffle and prefetch buffers included: a scalar variant tensor for a bundle.
 
     Args:
       iterator: of a tf.data.Dataset.
-      policy: FAIL: state that is not in the iterator (external) is an error, not lost silently.
+      policy: a tf.data.experimental.ExternalStatePolicy. FAIL: state outside of the iterator is an error, not lost
+        silently.
 
     Raises:
       FailedPreconditionError, UnimplementedError: a source or a function of the dataset has state of its own.
