@@ -260,7 +260,7 @@ def test_a_new_model_is_exported_with_what_it_begins_with(words: Estimator, tmp_
 def test_values_that_no_checkpoint_has_are_written_in_parts(
     begins_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Doubling(v1.train.Saver):
+    class Doubling(v1.train.Saver):  # type: ignore[name-defined]
         def restore(self, sess: Any, save_path: str) -> None:
             super().restore(sess, save_path)
             first = next(one for one in v1.global_variables() if one.op.name == "kernel_0")
