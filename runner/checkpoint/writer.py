@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 Inputs = Mapping[int, tf.Tensor | Path | None]
 
-_Policy = tf.data.experimental.ExternalStatePolicy
+_Policy: TypeAlias = tf.data.experimental.ExternalStatePolicy
 _NOT_SAVED = (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError)
 
 
