@@ -42,7 +42,8 @@ run: $(STAMP)
 # The tiers; tests/conftest.py says which test has which marker. ARGS may choose tests that are all of another tier, and
 # none is left (pytest's exit code 5).
 tier = $(BIN)/python -m pytest -m "$(1)" $(2) $(ARGS) $(if $(strip $(ARGS)),|| [ $$? = 5 ])
-WORKERS ?= 2
+# One more than two cores: a sixth of the time a test waits for processes.
+WORKERS ?= 3
 # In the order of tests/conftest.py, not by the number of tests of a file.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
