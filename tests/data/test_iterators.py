@@ -51,6 +51,7 @@ def test_a_process_that_still_has_some_ends() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_process_that_ends_while_iterators_are_deleted_is_not_aborted() -> None:
     """Some are deleted just before its end, others are still held by it, some are in a cycle."""
     code = (

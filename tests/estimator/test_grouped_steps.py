@@ -19,6 +19,7 @@ from runner.task.error_report import explain
 from tests.integration.test_exactness import LossRecorder
 from tests.support.line import line, mirrored, read_events, steps_of
 from tests.support.models import classic, data, native
+from tests.support.tiers import slow_but
 
 STEPS_PER_LOOP = 53
 
@@ -125,7 +126,9 @@ def summarised(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return spec
 
 
-@pytest.mark.parametrize("every", [1, 7, 40])  # steps of a group with summaries: all, two or three, some none
+@pytest.mark.parametrize(
+    "every", slow_but([1, 7, 40], 7)
+)  # steps of a group with summaries: all, two or three, some none
 def test_steps_with_summaries_are_taken_within_groups(
     tmp_path: Path, grouped: list[int], monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
@@ -171,7 +174,8 @@ def in_turn(epochs: int) -> Callable[[], tf.data.Dataset]:
 
 
 @pytest.mark.parametrize(
-    ("model", "input_of", "epochs", "steps"), [(native, by_rows, 21, 132), (classic, in_turn, 23, 83)]
+    ("model", "input_of", "epochs", "steps"),
+    [pytest.param(native, by_rows, 21, 132, marks=pytest.mark.slow), (classic, in_turn, 23, 83)],
 )
 def test_two_replicas_on_cpus_take_the_steps_of_single_batches(
     tmp_path: Path,

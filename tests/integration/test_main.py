@@ -197,6 +197,7 @@ def test_an_error_in_model_fn_is_named_with_its_line(
     assert not (tmp_path / "run").exists(), "it never took its first step"
 
 
+@pytest.mark.slow
 def test_inline_a_debugger_reaches_model_fn(tmp_path: Path) -> None:
     mine = tmp_path / "model_fns" / "mine.py"
     mine.parent.mkdir()

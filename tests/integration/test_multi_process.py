@@ -26,15 +26,18 @@ from tests.support.weighted_models import model_of, of_two, weighted_input
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
-    "native", "summed", "by_replicas", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
-    "of_service", "unknown_length", "in_turn", "measured", "stopped_by_one", "slow_worker", "slow_evaluation",
-    "undisturbed", "stopped_early", "reduced_on_a_plateau", "not_finite", "sparse", "weighted_losses", "accumulated",
-    "half_precision", "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
+    "native", "summed", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
+    "of_service", "unknown_length", "measured", "stopped_by_one", "slow_worker", "slow_evaluation",
+    "undisturbed", "stopped_early", "not_finite", "sparse", "weighted_losses",
+    "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
 )  # fmt: skip
 THREE = ("uneven", "files", "read_on")
-SLOW_TWO = ("native", "classic", "own_resumed", "pairs_keras_model")
+SLOW_TWO = (
+    "native", "classic", "own_resumed", "pairs_keras_model", "by_replicas", "in_turn", "reduced_on_a_plateau",
+    "accumulated", "half_precision",
+)  # fmt: skip
 SLOW_THREE = ("native", "classic", "without_data", "own_resumed")
-"""In gangs of their own, for `make test-slow`: what the cases of the others say, once more."""
+"""In gangs of their own, for `make test-slow`: much of it is what the cases of the others say, once more."""
 
 
 IDS = [0, 1, 2, 5, 6, 7, 8, 10, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23]
@@ -162,8 +165,9 @@ def test_what_training_reports_is_over_the_examples_of_both_workers(style: str, 
         assert sorted(summaries) == [1, 2, 3, 4, 5, 6] and summaries == pytest.approx(expected, rel=1e-6)
 
 
-def test_model_fn_sees_the_replicas_of_all_workers_whenever_it_is_called(two: Gang) -> None:
-    for found in two.results("by_replicas"):
+@pytest.mark.slow
+def test_model_fn_sees_the_replicas_of_all_workers_whenever_it_is_called(slow_two: Gang) -> None:
+    for found in slow_two.results("by_replicas"):
         assert float(found["w"]) == pytest.approx(2 * 0.1 * int(found["replicas"]), rel=1e-6)
         assert int(found["replicas"]) == 2
 
@@ -283,8 +287,9 @@ def test_data_of_unknown_length_ends_for_all(two: Gang) -> None:
         assert found["ids"].tolist()[:-1] == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17], [19]]
 
 
-def test_batches_of_the_functions_own_are_taken_in_turn(two: Gang) -> None:
-    for found in two.results("in_turn"):
+@pytest.mark.slow
+def test_batches_of_the_functions_own_are_taken_in_turn(slow_two: Gang) -> None:
+    for found in slow_two.results("in_turn"):
         assert found["ids"].tolist()[:-1] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
@@ -310,8 +315,9 @@ def test_early_stopping_ends_all_workers(two: Gang) -> None:
     assert str(chief["reason"]).startswith("eval/loss has not improved by 0 for 1 evaluation; best ")
 
 
-def test_all_workers_reduce_the_learning_rate_before_the_same_step(two: Gang) -> None:
-    chief, worker = two.results("reduced_on_a_plateau")
+@pytest.mark.slow
+def test_all_workers_reduce_the_learning_rate_before_the_same_step(slow_two: Gang) -> None:
+    chief, worker = slow_two.results("reduced_on_a_plateau")
     first = chief["rates"][0]
     # After the steps 0 to 8: the evaluations of 4 and 6 are no better than the first, of step 2.
     assert (chief["rates"] / first).tolist() == pytest.approx([1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25])
@@ -345,14 +351,16 @@ def test_one_worker_may_ask_for_a_loss_that_no_other_needs(two: Gang) -> None:
     assert [len(found["asked"]) for found in two.results("weighted_losses")] == [4, 0]
 
 
-def test_gradients_are_accumulated_over_workers(two: Gang, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_gradients_are_accumulated_over_workers(slow_two: Gang, tmp_path: Path) -> None:
     expected = alone(tmp_path, "native")
-    for found in two.results("accumulated"):
+    for found in slow_two.results("accumulated"):
         assert_equal(found, expected)
 
 
-def test_an_overflow_on_one_worker_leaves_the_update_out_on_all(two: Gang) -> None:
-    chief, worker = two.results("half_precision")
+@pytest.mark.slow
+def test_an_overflow_on_one_worker_leaves_the_update_out_on_all(slow_two: Gang) -> None:
+    chief, worker = slow_two.results("half_precision")
     assert float(chief["loss_scale/dynamic_scale"]) < 2**15
     for name in chief:
         np.testing.assert_array_equal(chief[name], worker[name], err_msg=name)

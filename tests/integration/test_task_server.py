@@ -83,6 +83,7 @@ def test_tasks_of_one_server_leave_nothing_behind_and_its_memory_is_flat(tmp_pat
     assert last[1:] == first[1:] and last[0] < first[0] + 5
 
 
+@pytest.mark.slow
 def test_a_run_whose_task_and_server_are_killed_starts_cold_says_so_once_and_resumes(tmp_path: Path) -> None:
     settings = [one for one in SMALL if not one.startswith("train.max_steps")]
     command = [

@@ -285,7 +285,7 @@ def test_all_options_together_are_equal_on_every_strategy(optimizer: str, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", slow_but(["default", *SEVERAL], "default", "mirrored"))
+@pytest.mark.parametrize("strategy", slow_but(["default", *SEVERAL], "mirrored"))
 def test_a_resumed_run_with_all_options_is_bitwise_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
     config = RunConfig(
         train_distribute=STRATEGIES[strategy],

@@ -132,6 +132,7 @@ def test_without_a_name_that_makes_it_faster_the_numbers_are_the_same(
         np.testing.assert_array_equal(after[name], value, name)
 
 
+@pytest.mark.slow
 def test_what_xla_compiles_is_the_same_by_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = numbers(native, "mirrored", tmp_path / "before", jit=True)
     _functions_of_graphs(monkeypatch)

@@ -57,7 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", slow_but(OPTIONS, "nothing", "clipped parts with averages"))
+@pytest.mark.parametrize("options", slow_but(OPTIONS, "clipped parts with averages"))
 def test_numbers_are_those_of_a_step_that_is_not_compiled(options: str, tmp_path: Path) -> None:
     """An embedding with sparse gradients, uneven batches, replicas without an example."""
     chosen = OPTIONS[options]

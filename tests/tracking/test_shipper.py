@@ -465,6 +465,7 @@ shipper.close("FINISHED", {}, [])
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_several_runs_without_a_server_all_end_with_one_warning(tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:

@@ -310,6 +310,7 @@ def test_a_parent_and_children_share_a_process(uri: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_several_first_starts_on_a_fresh_database_all_succeed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from runner.config.schema import TrackingConfig\n"

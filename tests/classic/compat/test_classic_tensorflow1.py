@@ -146,6 +146,7 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_a_package_of_tensorflow_1_runs_as_a_module_with_its_files_of_other_versions(package: Path) -> None:
     ran = run(["-m", "trainer.task", "--job-dir", "x"], package)
     assert ran.returncode == 0, ran.stderr

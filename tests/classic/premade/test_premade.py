@@ -76,6 +76,7 @@ def test_arguments_are_those_of_2_15() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
     cities = fc.categorical_column_with_vocabulary_list("city", ["a", "b"])
     words = fc.categorical_column_with_vocabulary_list("word", ["v", "w"])
