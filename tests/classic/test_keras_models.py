@@ -91,7 +91,7 @@ def rows(found: dict[str, Any], *names: str) -> list[float]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", slow_but(["functional", "sequential", "own"], "functional", "own"))
+@pytest.mark.parametrize("kind", slow_but(["functional", "sequential", "own"], "own"))
 def test_train_and_evaluate_do_what_fit_and_evaluate_do(family: Any, kind: str, tmp_path: Path) -> None:
     model, fitted = build(family, kind), build(family, kind)
     before = model.get_weights()
@@ -187,7 +187,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_but(OPTIMIZERS, "Adam", "RMSprop centered momentum"))
 def test_state_of_optimizers_of_tf_keras_has_the_names_of_2_15(name: str, tmp_path: Path) -> None:
     model, rate = build(tf_keras), tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.05])
     model.compile(getattr(tf_keras.optimizers, name.split()[0])(rate, **OPTIMIZERS[name]), "mse")

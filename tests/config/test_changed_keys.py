@@ -22,6 +22,7 @@ from runner.config.hydra import Composition
 from runner.config.job_id import job_id
 from runner.launch import app
 from tests.config.test_config import composed
+from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "runs_of_8664505"
@@ -94,7 +95,7 @@ def _num_lines(default: Any) -> int:
     return 1 + (sum(map(_num_lines, default.values())) if isinstance(default, dict) else 0)
 
 
-@pytest.mark.parametrize("key", REMOVED)
+@pytest.mark.parametrize("key", slow_but(REMOVED, "cluster.standby", "eval_strategy.communication"))
 def test_a_removed_key_is_refused_with_what_to_do_instead(key: str, project: Path) -> None:
     value = VALUES.get(key, "x")
     answer = f"{key}={value}: this key was removed. {REMOVED[key].instead}\n"

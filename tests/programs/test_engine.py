@@ -68,7 +68,7 @@ def in_memory(trainer: Estimator) -> dict[str, str]:
     ("style", "strategy"),
     slow_but(
         itertools.product(STYLES, STRATEGIES),
-        *((style, "mirrored") for style in STYLES), ("native", "default"), ("classic", "central_storage"),
+        ("keras_model", "mirrored"), ("native", "default"), ("classic", "central_storage"),
     ),
 )  # fmt: skip
 def test_names_of_variables_are_the_golden_ones(style: str, strategy: str, tmp_path: Path) -> None:

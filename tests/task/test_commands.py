@@ -16,6 +16,7 @@ from runner.config.schema import ConfigError
 from runner.task.commands import flat_metrics
 from tests.support.jobs import endless, noted, results, run
 from tests.support.line import steps_of
+from tests.support.tiers import slow_but
 
 MIRRORED = ("strategy=mirrored", "strategy.virtual_devices=2")
 
@@ -246,7 +247,10 @@ def worsened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("chosen", "step"), [("null", 6), ("best", 2), ("4", 4), ("model.ckpt-2", 2), ("{}/4", 4)])
+@pytest.mark.parametrize(
+    ("chosen", "step"),
+    slow_but([("null", 6), ("best", 2), ("4", 4), ("model.ckpt-2", 2), ("{}/4", 4)], ("null", 6), ("best", 2)),
+)
 def test_a_checkpoint_is_chosen_as_the_best_by_its_step_or_path(worsened: Path, chosen: str, step: int) -> None:
     chosen = chosen.replace("{}/", f"{worsened}/run/model.ckpt-")
     path = f"{worsened}/run/model.ckpt-{step}"

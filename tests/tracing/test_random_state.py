@@ -107,7 +107,7 @@ def test_a_resumed_run_draws_what_an_undisturbed_one_draws(name: str, tmp_path: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["dropout", "function", "branch"])
+@pytest.mark.parametrize("name", slow_but(["dropout", "function", "branch"], "branch"))
 def test_replicas_draw_their_own_and_resume_draws_the_same(name: str, tmp_path: Path) -> None:
     undisturbed = losses(DRAWS[name], tmp_path / "a", 4, strategy=mirrored())
     first = losses(DRAWS[name], tmp_path / "b", 1, strategy=mirrored())
