@@ -158,14 +158,14 @@ class Line:
         return fails(line, self._fields).map(split).flat_map(check)
 
     def _of_dtype(self, dtype: str) -> list[int]:
-        """Indices of the columns of one dtype."""
+        """Return the indices of the columns of one dtype."""
         return [i for i, column in enumerate(self._columns) if column.dtype == _DTYPES[dtype]]
 
     def _is_empty(self, texts: tf.Tensor) -> tf.Tensor:
         return (texts == "") | (texts == self._na_value)
 
     def _first_bad(self, fields: tf.Tensor, dtype: str) -> tf.data.Dataset:
-        """One element, an int64 scalar: the first of the columns of one dtype whose field is no value of it; their
+        """Return a dataset of one element, an int64 scalar: the first column of a dtype whose field is invalid; their
         number if there is none.
         """
         texts = tf.gather(fields, self._of_dtype(dtype))
@@ -176,7 +176,7 @@ class Line:
         return first_failing(texts, lambda text: tf.strings.to_number(text, _DTYPES[dtype]))
 
     def _check_dtype(self, place: tf.Tensor, fields: tf.Tensor, dtype: str, bad: tf.Tensor) -> tf.Operation:
-        """That the fields of the columns of one dtype are values of it; `bad` is what `_first_bad` found."""
+        """Return an assertion that the fields of all columns of a dtype are valid; `bad` is what `_first_bad` found."""
         chosen = self._of_dtype(dtype)
         names = tf.constant([self._columns[i].name for i in chosen])
         texts = tf.gather(fields, chosen)

@@ -52,7 +52,7 @@ class Group(NamedTuple):
 
 
 class StepElements:
-    """An iterator over the elements of one step of a group, for code that reads from the run's own one. In graph.
+    """Iterates over the elements of one step of a group, in the place of the run's iterator. For graphs.
 
     Args:
       first: index in the group of the first element, an int32 scalar.

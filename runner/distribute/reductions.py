@@ -22,9 +22,9 @@ v1 = tf.compat.v1
 _SUM = tf.distribute.ReduceOp.SUM
 
 _GATHERED_BYTES = 1 << 18
-"""Two workers give each other so many bytes of gradients whole, and each adds them up: one message to each, where
-TensorFlow's sum over a ring sends two, one after the other (RingReducer: parts of the sum, then the sums). A sum of two
-numbers is the same in both orders, so it is the same bits; of more workers it would not be."""
+"""Largest size of gradients that two workers exchange whole, so that each adds them up itself. Each worker then sends
+one message. TensorFlow's sum over a ring sends two, one after the other (RingReducer: parts of the sum, then the sums).
+A sum of two numbers has the same bits in both orders. With more workers it would not."""
 
 
 @dataclasses.dataclass(frozen=True)
