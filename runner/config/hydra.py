@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core import utils
 from hydra.core.config_search_path import ConfigSearchPath
@@ -25,6 +26,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 from yaml import MarkedYAMLError
@@ -159,6 +161,8 @@ class Composition:
         self.declared: dict[str, Any] | None = None
         self.refused: dict[Path, RefusedJob] = {}
         self._warnings: set[str] = set()
+        self._mode: RunMode | None = None
+        self._composed: tuple[list[str], DictConfig | Exception | None] = ([], None)
         self._build_optuna = build_optuna
         self._sweeper: Any = None
 
@@ -196,6 +200,7 @@ class Composition:
                 str(name): OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
                 for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
             }
+            self._mode = cfg.hydra.mode
             apply(overrides, cfg)
             if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
                 raise ConfigError("hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.")
@@ -204,6 +209,38 @@ class Composition:
             cfg.hydra.output_subdir = None
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
+        self._get_mode = get_mode = Hydra.get_mode
+        self._load_configuration = load_configuration = ConfigLoaderImpl.load_configuration
+
+        def mode_from_files(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+            """Return the mode that a config file sets, or None, and keep what was composed for `load_composed`.
+
+            Hydra 1.3 composes each config twice: once to find its mode, and once more with the mode added to its
+            overrides. The second is a third of the time until a config is refused or accepted.
+            """
+            if any(word.lstrip("+").startswith("hydra.mode=") for word in overrides):
+                return get_mode(hydra, config_name, overrides)
+            to_run = [*overrides, "hydra.mode=RUN"]
+            composed: DictConfig | Exception
+            try:
+                composed = hydra.compose_config(config_name, to_run, RunMode.RUN)
+            except Exception as error:  # perhaps only a run refuses it: several values of a key
+                composed = error
+            self._composed = (to_run, composed)
+            is_run = self._mode is None and not isinstance(composed, Exception)
+            return None if is_run else get_mode(hydra, config_name, overrides)
+
+        def load_composed(loader: ConfigLoaderImpl, **settings: Any) -> DictConfig:
+            to_run, composed = self._composed
+            if settings["overrides"] != to_run or composed is None:
+                return load_configuration(loader, **settings)
+            self._composed = ([], None)  # the run changes it
+            if isinstance(composed, Exception):
+                raise composed
+            return composed
+
+        Hydra.get_mode = mode_from_files  # type: ignore[assignment, method-assign]
+        ConfigLoaderImpl.load_configuration = load_composed  # type: ignore[assignment, method-assign]
         self._instantiate_sweeper = instantiate = Plugins.instantiate_sweeper
 
         def instantiate_ours(plugins: Plugins, **settings: Any) -> Sweeper:
@@ -247,6 +284,8 @@ class Composition:
         Composition._is_under_way = False
         del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
+        Hydra.get_mode = self._get_mode  # type: ignore[method-assign]
+        ConfigLoaderImpl.load_configuration = self._load_configuration  # type: ignore[method-assign]
         Plugins.instantiate_sweeper = self._instantiate_sweeper  # type: ignore
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
         OmegaConf.save = staticmethod(self._save)  # type: ignore

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.errors import MissingConfigException
 
 from runner.config import hydra, saved_config
+from runner.config.schema import Config
 from runner.launch import app
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +99,61 @@ def test_a_mistake_in_an_experiment_file_says_the_line_to_write(
     monkeypatch.setattr(sys, "argv", ["runner", "experiment=mine"])
     assert app.run_command_line() == 2
     assert capsys.readouterr().err == f"runner: {message}"
+
+
+@pytest.fixture
+def compositions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Overrides of each config that Hydra composes from now on."""
+    composed: list[list[str]] = []
+    load = ConfigLoaderImpl._load_configuration_impl
+
+    def noted(loader: ConfigLoaderImpl, **settings: Any) -> Any:
+        composed.append(list(settings["overrides"]))
+        return load(loader, **settings)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", noted)
+    monkeypatch.chdir(tmp_path)
+    return composed
+
+
+def test_a_run_is_composed_once_and_gets_the_config_that_hydra_composes(
+    compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[Config, dict[str, str]]] = []
+
+    def run(config: Config, *arguments: Any, notes: dict[str, str], **settings: Any) -> int:
+        given.append((config, notes))
+        return 0
+
+    monkeypatch.setattr("runner.launch.supervisor.run", run)
+    for words in (["model_dir=x", "run.seed=3"], ["model_dir=x", "run.seed=3", "hydra.mode=RUN"]):  # Hydra's own way
+        monkeypatch.setattr(sys, "argv", ["runner", *words])
+        assert app.run_command_line() == 0
+    assert compositions[0] == ["model_dir=x", "run.seed=3", "hydra.mode=RUN"]
+    assert len(compositions) == 3
+    assert given[0] == given[1] and given[0][0].run.seed == 3
+
+
+@pytest.mark.parametrize("asked", ["in a file", "on the command line"])
+def test_a_sweep_may_be_asked_for_by_hydra_mode(
+    asked: str, compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      run.seed: 1,2\n"
+    write(Path("conf/experiment/seeds.yaml"), text)
+    words = {"in a file": ["experiment=seeds"], "on the command line": ["hydra.mode=MULTIRUN", "run.seed=1,2"]}
+    monkeypatch.setattr(sys, "argv", ["runner", "command=dry_run", *words[asked]])
+    assert app.run_command_line() == 0
+    said = capsys.readouterr().out
+    assert "job 1/2: " in said and "job 2/2: " in said and "seed=2" in said
+
+
+def test_a_mistake_is_composed_no_more_often_than_by_hydra(
+    compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["runner", "run.sed=3"])
+    assert app.run_command_line() == 2
+    assert capsys.readouterr().err.startswith("runner: run.sed=3: there is no key 'run.sed'.")
+    assert len(compositions) == 2
 
 
 SAVED: dict[str, Any] = {

@@ -63,8 +63,6 @@ class CommandLine:
                 patch.setattr(sys, "path", [*sys.path])
                 for name, value in {"PYTHONPATH": str(ROOT), **env}.items():
                     patch.setenv(name, value)
-                # It composes all once more, to find that nothing sets hydra.mode.
-                patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **settings: None)
                 for user in ("task_group", "multirun"):
                     patch.setattr(f"runner.launch.{user}.build_starter", lambda *args, **settings: self.starter)
                 code = app.run_command_line()
