@@ -34,7 +34,7 @@ TWO = (
 THREE = ("uneven", "files", "read_on")
 SLOW_TWO = (
     "native", "classic", "own_resumed", "pairs_keras_model", "by_replicas", "in_turn", "reduced_on_a_plateau",
-    "accumulated", "half_precision",
+    "accumulated", "half_precision", "packed",
 )  # fmt: skip
 SLOW_THREE = ("native", "classic", "without_data", "own_resumed")
 """In gangs of their own, for `make test-slow`: much of it is what the cases of the others say, once more."""
@@ -149,6 +149,15 @@ def test_gradients_that_two_workers_give_each_other_whole_have_the_bits_of_the_r
         assert len(whole["losses"]) == 20
         for name, value in whole.items():
             np.testing.assert_array_equal(value, ring[name], err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["native", "classic"])
+def test_gradients_of_late_layers_are_sent_while_those_of_early_ones_are_computed(style: str, slow_two: Gang) -> None:
+    """With `strategy.bytes_per_pack`, a message waits for the gradients in it, and not for those of layers before."""
+    for found in slow_two.results("packed"):
+        last_layer, *others = found[style].tolist()
+        assert 0 < last_layer < max(others) <= found[f"{style}/all"]
 
 
 @pytest.mark.parametrize("style", ["native", "classic"])

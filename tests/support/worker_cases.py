@@ -121,6 +121,38 @@ def summed(folder: Path) -> dict[str, Any]:
 
 
 @case
+def packed(folder: Path) -> dict[str, Any]:
+    """How many products of matrices each message of gradients waits for, in the order in which they are sent."""
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
+    found: dict[str, Any] = {}
+    for style in ("native", "classic"):
+        estimator = Estimator(STYLES[style], folder / style, config())
+        with (
+            replaced(reductions, "_GATHERED_BYTES", 0),
+            replaced(STRATEGY.extended, "_communication_options", options),
+        ):
+            run = estimator.train_run(train_input(12), steps=1)
+        assert run is not None
+        graph = run._setup.program.trace.graph
+        sent = [one for one in graph.get_operations() if one.type == "CollectiveReduceV2"]
+        found[style] = [sum(before.type == "MatMul" for before in _waited_for(one)) for one in sent]
+        found[f"{style}/all"] = sum(one.type == "MatMul" for one in graph.get_operations())
+    return found
+
+
+def _waited_for(operation: tf.Operation) -> set[tf.Operation]:
+    """Return the operations that end before `operation` begins."""
+    found: set[tf.Operation] = set()
+    ahead = [operation]
+    while ahead:
+        one = ahead.pop()
+        before = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - found
+        found |= before
+        ahead += before
+    return found
+
+
+@case
 def by_replicas(folder: Path) -> dict[str, Any]:
     """A learning rate that model_fn makes of the number of replicas: how far a weight with the gradient -1 moves."""
 
