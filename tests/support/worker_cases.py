@@ -123,13 +123,14 @@ def summed(folder: Path) -> dict[str, Any]:
 @case
 def packed(folder: Path) -> dict[str, Any]:
     """How many products of matrices each message of gradients waits for, in the order in which they are sent."""
+    extended: Any = STRATEGY and STRATEGY.extended
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
     found: dict[str, Any] = {}
     for style in ("native", "classic"):
         estimator = Estimator(STYLES[style], folder / style, config())
         with (
             replaced(reductions, "_GATHERED_BYTES", 0),
-            replaced(STRATEGY.extended, "_communication_options", options),
+            replaced(extended, "_communication_options", options),
         ):
             run = estimator.train_run(train_input(12), steps=1)
         assert run is not None
