@@ -47,13 +47,16 @@ WORKERS ?= 3
 # In the order of tests/conftest.py, not by the number of tests of a file.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# The few files with tests that run alone: collecting all others again takes 10 s. ARGS may name files itself.
+ALONE = --durations=20 $(if $(strip $(ARGS)),,$(shell grep -rl --include='*.py' 'mark\.alone' tests))
+
 test: $(STAMP)
 	$(call tier,not (alone or slow or gpu),$(SIDE_BY_SIDE) --durations=20)
-	$(call tier,alone and not (slow or gpu),--durations=20)
+	$(call tier,alone and not (slow or gpu),$(ALONE))
 
 test-slow: $(STAMP)
 	$(call tier,slow and not (alone or gpu),$(SIDE_BY_SIDE) --durations=20)
-	$(call tier,slow and alone and not gpu,--durations=20)
+	$(call tier,slow and alone and not gpu,$(ALONE))
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
