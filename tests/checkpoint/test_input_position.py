@@ -166,6 +166,7 @@ def test_a_checkpoint_of_before_tells_lambdas_by_their_line() -> None:
     assert not _is_same_source(re.sub(r":\d+ ", ":1 ", before), source)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_digest_of_code_is_the_same_in_another_process() -> None:
     """Constants hold code objects, which have addresses, and sets, whose order depends on the seed of hashes."""

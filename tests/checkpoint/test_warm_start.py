@@ -224,6 +224,7 @@ def test_a_config_takes_the_folder_of_a_saved_model(tmp_path: Path) -> None:
     assert parsed(f"train.warm_start.checkpoint={tmp_path}").train.warm_start.checkpoint == str(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_rows_go_with_their_tokens_by_a_config(tmp_path: Path) -> None:
     table = np.array([[1, 10], [2, 20], [3, 30]], np.float32)

@@ -205,6 +205,7 @@ def test_mistakes_are_said_before_anything_runs(tmp_path: Path, command_line: Co
     assert "Add hydra/sweeper=optuna, or list them." in refused("model.params.learning_rate=interval(0,1)")
 
 
+@pytest.mark.slow
 def test_optuna_is_imported_only_where_it_is_chosen(tmp_path: Path) -> None:
     (tmp_path / "optuna.py").write_text("raise ImportError('no Optuna here')")
     hidden = {**ENV, "PYTHONPATH": os.pathsep.join([str(tmp_path), ENV["PYTHONPATH"]])}
@@ -219,6 +220,7 @@ def test_optuna_is_imported_only_where_it_is_chosen(tmp_path: Path) -> None:
     assert missing.stderr.strip().endswith("hydra/sweeper=optuna needs Optuna: pip install 'tf-runner[optuna]'")
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_jobs(tmp_path: Path, command_line: CommandLine) -> None:
     def listed(*arguments: str) -> list[str]:
         result = command_line("-m", "tracking=none", "command=dry_run", *arguments, cwd=tmp_path)

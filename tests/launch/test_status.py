@@ -138,6 +138,7 @@ def test_a_run_whose_task_is_killed_has_failed(where: Path) -> None:
     assert summary_status(where, "task") == "failed"
 
 
+@pytest.mark.slow
 def test_a_run_whose_supervisor_is_killed_is_repaired_when_another_starts(where: Path) -> None:
     process = start_and_wait(where, "supervisor")
     (task,) = psutil.Process(process.pid).children()

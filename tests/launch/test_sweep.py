@@ -350,6 +350,7 @@ def test_what_varies_is_parsed_once_a_sweep(monkeypatch: pytest.MonkeyPatch) -> 
     assert parsed == [3]
 
 
+@pytest.mark.slow
 def test_a_sweep_can_be_kept_elsewhere(sweep: Callable[..., Outcome], tmp_path: Path) -> None:
     called = command(tmp_path, "finish()", "tracking=none", RATES, "sweep.dir=mine")
     called = [word for word in called if word != "-m"] + ["-m"]  # wherever it stands
@@ -388,6 +389,7 @@ journal.event("result", global_step=7, metrics={"eval/loss": value, "eval/auc": 
     assert "eval/loss: nan\n" in result.out
 
 
+@pytest.mark.slow
 def test_a_finished_job_that_was_evaluated_since_is_still_finished(
     finished: Outcome, again: Callable[..., Outcome], tmp_path: Path
 ) -> None:

@@ -286,6 +286,7 @@ def test_what_such_a_module_had_of_its_own_is_gone() -> None:
         found_at("tensorflow_estimator.python.estimator.gc.negation")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_names_are_there_where_somebody_asked_before_where_tensorflow_is() -> None:
     source = """

@@ -155,6 +155,7 @@ def test_a_package_of_tensorflow_1_runs_as_a_module_with_its_files_of_other_vers
     assert "data.py, line" not in ran.stderr  # it does not tell, and is what task.py is
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_what_is_in_no_tensorflow_any_more_leads_to_check(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text("import tensorflow as tf\ntf.contrib.gan.gan_model(1)\n")
