@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, Input, RunConfig
 from runner.checkpoint import reader
+from runner.data import wait_timer
 from runner.data.batch_groups import GROUP_SIZE
 from runner.estimator import loop_boundary
 from runner.programs.train_loop import GroupedLoop
@@ -30,6 +32,8 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(loop_boundary, "_GROUPED_STEP_SECS", 1e9)
     monkeypatch.setattr(loop_boundary, "_GROUPED_LOOP_STEPS", 5)
     monkeypatch.setattr(loop_boundary, "_GROUPED_STEPS", 20)
+    # A loop whose waiting is timed takes batches one by one. A slow machine would come to the first of them here.
+    monkeypatch.setattr(wait_timer, "FIRST_SECS", math.inf)
     taken: list[int] = []
     call = GroupedLoop.__call__
 
