@@ -244,7 +244,7 @@ def test_tfrecord_has_a_tf_train_example_an_example(tmp_path: Path) -> None:
         "half": tf.io.FixedLenFeature([], tf.float32), "brain": tf.io.FixedLenFeature([], tf.float32),
         "i": tf.io.FixedLenFeature([], tf.int64), "b": tf.io.FixedLenFeature([], tf.int64),
         "t": tf.io.FixedLenFeature([], tf.string), "matrix": tf.io.FixedLenFeature([2, 2], tf.int64),
-        "texts": tf.io.FixedLenFeature([2], tf.string), "empty": tf.io.FixedLenFeature([0], tf.float32),
+        "texts": tf.io.FixedLenFeature([2], tf.string), "empty": tf.io.VarLenFeature(tf.float32),
         "nested/pair/1": tf.io.FixedLenFeature([], tf.int64), "ragged": tf.io.RaggedFeature(tf.float32),
     }  # fmt: skip
     records = list(tf.data.TFRecordDataset(str(tmp_path / "p.tfrecord")))
@@ -256,6 +256,7 @@ def test_tfrecord_has_a_tf_train_example_an_example(tmp_path: Path) -> None:
     assert found["t"].numpy().tolist() == KINDS["t"].tolist() and found["b"].numpy().tolist() == [1, 0, 1]
     assert found["nested/pair/1"].numpy().tolist() == [4, 5, 6]
     assert found["ragged"].to_list() == [[1], [2, 3], []]
+    assert found["empty"].dense_shape.numpy().tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".tfrecord"])
