@@ -31,7 +31,10 @@ def release() -> ModuleType:
 def test_the_changelog_has_a_dated_section_of_this_version(release: ModuleType) -> None:
     released = re.sub(r"(?s)## \[Unreleased\].*?(?=## \[)", "## [Unreleased]\n\n", CHANGELOG)
     assert release.check_changelog(released, PROJECT["version"]) == []
-    assert re.search(r"## \[Unreleased\]\n\n### Added\n.*?### Changed\n.*?### Fixed\n", CHANGELOG, re.DOTALL)
+    for section in re.split(r"(?m)^## ", CHANGELOG)[1:]:
+        groups = re.findall(r"(?m)^### (.*)$", section)
+        order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+        assert groups == [one for one in order if one in groups], section[:40]
 
 
 def test_a_release_is_refused_while_lines_wait(release: ModuleType) -> None:
