@@ -2,13 +2,15 @@
 
 python .ci/release.py <python> ...    the wheel is installed with each of these Pythons
 
-1. The version of pyproject.toml has a section in CHANGELOG.md, and nothing waits under [Unreleased].
-2. `build` makes the source distribution, and the wheel from that; `twine check --strict` reads both.
+1. The version of pyproject.toml has a section in CHANGELOG.md, and nothing waits under [Unreleased]. Everything is
+   committed.
+2. `build` makes the source distribution, and the wheel from that. Each of their files is in git. `twine check --strict`
+   reads both.
 3. pip installs the wheel with all that it depends on, from an empty cache, into a fresh environment of each Python;
    there `pip check`, `python -m runner --version` and `--help` answer, and `command=new` writes a project.
 4. The tests of the wheel (tests/integration/test_wheel.py) run on this very file.
 
-Nothing is uploaded: `twine upload dist/*` is the next step, by hand.
+Nothing is uploaded: CONTRIBUTING.md says what comes before that.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 import venv
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
@@ -37,8 +42,12 @@ def call(*command: str | Path, cwd: Path = ROOT, **env: str) -> str:
     return done.stdout
 
 
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
 def version() -> str:
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+    return str(pyproject()["project"]["version"])
 
 
 def check_changelog(text: str, version: str) -> list[str]:
@@ -54,6 +63,37 @@ def check_changelog(text: str, version: str) -> list[str]:
     if waiting:
         wrong.append(f"CHANGELOG.md: {waiting} lines wait under [Unreleased]. Move them to [{version}].")
     return wrong
+
+
+def check_committed(root: Path = ROOT) -> list[str]:
+    """Return what is wrong if files are changed or new: the release would differ from every commit."""
+    changed = call("git", "status", "--porcelain", cwd=root).splitlines()
+    listed = "".join(f"\n  {line}" for line in changed)
+    return [f"Commit, remove or ignore these files first (git status --porcelain):{listed}"] if changed else []
+
+
+def source_of(name: str, folders: Mapping[str, str]) -> str:
+    """Return the path in git of a file of the wheel. `folders` is package-dir of setuptools."""
+    for package, folder in folders.items():
+        prefix = package.replace(".", "/") + "/"
+        if name.startswith(prefix):
+            return f"{folder}/{name.removeprefix(prefix)}"
+    return name
+
+
+def check_files(source: Path, wheel: Path, tracked: Collection[str], folders: Mapping[str, str]) -> list[str]:
+    """Return what is wrong if the source distribution or the wheel has a file that is not in git.
+
+    git status does not list ignored files, but setuptools packs each .py file that lies in the folder of a package.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    stray = {wheel.name: sorted(name for name in packed if source_of(name, folders) not in tracked)}
+    with tarfile.open(source) as archive_of_source:
+        members = {one.name.partition("/")[2] for one in archive_of_source.getmembers() if one.isfile()}
+    made = {"PKG-INFO", "setup.cfg"}
+    stray[source.name] = sorted(name for name in members - made if ".egg-info/" not in name and name not in tracked)
+    return [f"{file} has files that are not in git: {', '.join(names)}" for file, names in stray.items() if names]
 
 
 def build() -> tuple[Path, Path]:
@@ -97,13 +137,19 @@ def try_wheel(wheel: Path, base: str, folder: Path) -> None:
     print(said, flush=True)
 
 
-def main(pythons: Sequence[str]) -> None:
-    wrong = check_changelog((ROOT / "CHANGELOG.md").read_text(), version())
+def stop_if(wrong: Sequence[str]) -> None:
+    """End this process with what is wrong, if anything is."""
     if wrong:
         sys.exit("\n".join(wrong))
+
+
+def main(pythons: Sequence[str]) -> None:
+    stop_if(check_changelog((ROOT / "CHANGELOG.md").read_text(), version()) + check_committed())
     if not pythons:
         sys.exit("No Python that is supported was found, to try the wheel with.")
     source, wheel = build()
+    tracked = set(call("git", "ls-files").splitlines())
+    stop_if(check_files(source, wheel, tracked, pyproject()["tool"]["setuptools"]["package-dir"]))
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         check_metadata((source, wheel), Path(name))
     for base in pythons:  # one after the other: each environment has 2 GB
@@ -111,7 +157,7 @@ def main(pythons: Sequence[str]) -> None:
             try_wheel(wheel, base, Path(name))
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "tests/integration/test_wheel.py"]
     subprocess.run(tests, cwd=ROOT, env={**ENV, "RUNNER_WHEEL": str(wheel)}, check=True)
-    print(f"\nIn dist/: {source.name}, {wheel.name}. Next: twine upload dist/*")
+    print(f"\nIn dist/: {source.name}, {wheel.name}. Nothing is uploaded: see Releases in CONTRIBUTING.md.")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +48,29 @@ def test_a_release_is_refused_while_lines_wait(release: ModuleType) -> None:
     ]
     (missing,) = release.check_changelog("## [1.2.3] - 2026-01-31\n", "1.2.4")
     assert missing == "CHANGELOG.md has no section `## [1.2.4] - <date>`."
+
+
+def test_a_release_is_refused_while_files_are_not_committed(release: ModuleType, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    assert release.check_committed(tmp_path) == []
+    (tmp_path / "new.py").touch()
+    assert release.check_committed(tmp_path) == [
+        "Commit, remove or ignore these files first (git status --porcelain):\n  ?? new.py"
+    ]
+
+
+def test_a_release_is_refused_with_files_that_are_not_in_git(release: ModuleType, tmp_path: Path) -> None:
+    packed = {"runner/__init__.py": "runner/__init__.py", "runner/conf/a.yaml": "conf/a.yaml", "runner/x.py": "x.py"}
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel, tarfile.open(tmp_path / "a.tar.gz", "w:gz") as source:
+        for in_wheel, in_source in (*packed.items(), ("a.dist-info/RECORD", "PKG-INFO")):
+            wheel.writestr(in_wheel, "")
+            source.addfile(tarfile.TarInfo(f"a-1/{in_source}"))
+    files, folders = (tmp_path / "a.tar.gz", tmp_path / "a.whl"), {"runner.conf": "conf"}
+    assert release.check_files(*files, {"runner/__init__.py", "conf/a.yaml", "runner/x.py", "x.py"}, folders) == []
+    assert release.check_files(*files, {"runner/__init__.py"}, folders) == [
+        "a.whl has files that are not in git: runner/conf/a.yaml, runner/x.py",
+        "a.tar.gz has files that are not in git: conf/a.yaml, x.py",
+    ]
 
 
 def commands() -> dict[str, list[str]]:
