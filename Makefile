@@ -123,7 +123,7 @@ canary:
 	test -x $(CANARY)/bin/python || $(BASE_PYTHON) -m venv $(CANARY)
 	$(CANARY)/bin/python .ci/canary.py install
 	$(CANARY)/bin/python .ci/canary.py names
-	$(CANARY)/bin/python .ci/canary.py test -m "$(FAST)" $(SIDE_BY_SIDE) $(ARGS)
+	$(CANARY)/bin/python -m pytest -m "$(FAST)" $(SIDE_BY_SIDE) $(ARGS)
 
 # dist/: the source distribution and the wheel, checked, and the wheel installed from an empty cache with each Python found.
 release: $(STAMP)
