@@ -280,7 +280,8 @@ def _named_by_inputs(model: Any, features: Any) -> Any:
     """
     if not isinstance(features, Mapping) or not getattr(model, "inputs", None):
         return features
-    inputs = model.input
+    # A Sequential that has not been called has no `input`, but one entry in `inputs`.
+    inputs = model.input if hasattr(model, "input") else model.inputs[0]
     if isinstance(inputs, Mapping):
         return {key: features[key] for key in inputs} if set(inputs) <= set(features) else features
     names = [tensor.name for tensor in model.inputs]

@@ -356,6 +356,16 @@ def test_a_functional_model_gets_the_features_that_its_inputs_name() -> None:
     assert spec.predictions.shape == (3, 1)
 
 
+def test_a_sequential_model_gets_the_feature_that_its_input_names() -> None:
+    features = {"x": tf.ones([3, 2]), "id": tf.range(3)}
+
+    def model_fn(features, labels, mode):
+        return keras.Sequential([keras.Input((2,), name="x"), keras.layers.Dense(1)])
+
+    spec = ModelFn(model_fn, Params({}), None)(features, None, ModeKeys.PREDICT)
+    assert spec.predictions.shape == (3, 1)
+
+
 # --- what the input does not give ---------------------------------------------------------------------------------
 
 
