@@ -1,4 +1,6 @@
-"""`python -m runner.classic check code.py`, and `python -m runner.classic code.py ...`, which runs it."""
+"""The command line: `python -m runner.classic check script.py` reports on a script, `python -m runner.classic
+script.py` runs it.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED
 _USAGE = """python -m runner.classic check [--json] PATH ...
        python -m runner.classic [OPTION ...] SCRIPT [ARGUMENT ...]
        python -m runner.classic [OPTION ...] -m MODULE [ARGUMENT ...]"""
-_COMMANDS = """check    what of a source will work here, what will differ, and what cannot; nothing is run
-SCRIPT   runs it as `python SCRIPT` does, with the names of tf.estimator on TensorFlow
-MODULE   runs it as `python -m MODULE` does"""
+_COMMANDS = """check    reports what in a script is unchanged, changed and unsupported here; runs nothing
+SCRIPT   runs the script as `python SCRIPT` does, with the names of tf.estimator on TensorFlow
+MODULE   runs the module as `python -m MODULE` does"""
 
 
 def main() -> int:
@@ -31,11 +33,13 @@ def main() -> int:
     is_module = options.module is not None
     command: list[str] = options.module if is_module else options.script
     if not command:
-        parser.error("name a script, or a module after -m")
+        parser.error("no script or module given: name a script, or a module after -m")
     if not is_module and not os.path.isfile(command[0]):
         parser.error(f"there is no script {command[0]}")
     if options.strategy == "parameter_server" and not os.environ.get("TF_CONFIG"):
-        parser.error("--strategy parameter_server needs a cluster: start this for each task, with its TF_CONFIG")
+        parser.error(
+            "--strategy parameter_server needs a cluster: start this command once per task, each with its own TF_CONFIG"
+        )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # must be set before TensorFlow is imported
     from runner.classic import script_run
     from runner.classic.compat import install

@@ -1,10 +1,10 @@
-"""From an input_fn to the batches of each replica.
+"""Turn an input_fn into the batches of each replica.
 
 `inputs` calls the input_fn and builds this process's input pipeline from its result. `sharding` decides how several
 workers divide the data (`shard: auto|files|examples|input_fn|off`) and passes input_fn its `InputContext`.
 `replica_batches` divides a global batch over the replicas of a process, uneven remainders included. `dataset_adapter`
 accepts arrays, tensors and TensorFlow 1 iterators as well as datasets. `iterators` owns the open iterators of the
 process. `batch_groups` reads several batches at once for short steps. `ps_ranges` hands out ranges of batches to the
-workers of parameter servers. `dataset_facts` describes an input without reading it. `service` has a tf.data service
-compute the training input. `wait_timer` measures how long steps wait for their input.
+workers of a parameter server cluster. `dataset_facts` describes an input without reading it. `service` lets a tf.data
+service compute the training input. `wait_timer` measures how long steps wait for their input.
 """

@@ -12,23 +12,23 @@ from runner.data.dataset_adapter import none_spec
 from runner.tf_private.datasets import as_it_is, map_in_caller
 
 GROUP_SIZE = 16
-"""Elements per group. Each `get_next` wakes another thread, which wakes the loop again: nearly half of the CPU time of
-a tiny step. Groups of 4 save half of that, groups of 16 almost all (TensorFlow 2.21)."""
+"""Elements per group. Each `get_next` wakes another thread, which then wakes the loop. This takes nearly half of the
+CPU time of a tiny step. Groups of 4 save half of that, groups of 16 almost all (TensorFlow 2.21)."""
 
 MAX_GROUP_BYTES = 1 << 20
-"""Largest group. Up to three are in memory: the current one and two more."""
+"""Largest size of a group in bytes. Up to three groups are in memory: the current one and two more."""
 
 _TEXT_BYTES = 256
 
 
 class Group(NamedTuple):
-    """The elements of some steps, as tensors of a graph.
+    """The elements of several consecutive steps, as tensors of a graph.
 
     Attributes:
-      optionals: the elements, variants of `tf.experimental.Optional` `[n]`.
-      count: int32 scalar, how many of them have a value, the first ones; all of them until the data ends.
+      optionals: variant `[n]`, a `tf.experimental.Optional` for each element.
+      count: int32 scalar. The first `count` optionals have a value: all n, unless the data ends in this group.
       spec: spec of an element.
-      per_step: elements of a step; the last step of the data may have fewer.
+      per_step: elements that a step takes; the last step of the data may have fewer.
     """
 
     optionals: tf.Tensor
@@ -43,19 +43,20 @@ class Group(NamedTuple):
 
     @property
     def is_last(self) -> tf.Tensor:
-        """Whether there is a step that the data has no element for, a bool scalar."""
+        """Whether the data ends in this group, so that at least one of its steps has no element; a bool scalar."""
         return self.num_steps < tf.size(self.optionals) // self.per_step
 
     def elements_of(self, step: tf.Tensor) -> StepElements:
-        """Return an iterator over the elements of the step at `step`, which is below `num_steps`."""
+        """Return an iterator over the elements of step `step` of the group: an int32 scalar from 0 to num_steps - 1."""
         return StepElements(self, step if self.per_step == 1 else step * self.per_step)
 
 
 class StepElements:
-    """Iterates over the elements of one step of a group, in the place of the run's iterator. For graphs.
+    """Iterates over the elements of one step of a group. Graph code uses it like a tf.data iterator.
 
     Args:
-      first: index in the group of the first element, an int32 scalar.
+      group: the group.
+      first: index of the step's first element in the group, an int32 scalar.
     """
 
     def __init__(self, group: Group, first: tf.Tensor) -> None:
@@ -72,15 +73,18 @@ class StepElements:
 
 
 class BatchGroups:
-    """The elements of the next `num_steps` steps, in groups of GROUP_SIZE, and the rest step by step. For graphs.
+    """Reads the elements of the next `num_steps` steps in full groups of GROUP_SIZE, and those left over in groups of
+    one step. For use in graphs.
 
-    A thread reads the next group while steps are taken on the current one, but never more than those elements. After
-    the last group, `iterator` is where that many calls of `get_next` would leave it. So between two loops no state of
-    groups must be saved.
+    A thread reads the next group while steps run on the current one, but never reads beyond the elements of
+    `num_steps` steps. After the last group, `iterator` is where as many calls of `get_next` would have left it. So
+    groups have no state that must be saved between two loops.
 
-    The thread that waits for a group reads it by plain calls (`map_in_caller`): none of TensorFlow's pool is blocked.
+    The thread that waits for a group also reads it (`map_in_caller`), so no thread of TensorFlow's pool is blocked.
 
     Args:
+      iterator: iterator over the training data.
+      num_steps: integer scalar.
       per_step: elements that a step takes.
     """
 
@@ -94,8 +98,8 @@ class BatchGroups:
             self._groups = iter(full.concatenate(rest).prefetch(1).with_options(as_it_is()))
 
     def get_next(self) -> Group:
-        """Return the next group, which may have no element. In the graph, it raises OutOfRangeError after the last
-        group.
+        """Return the next group, which has no element if the data has ended. The graph operation raises
+        OutOfRangeError after the last group.
         """
         with tf.device("CPU:0"):
             optionals, count = next(self._groups)
@@ -119,7 +123,9 @@ def _read(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.D
 
 
 def are_small(element_spec: Any, rows: float) -> bool:
-    """Report whether groups of elements need little memory, as far as the spec tells.
+    """Report whether a group of GROUP_SIZE elements is known to fit into MAX_GROUP_BYTES.
+
+    Returns False if the spec does not show the size: unknown ranks or dimensions, sparse and ragged tensors.
 
     Args:
       element_spec: spec of an element.

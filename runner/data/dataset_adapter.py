@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
     """Return `result` of the input function `name` as a dataset of (features,) or (features, labels).
 
-    Tensors are one batch. In TRAIN every step gets it, as in tf.estimator. In EVAL and PREDICT, which never ended with
-    tensors in tf.estimator, it is read once.
+    Tensors are one batch. In TRAIN every step gets this batch, as in tf.estimator. In EVAL and PREDICT it is read once
+    (in tf.estimator, evaluation and prediction on tensors never ended).
 
     Args:
       result: a tf.data.Dataset; or (features, labels) or features as tensors or arrays `[batch, ...]` of any dtype.
@@ -68,23 +68,25 @@ def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
 
 
 def check_batches(element_spec: Any, name: str, setting: str, expected: int | None, *, is_dataset: bool = True) -> None:
-    """Check that the elements of a dataset are batches of the right size, as far as static shapes show it.
+    """Check that the elements of a dataset are batches of the right size, as far as their static shapes are known.
 
     Args:
       element_spec: spec of an element of `as_dataset`'s dataset: TensorSpecs `[batch, ...]`.
       name: the input function's name.
       setting: the setting as the user wrote it, such as `input.train.batch_size=100`.
-      expected: params["batch_size"] if the batches must have that size, else None.
+      expected: the size that all batches must have, params["batch_size"]; None: any size.
       is_dataset: the function returned a dataset; False: it returned tensors, which are one batch.
 
     Raises:
-      ValueError: the message names the tensor and the remedy.
+      ValueError: an element has no rows to divide, its tensors have different numbers of rows, or this number is not
+        `expected`. The message says what to change.
     """
     leaves = tensors(element_spec)
     for leaf, spec in leaves:
         if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
             raise ValueError(
-                f"{setting} needs tensors with rows to divide, but {leaf} of {name} is a {type(spec).__name__}."
+                f"{setting} divides tensors by rows, but {leaf} of {name} is a {type(spec).__name__}, which has none. "
+                "Return tensors, or set batch_size=null."
             )
         if spec.shape.rank == 0:
             raise ValueError(
@@ -94,7 +96,10 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
     sizes = {leaf: spec.shape[0] for leaf, spec in leaves if spec.shape.rank and spec.shape[0] is not None}
     if len(set(sizes.values())) > 1:
         different = ", ".join(f"{leaf} {size}" for leaf, size in sizes.items())
-        raise ValueError(f"the batches of {name} have different numbers of examples: {different}.")
+        raise ValueError(
+            f"the tensors in a batch of {name} have different numbers of rows: {different}. Each tensor must have one "
+            "row per example."
+        )
     size = next(iter(sizes.values()), None)
     if expected is not None and size is not None and size != expected and not is_dataset:
         raise ValueError(
@@ -104,8 +109,8 @@ def check_batches(element_spec: Any, name: str, setting: str, expected: int | No
         )
     if expected is not None and size is not None and size != expected:
         raise ValueError(
-            f'{setting}, but {name} returns batches of {size}, although params["batch_size"]={expected}. Use that in '
-            ".batch(), or set batch_size=null to keep its own size."
+            f'{setting}, but {name} returns batches of {size}, although params["batch_size"]={expected}. Write '
+            f'.batch(params["batch_size"]), or set batch_size=null to keep batches of {size}.'
         )
 
 
@@ -129,8 +134,7 @@ def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     elif len(spec) != 2:
         raise ValueError(
             f"the dataset of {name} has elements of {len(spec)} parts. Elements must be (features, labels), or "
-            "features "
-            "alone: a tensor or a dict of tensors. Put several features into one dict."
+            "features alone: a tensor or a dict of tensors. Put several features into one dict."
         )
     elif not tf.nest.is_nested(spec[1]) and none_spec(spec[1]) is None:
         dataset = mapped(dataset, lambda features, labels: (features,))
@@ -158,13 +162,14 @@ def _article(value: Any) -> str:
 
 
 def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
-    """Return what `fn` returns; if it takes elements of v1 iterators, return a dataset of what it computes from each
-    element.
+    """Call the input function `fn` and return its result. If `fn` calls `get_next` on a v1 iterator, return a dataset
+    instead, with the value of its result for each element.
 
-    In a TensorFlow 1 graph, the tensors of `get_next` had new values in each step, and so had everything that an input
+    In a TensorFlow 1 graph, the tensors of `get_next` had new values in each step, and so had all tensors that an input
     function computed from them. Here the function runs eagerly up to its first `get_next`, which returns a placeholder.
     The rest of the function is traced as a graph and becomes the function of a `Dataset.map` over the datasets of its
-    iterators. The data therefore has an end, a position that a checkpoint can hold, and can be divided.
+    iterators. As a dataset, the data has an end, can be divided over workers, and has a position that a checkpoint can
+    hold.
 
     In training, tensors that are random, read from a file or made by Python become an endless dataset, too, because a
     TensorFlow 1 graph computed them anew for each step.
@@ -222,12 +227,12 @@ _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 
 def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
-    """Return the dataset of a function that builds it from placeholders, which a hook feeds once in a run when it runs
-    the iterator's initializer.
+    """Return the dataset of an input function that builds it from placeholders. A hook feeds them once per run, when
+    it runs the iterator's initializer.
 
-    The whole function is called in a graph. What it builds from the placeholders becomes a dataset when the first
-    element is asked for; variables with the fed values take the placeholders' place. Before that, an iterator over the
-    dataset has no state to restore.
+    The whole function is called in a graph, in which variables replace the placeholders. The hook's values are assigned
+    to these variables, and the dataset is built from them when its first element is requested. Before that, an
+    iterator over the dataset has no state to restore.
 
     Raises:
       ValueError: no iterator of the function depends on its placeholders.
@@ -246,9 +251,9 @@ def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
         variants = [tf.data.experimental.to_variant(iterator.dataset) for iterator in taken]
     if not taken or isinstance(result, tf.data.Dataset):
         raise ValueError(
-            f"{name} makes placeholders that cannot be fed. Return dataset.make_initializable_iterator()"
-            ".get_next(), whose initializer a hook runs: session.run(iterator.initializer, feed_dict=...); or build "
-            "the dataset from the arrays."
+            f"{name} makes placeholders that cannot be fed, since it returns no element of an initializable iterator. "
+            "Build the dataset from the arrays; or return dataset.make_initializable_iterator().get_next() and let a "
+            "hook call session.run(iterator.initializer, feed_dict=...)."
         )
     _check_taken_once(taken, name)
     datasets = tuple(
@@ -274,7 +279,7 @@ def _made_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.T
 
 
 class _LateIterator(Exception):
-    """Raised when an input function makes an iterator after it took the element of another one."""
+    """Raised when an input function makes an iterator after it called `get_next` on another one."""
 
 
 def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
@@ -301,10 +306,10 @@ def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
 
 
 def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
-    """Return the dataset of a function that makes a dataset after it took the element of another one.
+    """Return the dataset of an input function that makes an iterator after it called `get_next` on another one.
 
-    The function is called once eagerly, to find the datasets whose elements it takes, and once inside `Dataset.map`
-    over these.
+    The function is called once eagerly, to find the datasets over which it iterates, and once inside a `Dataset.map`
+    over these datasets.
     """
     taken: list[_Iterator] = []
 
@@ -355,10 +360,14 @@ def _drawn(fn: Callable[[], Any]) -> tf.data.Dataset:
 
 
 class _Iterator:
-    """Takes the place of a v1 iterator while an input function is called; `take` returns its element.
+    """Replaces a v1 iterator while an input function is called.
+
+    Args:
+      dataset: the dataset of the iterator.
+      take: returns the element of the iterator that it gets.
 
     Attributes:
-      initializer: an operation that a TensorFlow 1 graph had to run; here it only receives what is fed.
+      initializer: stands for the operation that initializes the iterator in TensorFlow 1; it only receives fed values.
     """
 
     def __init__(self, dataset: tf.data.Dataset, take: Callable[[_Iterator], Any]) -> None:

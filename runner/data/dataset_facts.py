@@ -19,7 +19,7 @@ from runner.tracking.plain_values import leaves
 from runner.types import plain_params
 
 MAX_FILES = 1000
-"""Largest number of files whose size and time are recorded."""
+"""Largest number of files whose size and modification time are recorded."""
 
 _GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
 
@@ -27,8 +27,9 @@ _GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
 def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[str, Any]:
     """Return the fields of a `dataset` event of the journal, those of `runner.tracking.tracker.DatasetFacts`.
 
-    The digest covers the function's source, its params, and sizes and times of the files that the params name. Data
-    that the function gets from elsewhere may change without changing the digest.
+    The digest covers the function's name and source, its params, the element spec, and the sizes and modification
+    times of the files that the params name. Data that the function gets from elsewhere may change without changing the
+    digest.
 
     Args:
       input_fn: the input function, a partial of it, or an Input.

@@ -1,4 +1,4 @@
-"""Input, and the input pipeline of a process: one dataset, whose examples are divided over the replicas."""
+"""`Input`, and the input pipeline of a process: one dataset, whose examples are divided over the replicas."""
 
 from __future__ import annotations
 
@@ -35,14 +35,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An input function and how its examples reach the replicas.
+    """An input function and how its examples are divided over workers and replicas.
 
     Attributes:
-      fn: called with those of mode, params, config, input_context that it declares. Returns a tf.data.Dataset whose
+      fn: gets those of mode, params, config and input_context that it declares. Returns a tf.data.Dataset whose
         elements are (features, labels) or features, or these as tensors; each tensor is `[batch, ...]` of any dtype. If
-        it declares num_epochs, it gets the number of passes (train.max_epochs) and must end after them; else num_epochs
-        is not passed.
-      params: what `fn` gets as params; None: the Estimator's params, as in tf.estimator.
+        it declares num_epochs, it gets the number of passes (train.max_epochs) and must end its data after them.
+      params: the params passed to `fn`; None: the Estimator's params, as in tf.estimator.
       batch_size: examples per step over all replicas; in TRAIN a multiple of their number. None: each batch of `fn`
         goes to one replica, in turn, as in tf.estimator.
       shard: how several workers divide the data.
@@ -84,7 +83,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class DevicePrefetch:
-    """How many batches (`number`) are copied to `device` ahead of their steps."""
+    """The device to which batches are copied ahead of their steps, and how many batches (`number`) ahead."""
 
     device: str
     number: int
@@ -101,14 +100,14 @@ class InputPipeline:
       shard: "examples", "files", "input_fn", "off" or "service"; never "auto".
       reason: why `shard` was chosen, for the log.
       division: divides each element over the replicas.
-      num_micro_batches: number of parts in which a replica computes its batch, one after the other.
+      num_micro_batches: number of parts of a replica's batch, which the replica computes one after the other.
       num_epochs: number of passes over the examples after which the dataset ends; None: not limited by passes.
-      given: the dataset as the function returned it, without what the runner adds.
+      given: the function's dataset before the division over workers adds options or elements.
       is_chief: this process logs messages about the input; others stay silent.
       name: the input function's name, for messages.
-      seed: the seed of shuffles that have none of their own; a `DrawnSeed` differs in each process.
-      num_pipelines, pipeline_index: the number of processes that read different data, and the index of this one; 1 and
-        0 if all read the same.
+      seed: the seed of shuffles without a seed of their own; a `DrawnSeed` differs in each process.
+      num_pipelines: number of processes that read different data; 1 if all read the same.
+      pipeline_index: index of this process among them; 0 if all read the same.
       service: the tf.data service that computes the dataset; None: this process does.
       prefetch: batches copied to a device ahead of their steps; None: each batch is copied in its step.
     """
@@ -135,7 +134,7 @@ class InputPipeline:
         """Return an iterator over the dataset without its first `skipped` elements."""
         dataset = self.dataset.skip(skipped) if skipped else self.dataset
         if self.prefetch is not None:
-            # TensorFlow demands this as the last stage, so `skip` comes before it.
+            # TensorFlow requires this to be the last transformation, so `skip` comes before it.
             dataset = dataset.apply(tf.data.experimental.prefetch_to_device(self.prefetch.device, self.prefetch.number))
         return iterate(dataset)
 
@@ -145,7 +144,7 @@ class InputPipeline:
         can.
         """
         if not isinstance(self.dataset, tf.data.Dataset):
-            return "workers read the data, each on its own"
+            return "the workers of the parameter server cluster read the data"
         if self.service is not None:
             return "a tf.data service computes the data"
         if not datasets.has_state(self.given):
@@ -159,10 +158,10 @@ class InputPipeline:
 
     @property
     def may_read_ahead(self) -> bool:
-        """Whether several batches may be read before the step on the first of them, without changing the numbers.
+        """Whether several batches may be read before the step on the first of them without changing any result.
 
-        They may not if a batch can depend on that step, for instance through a Python function, or if other processes
-        read the same data.
+        False if a batch can depend on that step, for instance through a Python function; if a tf.data service computes
+        the batches; or if the workers' data ends at different steps.
         """
         is_alone = self.service is None and not self.division.ends_together
         return is_alone and self.is_timeable and not datasets.may_change_meanwhile(self.dataset)
@@ -201,7 +200,7 @@ class InputPipeline:
             raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
-        """Return how many steps are left in the dataset after `elements` have been read.
+        """Return how many steps the dataset still provides after `elements` of its elements have been read.
 
         Returns:
           An int; math.inf for an endless dataset; None if its size is unknown.
@@ -215,15 +214,16 @@ class InputPipeline:
 
 
 def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
-    """Warn if the first training batches hold fewer examples than `batch_size`, on which users base steps and learning
-    rates.
+    """Warn if the first training batches hold fewer examples than `batch_size`.
 
-    Training goes on with them: the data may have no more, and the last batch of a pass is often smaller.
+    Users choose the number of steps and the learning rate for `batch_size`. Smaller batches are not an error: the data
+    may have no more examples, and the last batch of a pass is often smaller.
 
     Args:
       pipeline: the training input.
-      num_steps, examples: numbers of the first loop. A loop of several steps may contain the ends of passes, so it is
-        reported only if its batches are at most half as large.
+      num_steps: number of steps of the first loop. A loop of several steps may contain ends of passes, so it is
+        reported only if its batches are on average at most half of `batch_size`.
+      examples: number of examples of these steps.
     """
     size = pipeline.global_batch_size
     if size is None or not examples or not pipeline.is_chief:
@@ -233,8 +233,8 @@ def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) ->
     each = f"{examples / num_steps:.1f}".removesuffix(".0")
     first = "the first step had" if num_steps == 1 else f"the first {num_steps} steps had"
     _log.warning(
-        "input.train.batch_size=%d, but the batches of %s hold fewer: %s %s examples%s. Use params[\"batch_size\"] in "
-        ".batch(), or set batch_size=null to keep its own size, unless the data has no more.",
+        "input.train.batch_size=%d, but the batches of %s hold fewer: %s %s examples%s. Unless the data has no more "
+        'examples, write .batch(params["batch_size"]), or set batch_size=null to keep its own size.',
         size, pipeline.name, first, each, "" if num_steps == 1 else " each",
     )  # fmt: skip
 
@@ -242,14 +242,16 @@ def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) ->
 def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
     """Check that training steps had no more examples than `batch_size` allows.
 
-    The batch size of `.batch(32)` without drop_remainder is not in its static shape; only its examples show it.
+    `.batch(32)` without drop_remainder leaves the static batch size unknown, so a wrong size is seen only when batches
+    have been read.
 
     Args:
       pipeline: the training input.
-      num_steps, examples: numbers of one loop.
+      num_steps: number of steps of one loop.
+      examples: number of examples of these steps.
 
     Raises:
-      ValueError: there were more examples; the message has both numbers.
+      ValueError: there were more examples than `num_steps` batches of `batch_size`.
     """
     size = pipeline.global_batch_size
     if size is None or examples <= num_steps * size:
@@ -257,8 +259,8 @@ def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> No
     each = f"{examples / num_steps:.1f}".removesuffix(".0")
     raise ValueError(
         f"input.train.batch_size={size}, but the batches of {pipeline.name} hold more: {num_steps} "
-        f'{"step" if num_steps == 1 else "steps"} had {examples} examples, {each} a step. Use params["batch_size"] in '
-        ".batch(), or set batch_size=null to keep its own size."
+        f"{'step' if num_steps == 1 else 'steps'} had {examples} examples, {each} per step. Write "
+        '.batch(params["batch_size"]), or set batch_size=null to keep its own size.'
     )
 
 
@@ -274,16 +276,16 @@ def build_input_pipeline(
     """Call the input function and return this process's InputPipeline.
 
     Args:
-      input: an Input, or the function alone (no batch_size, shard="auto").
+      input: an Input; or a function, which stands for Input(function).
       mode: train, eval or infer.
       place: this process among those that train together; all of them make this call with the same input.
       params: the Estimator's params, used if the Input has none.
       config: passed to the function unchanged; in TRAIN its `gradient_accumulation` splits each replica's batch.
-      num_epochs: passes over the examples; None: as many as the function makes.
+      num_epochs: number of passes over the examples; None: the function decides.
 
     Raises:
       ValueError: the batch size does not divide over the replicas (TRAIN), or the function cannot be called or does not
-        return data; the message names the function or the setting.
+        return data.
     """
     source = input if isinstance(input, Input) else Input(input)
     num_micro_batches = config.gradient_accumulation if config is not None and mode == "train" else 1
@@ -320,8 +322,8 @@ def build_input_pipeline(
     if isinstance(division, RoundRobin):
         division = dataclasses.replace(division, endless=int(given.cardinality()) == tf.data.INFINITE_CARDINALITY)
     dataset = given
-    # Evaluation adds up the workers' counts at its end, and a coordinator's workers step independently: no common
-    # division.
+    # Only synchronous training needs a division common to all workers: evaluation adds up the workers' counts at its
+    # end, and the workers of a parameter server cluster step independently.
     if sharded.is_own and mode == "train" and place.collectives.num_workers > 1:
         dataset, division = sharding.train_division(sharded, given, place)
     elif place.num_workers > 1:
@@ -355,8 +357,15 @@ def build_input_pipeline(
 
 
 def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:
-    """Return where to copy batches ahead of their steps: to the device of the only replica if that is a GPU; else
-    None.
+    """Return the prefetch to the device of the only replica if that is a GPU, else None.
+
+    Args:
+      number: number of batches to copy ahead; None: no prefetch.
+      place: this process among the workers.
+      config: its train_distribute determines the device.
+
+    Raises:
+      ValueError: there are several replicas.
     """
     if number is None:
         return None
@@ -381,8 +390,8 @@ def step_devices(strategy: tf.distribute.Strategy | None) -> list[str]:
 
 
 def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.data.Dataset:
-    """Return `num_epochs` passes over the dataset that one call of `fn` returned; unchanged if `num_epochs` is None
-    or `fn` takes it.
+    """Return a dataset of `num_epochs` passes over `dataset`, the result of `fn`. If `num_epochs` is None, or an
+    argument of `fn`, return `dataset` unchanged.
     """
     if num_epochs is None or int(dataset.cardinality()) == 0:  # repeating an empty dataset leaves it empty
         return dataset
@@ -436,8 +445,8 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
     ]
     if required:
         raise ValueError(
-            f"{_describe(fn)} needs {', '.join(map(repr, required))}. The runner passes, by name: "
-            f"{', '.join(ARGUMENTS)}. Bind the rest with functools.partial, or take it from params."
+            f"{_describe(fn)} requires {', '.join(map(repr, required))}, which the runner does not pass. It passes, by "
+            f"name: {', '.join(ARGUMENTS)}. Bind other arguments with functools.partial, or use params."
         )
     # **kwargs does not promise to end after num_epochs passes: only a declared argument does.
     return [name for name in ARGUMENTS if name in by_name or (takes_all and name not in bound and name != "num_epochs")]
@@ -451,7 +460,7 @@ def _check_batch_size(source: Input, mode: str, place: WorkerPlace, num_micro_ba
     use = f"{below} or {below + total}" if below else f"{total}"
     over = str(place)
     if num_micro_batches > 1:
-        over += f", {num_micro_batches} parts each (train.gradient_accumulation)"
+        over += f" with {num_micro_batches} micro-batches each (train.gradient_accumulation)"
     raise ValueError(f"{_BLOCKS[mode]}.batch_size={size} does not divide over {over}. Use {use}.")
 
 

@@ -1,4 +1,4 @@
-"""Iterators over datasets whose deletion does not block, and their owner in a process: `OPEN`."""
+"""Iterators over datasets. Threads delete them, since a deletion can take a minute; `OPEN` owns those of a process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-_GLANCE_SECS = 0.05
+_POLL_SECS = 0.05
 _LAST_SECS = 2.0
-"""How long to wait for a deletion, which takes from milliseconds to a minute."""
+"""How long the end of the process waits for deletions, each of which takes from milliseconds to a minute."""
 
 _OURS = 2
 """Reference count of a handle that only its list holds: one, plus the argument of sys.getrefcount."""
@@ -26,12 +26,12 @@ def handle_of(iterator: tf.data.Iterator) -> tf.Tensor:
 
 
 class OpenIterators:
-    """The iterators of a process. Threads delete them, and the end of the process does not wait for them.
+    """The iterators of a process. Threads delete them, so that neither the run nor the end of the process is delayed.
 
-    TensorFlow 2.21: the autotuning thread of an iterator sleeps 10 ms between two looks, then twice as long each time,
-    up to 60 s. Deleting the iterator wakes the thread before it sets the flag that tells it to end
-    (CancellationManager). If the thread looks in between, it sleeps again and the deletion waits for it. Of 30
-    iterators that were 6 s old, 10 took 4 to 60 s to delete, and so did the end of their process.
+    In TensorFlow 2.21, an iterator's autotuning thread sleeps between two passes, 10 ms at first and then twice as long
+    each time, up to 60 s. Deleting the iterator wakes this thread before setting the flag that tells it to end
+    (CancellationManager). If the thread reads the flag in between, it sleeps again, and the deletion waits for it. Of
+    30 iterators that were 6 s old, 10 took 4 to 60 s to delete, and so did the end of their process.
     """
 
     def __init__(self) -> None:
@@ -40,8 +40,7 @@ class OpenIterators:
         self._is_registered = False
 
     def iterate(self, dataset: Any) -> Any:
-        """Return an iterator over `dataset` that a thread deletes; if `dataset` is not a tf.data.Dataset, return its
-        own iterator.
+        """Return an iterator over `dataset`. If it is a tf.data.Dataset, a thread will delete the iterator.
 
         Args:
           dataset: a tf.data.Dataset of any element spec, or another iterable.
@@ -57,7 +56,8 @@ class OpenIterators:
         return iterator
 
     def have_ended(self) -> bool:
-        """Report whether all deletions have ended, after a short wait. No further iterator is deleted from now on.
+        """Wait up to _LAST_SECS for running deletions and report whether all have ended. From now on no further
+        iterator is deleted.
 
         Called when the process ends.
         """
@@ -85,9 +85,11 @@ class OpenIterators:
         thread.start()
 
     def _drop_last(self, handles: list[tf.Tensor]) -> None:
-        """Drop the last reference; the iterator object that is about to be deleted still holds its own."""
+        """Delete the iterator by dropping the last reference to its handle, once the Python iterator has dropped its
+        own.
+        """
         while sys.getrefcount(handles[0]) > _OURS and not self._is_ending.is_set():
-            time.sleep(_GLANCE_SECS)
+            time.sleep(_POLL_SECS)
         if self._is_ending.is_set():
             self._leave(handles)
         handles.clear()
@@ -95,7 +97,7 @@ class OpenIterators:
 
     @staticmethod
     def _leave(handles: list[tf.Tensor]) -> None:
-        """Keep the iterator from ever being deleted: the process is ending and need not wait for it."""
+        """Add a reference that is never dropped, so that the iterator is not deleted while the process ends."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handles[0]))
 
 

@@ -1,4 +1,4 @@
-"""Data that all workers of a coordinator read: each range of batches is handed out once."""
+"""The training data of a parameter server cluster: the coordinator hands each range of batches to one worker."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
-_OPENING = "@" * 20  # as long as the number that replaces it: lengths are part of the serialized graph
+# Replaced by a number each time a dataset is opened; of the same length, because the serialized graph holds lengths.
+_OPENING = "@" * 20
 _PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset")
 
 
 @dataclasses.dataclass(frozen=True)
 class PsDataset:
-    """The training data of a coordinator's workers; an InputPipeline has it in place of a tf.data.Dataset.
+    """The training data of a parameter server cluster. Its InputPipeline has a PsDataset in place of a tf.data.Dataset.
 
     Attributes:
-      datasets: one dataset, of which every worker has a copy; or one for each worker if they divide the data
-        themselves.
-      coordinator: the workers' coordinator.
-      skipped: number of elements before the first one that is handed out, over all workers.
+      datasets: one dataset, of which every worker has a copy; or one for each worker if each reads its own data.
+      coordinator: the ClusterCoordinator, which creates the workers' iterators.
+      skipped: number of elements to skip before the first that is handed out, over all workers.
     """
 
     datasets: Sequence[tf.data.Dataset]
@@ -45,8 +45,8 @@ class PsDataset:
         return tf.constant(special if special < 0 else sum(found), tf.int64)
 
     def skip(self, count: int) -> PsDataset:
-        """Return the same data without its first `count` elements; workers with their own data each skip their part
-        of them.
+        """Return the same data without its first `count` elements. If each worker reads its own data, each skips an
+        equal part of them.
         """
         return dataclasses.replace(self, skipped=self.skipped + count)
 
@@ -54,10 +54,10 @@ class PsDataset:
         return RangeIterator(self)
 
     def from_graph(self, graph: tf.Tensor) -> tf.data.Dataset:
-        """Build a new dataset after the skipped elements, with shuffles that start afresh.
+        """Return a new dataset that begins after the skipped elements and whose shuffles start afresh.
 
         Args:
-          graph: `[pieces]` strings, of `_graph_of`.
+          graph: string `[pieces]`, the result of `_graph_of`.
         """
         opening = tf.strings.as_string(tf.cast(tf.timestamp() * 1e6, tf.int64), width=len(_OPENING), fill="0")
         named = graph[0] + tf.strings.reduce_join(opening + graph[1:])
@@ -71,11 +71,11 @@ class RangeIterator:
 
     Attributes:
       dataset: the data.
-      reason: why workers cannot read the data themselves, so that the coordinator reads it; None: they can.
-      workers: a per-worker iterator of the coordinator over (number, element).
+      reason: why the coordinator reads the data instead of the workers; None: the workers read it.
+      workers: the coordinator's per-worker iterator over (number of the element, element); None if it reads the data.
       ended: the workers whose own data has ended.
-      end: number after the last element that a worker has seen; once a worker has reached the end, the size of the
-        data.
+      end: 1 + the largest number of an element that a worker has read: the size of the data once a worker has reached
+        its end.
     """
 
     def __init__(self, dataset: PsDataset) -> None:
@@ -95,7 +95,7 @@ class RangeIterator:
         return self
 
     def __next__(self) -> tuple[int, int]:
-        """Return the range that holds only the next element: (first, number)."""
+        """Return (first, count) of the range that holds only the next element."""
         return self.take(1, 1)[0]
 
     @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.9 s and find nothing to convert
@@ -108,23 +108,25 @@ class RangeIterator:
         return self.dataset.from_graph(graph).enumerate()
 
     def take(self, count: int, each: int) -> list[tuple[int, int]]:
-        """Hand out the next `count` elements as ranges (first, number) of at most `each` elements."""
+        """Hand out the next `count` elements and return them as ranges (first, count) of at most `each` elements."""
         ends = [*range(self._position, self._position + count, each), self._position + count]
         self._position += count
         return [(first, end - first) for first, end in itertools.pairwise(ends)]
 
     def elements(self, count: int) -> tuple[int, list[Any]]:
-        """Read the next `count` elements in this process; fewer at the end of the data.
+        """Read the next `count` elements, or as many as are left, in this process.
 
         Returns:
-          (number of the first element, the elements, each with the data's element spec).
+          (number of the first element, list of the elements).
         """
         first, found = self._position, list(itertools.islice(self._here, count))
         self._position += len(found)
         return first, found
 
     def read_again(self, first: int, count: int) -> list[Any]:
-        """Read elements that were handed out before, in this process and from the beginning of the data."""
+        """Return `count` elements from number `first` on, which were handed out before. This process reads the data
+        again from its beginning.
+        """
         return list(self.dataset.from_graph(self._graphs[0]).skip(first).take(count))
 
 
@@ -150,12 +152,12 @@ def _definition(dataset: tf.data.Dataset) -> Any:
 
 
 def _graph_of(definition: Any) -> tf.Tensor:
-    """Return the serialized graph of a dataset, `[pieces]` strings, cut at the places of a number that is new each time
-    it is opened.
+    """Return the serialized graph of a dataset as strings `[pieces]`. `PsDataset.from_graph` joins them with a number
+    that is new each time.
 
-    The graph names the resources that count the epochs of a shuffle. Under an unchanged name they would continue, in
-    each process, where the previous dataset of this graph left them. A worker that was restarted would then read
-    another order than the others.
+    The number becomes part of the names of the resources that count a shuffle's epochs. Under an unchanged name, these
+    counters would continue where the previous dataset of this graph left them in the process. A restarted worker would
+    then read another order than the others.
     """
     for node in definition.node:
         for handle in node.attr["value"].tensor.resource_handle_val if "value" in node.attr else ():

@@ -1,4 +1,4 @@
-"""How the examples of one step are divided over the replicas. All of it runs in the graph and reads no data."""
+"""Division of the examples of one step over the replicas, in graph operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReplicaBatch(NamedTuple):
         count is 0.
       labels: like `features`; None if the input has no labels.
       count: int64 scalar, the number of real examples. 0: the rows are a placeholder that must not count anywhere. A
-        replica never gets an empty batch, because a mean over nothing is NaN, and so is 0 x NaN.
+        replica never gets a batch without rows: its mean loss would be NaN, even with weight 0.
     """
 
     features: Features
@@ -54,15 +54,15 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """Return the batches of this process's replicas, in replica order, and the number of examples in the step.
+        """Return (batches, number of examples): the batches of this process's replicas, in replica order, and an int64
+        scalar, the real examples of this step over all replicas of all processes.
 
-        Called in the graph, once per step. The number is an int64 scalar: real examples over all replicas of all
-        processes.
+        Called in the graph, once per step.
 
         Args:
-          element: the first element of the step, already pulled from `iterator`; tensors `[batch, ...]`.
-          iterator: the dataset's iterator. If replicas take batches in turn, more elements are pulled from it; these
-            pulls must not be pruned, even if their values are unused.
+          element: the first element of the step, already read from `iterator`; tensors `[batch, ...]`.
+          iterator: the dataset's iterator. If each replica gets its own element, more elements are read from it. These
+            reads must not be pruned from the graph, even if their values are unused.
         """
 
     def replica_spec(self, element_spec: Any) -> Any:
@@ -72,9 +72,9 @@ class Division(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class SplitRows(Division):
-    """Divides each element, a global batch, into consecutive rows for each replica.
+    """Divides each element, which is a global batch, into one part of consecutive rows per replica.
 
-    The parts are in replica order and as even as possible, larger ones first: 5 rows over 2 replicas are 3 + 2. A
+    The parts are in replica order and as even as possible, larger ones first: 5 rows over 2 replicas give 3 and 2. A
     replica without rows gets row 0 with count 0.
 
     Attributes:
@@ -88,8 +88,8 @@ class SplitRows(Division):
     total: int
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """Return slices `[rows of the replica, ...]` of `element`; one replica gets `element` itself, and only the
-        count is computed.
+        """Return slices `[rows of the replica, ...]` of `element`. If there is only one replica, return `element`
+        itself.
         """
         if self.total == 1:
             batch = _replica_batch(element)
@@ -118,8 +118,8 @@ class SplitRows(Division):
         return list(zip(split(starts), split(ends), tf.unstack(counts), strict=True))
 
     def replica_spec(self, element_spec: Any) -> Any:
-        """Return the specs with the leading dimension divided by `total` if it is static and divides evenly, else
-        None.
+        """Return the specs of one replica's part. The leading dimension is divided by `total` if it is static and
+        divides evenly; else it is None.
         """
         return part_spec(element_spec, self.total)
 
@@ -136,10 +136,10 @@ class RoundRobin(Division):
 
     Attributes:
       first, num_replicas: as in SplitRows.
-      total: number of replicas that take from this data. The elements of other processes' replicas are read and
-        dropped. So every process reads the same elements, all agree where the data ends, and one iterator state serves
-        any number of processes.
-      endless: the data is known not to end, which saves the test for its end.
+      total: number of replicas that share this data, in all processes. This process reads and drops the elements of
+        other processes' replicas. So every process reads the same elements, all agree where the data ends, and one
+        iterator state fits any number of processes.
+      endless: the data is known not to end, so the graph need not test for its end.
     """
 
     first: int
@@ -148,7 +148,7 @@ class RoundRobin(Division):
     endless: bool = False
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """Give `element` to replica 0 and pull `total - 1` more elements from `iterator`."""
+        """Give `element` to replica 0 and read `total - 1` more elements from `iterator`."""
         every = [_replica_batch(element)]
         for _ in range(1, self.total):
             if self.endless:
@@ -165,13 +165,13 @@ class RoundRobin(Division):
 
 @dataclasses.dataclass(frozen=True)
 class PerWorker(Division):
-    """Divides data that each worker reads for itself: its replicas take one element each, in turn.
+    """Gives each replica of a worker the next element of the worker's own data.
 
     Attributes:
       num_replicas: number of replicas of this process.
-      sum_over_workers: sums a tensor over all workers, in the graph; all of them take part.
-      full_count: examples per step over all workers if all batches are full and the data is endless. None: they are
-        counted in each step.
+      sum_over_workers: sums a tensor over all workers in the graph; a collective operation.
+      full_count: examples per step over all workers if all batches are full and the data is endless. None: the examples
+        of each step are counted.
       ends_together: the workers' data ends at different steps. The last part of each element then says whether the
         element is real (`sharding.train_division`).
     """
@@ -182,7 +182,7 @@ class PerWorker(Division):
     ends_together: bool
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """Give `element` to the first replica and pull one more element from `iterator` for each other replica."""
+        """Give `element` to the first replica and read one more element from `iterator` for each other replica."""
         elements = [element, *(next(iterator) for _ in range(1, self.num_replicas))]
         batches = tuple(self._marked_batch(one) for one in elements)
         if self.full_count is not None:
@@ -210,7 +210,7 @@ def full_rows(element_spec: Any) -> int | None:
 
 
 def any_rows(element_spec: Any) -> Any:
-    """Return `element_spec` without the sizes of the leading dimensions."""
+    """Return `element_spec` with None as the leading dimension of each spec; scalars are unchanged."""
 
     def without(spec: Any) -> Any:
         return spec if not spec.shape.rank else _with_shape(spec, tf.TensorShape([None]).concatenate(spec.shape[1:]))
@@ -219,15 +219,15 @@ def any_rows(element_spec: Any) -> Any:
 
 
 def micro_batch_of(batch: ReplicaBatch, index: tf.Tensor, num_micro_batches: int) -> ReplicaBatch:
-    """Return micro-batch `index` of `num_micro_batches` of a replica's batch: consecutive rows.
+    """Return micro-batch `index`, which has consecutive rows of a replica's batch.
 
-    The sizes differ by at most one, larger ones first. A micro-batch without rows gets row 0 with count 0. Scalars are
-    part of every micro-batch unchanged.
+    The sizes of micro-batches differ by at most one, larger ones first. A micro-batch without rows gets row 0 with
+    count 0. Scalars are in every micro-batch, unchanged.
 
     Args:
       batch: the replica's batch, tensors `[count, ...]`.
-      index: int64 scalar.
-      num_micro_batches: number of parts.
+      index: int64 scalar from 0 to num_micro_batches - 1.
+      num_micro_batches: number of micro-batches of the batch.
     """
     start, end, count = _even_parts(batch.count, index, num_micro_batches)
 
@@ -263,8 +263,8 @@ def part_spec(specs: Any, num_parts: int) -> Any:
 
 
 def part_shape(shape: tf.TensorShape, num_parts: int) -> tf.TensorShape:
-    """Return `shape` with its leading dimension divided by `num_parts` if it is static and divides evenly, else
-    None.
+    """Return the shape of one of `num_parts` even parts of a batch of `shape`. Its leading dimension is None unless it
+    is static and divides evenly.
     """
     if shape.rank in (None, 0):
         return shape

@@ -26,7 +26,7 @@ class DataService:
     Attributes:
       address: the dispatcher's address: grpc://host:port.
       processing_mode: that of `tf.data.experimental.service.distribute`.
-      job_name: all datasets that are read under this name share their elements; None: only the workers of this run do.
+      job_name: runs with the same job name share the elements; None: only the workers of this run share them.
     """
 
     address: str
@@ -34,8 +34,8 @@ class DataService:
     job_name: str | None = None
 
     def distribute(self, dataset: tf.data.Dataset, collectives: Collectives) -> tf.data.Dataset:
-        """Return `dataset` as the service computes it, with the same element spec. Workers call this together and share
-        its elements.
+        """Return a dataset whose elements the service computes like those of `dataset`. All workers call this together
+        and share the elements.
 
         Raises:
           ValueError: the dispatcher does not answer.
@@ -44,8 +44,8 @@ class DataService:
         if collectives.is_chief:
             self._wait_for_dispatcher()
             _log.warning(
-                "input.train.service: the order of the batches from %s is not fixed. A resumed run skips as many "
-                "batches as were read, which may not be the same batches.", self.address,
+                "input.train.service: batches from %s arrive in no fixed order. A resumed run skips as many batches as "
+                "were read before, but these may be other batches.", self.address,
             )  # fmt: skip
         job = self.job_name
         if collectives.num_workers == 1:

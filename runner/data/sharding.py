@@ -16,13 +16,15 @@ from runner.tf_private import cluster
 
 _log = logging.getLogger(__name__)
 
-# Ordered by how much they ask of the function, least first. If the workers find different ways, all of them use the
-# first of those in this order.
+# The first way works with every input function, the last only with those that read their index. If workers choose
+# different ways, all use the first of the chosen ones in this order.
 _WAYS = ("examples", "files", "input_fn")
 
 
 class InputContext(tf.distribute.InputContext):
-    """tf.distribute's InputContext; it notes whether the function read its index among the input pipelines."""
+    """Like tf.distribute's InputContext, but records whether the input function read its index or the number of
+    pipelines.
+    """
 
     def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
         super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
@@ -42,22 +44,27 @@ class InputContext(tf.distribute.InputContext):
 
     @property
     def was_sharded(self) -> bool:
-        """Whether one of the two was read. Reading only the batch size does not divide the data."""
+        """Whether input_pipeline_id or num_input_pipelines was read. A function that calls only
+        `get_per_replica_batch_size` does not divide its data.
+        """
         return self._was_sharded
 
     def __str__(self) -> str:
-        # The base class prints the properties, which would count as reading them: logging a context does not divide the
-        # data.
+        # The base class reads the properties, which would set was_sharded. But a function that only logs its context
+        # does not divide the data.
         return f"InputContext(input pipeline id {self._input_pipeline_id}, total: {self._num_input_pipelines})"
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPlace:
-    """The place of this process among those that train together on the same input.
+    """The position of this process among the workers that train on the same input.
 
     Attributes:
       num_replicas: number of replicas of this process.
-      collectives: collectives of those processes. A coordinator's workers have none and step independently.
+      worker_index: index of this process among the workers, from 0.
+      num_workers: number of workers.
+      collectives: the workers' collectives; SINGLE_PROCESS in a parameter server cluster, whose workers step
+        independently.
     """
 
     num_replicas: int = 1
@@ -81,10 +88,12 @@ class WorkerPlace:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The arguments of the input function, and the division of its elements.
+    """Arguments of the input function, and the division of its elements over the replicas.
 
     Attributes:
+      context: the function's `input_context`.
       batch_size: the function's `params["batch_size"]`; None: not passed.
+      division: divides the elements.
     """
 
     context: InputContext
@@ -101,9 +110,12 @@ class ShardedInput:
 
     Attributes:
       shard: "examples", "files", "input_fn" or "off"; "service" if a tf.data service computes the data.
-      reason: why, for the log.
-      is_own: other workers read other examples, or the same ones in steps of their own; False: all read the same.
-      whole: returns the undivided data, with elements like the dataset's.
+      reason: why `shard` was chosen, for the log.
+      division: divides the elements of `dataset` over the replicas.
+      dataset: the elements that this worker reads.
+      is_own: this worker reads its data independently of the others ("files", "input_fn", "off", "service"); False: all
+        workers read the same elements in the same order.
+      whole: returns the dataset of all workers' data, with elements like those of `dataset`.
     """
 
     shard: str
@@ -117,16 +129,16 @@ class ShardedInput:
 def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput | None:
     """Decide how the workers divide the data (`shard: auto`), and return this worker's part.
 
-    If the workers come to different decisions, all use the first of them in `_WAYS`.
+    If workers choose different ways, all use the first of the chosen ones in `_WAYS`.
 
     Args:
-      shard: that of `Input`; "auto" decides after calling the function.
+      shard: as in `Input`; "auto" decides after calling the function.
       batch_size: examples per step over all replicas; None: each batch of the function goes to one replica.
       place: this process among the workers.
       build: calls the function and returns its dataset.
 
     Returns:
-      This worker's part; None if shard="input_fn" and the function does not read its index.
+      This worker's part; None if shard="input_fn" and the function does not read its index or the number of pipelines.
     """
     if place.num_workers == 1 or shard in ("examples", "off"):
         reason = "one worker reads all of it" if shard == "auto" else f"shard={shard}"
@@ -136,11 +148,12 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
         is_own = shard == "off" and place.num_workers > 1
         if is_own:
             reason = (
-                "shard=off: every worker reads all of the data. What shuffles by run.seed or shuffle_seed has an order "
-                "of its own on each worker in training; without a shuffle all of them train on the same examples"
+                "shard=off: every worker reads all of the data. In training, a shuffle by run.seed or shuffle_seed has "
+                "a different order on each worker; without a shuffle all workers train on the same examples"
             )
         return ShardedInput(shard, reason, plan.division, dataset, is_own, lambda: dataset)
-    # For "auto", build the whole data first: most functions ignore their index, and this call is then the only one.
+    # For "auto", call the function as if there were one pipeline: most functions ignore their index, and need no second
+    # call.
     plan = _plan("examples" if shard == "auto" else shard, batch_size, place)
     undivided = _plan("off", batch_size, place)
     dataset = build(plan)
@@ -153,15 +166,15 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
     counts = place.collectives.sum([way == one for one in _WAYS])
     way = next(one for one, count in zip(_WAYS, counts, strict=True) if count)
     if way == "input_fn":
-        # It reads its index, so call it again with the true one; the dataset built for "one pipeline" is dropped.
+        # The function reads its index, so call it again with the true one; the dataset for one pipeline is dropped.
         plan = _plan("input_fn", batch_size, place)
-        reason = "the function read its place among the input pipelines"
+        reason = "input_fn divides its data by input_context"
         return ShardedInput("input_fn", reason, plan.division, build(plan), True, lambda: build(undivided))
     if way == "files":  # each worker reads its own files, which the runner chooses
         whole = build(undivided)
         own = cluster.part_of_files(whole, place.num_workers, place.worker_index)
         return ShardedInput("files", found, undivided.division, own, True, lambda: whole)
-    reason = f"the function did not read its place among the input pipelines, and {found}"
+    reason = f"input_fn ignores input_context, and {found}"
     if shard == "files":
         _log.warning(
             "shard=files: %s. Using shard=examples instead: every worker reads all of the data and takes its rows of "
@@ -175,11 +188,13 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
 
 
 def of_service(service: DataService, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput:
-    """Return this worker's part of data that `service` computes: each element goes to one of the workers.
+    """Return this worker's part of the data that `service` computes. Each element goes to one of the workers.
 
     Args:
       service: the tf.data service.
-      batch_size, place, build: as in `choose`.
+      batch_size: as in `choose`.
+      place: as in `choose`.
+      build: as in `choose`.
     """
     plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place)
     whole = build(plan)
@@ -193,16 +208,18 @@ def of_service(service: DataService, batch_size: int | None, place: WorkerPlace,
 def train_division(
     sharded: ShardedInput, dataset: tf.data.Dataset, place: WorkerPlace
 ) -> tuple[tf.data.Dataset, Division]:
-    """Return the training dataset and its division if each worker reads its own data.
+    """Return the training dataset and its division for workers that each read their own data.
+
+    All workers call this together.
 
     Args:
       sharded: this worker's part.
-      dataset: the dataset of `sharded`, perhaps repeated without end.
+      dataset: the dataset of `sharded`, or the same repeated forever.
       place: this process among the workers.
 
     Returns:
-      (dataset, division). If the workers' data may end at different steps, each element has a bool scalar as its last
-      part: whether the element is real.
+      (dataset, division). If the workers' data may end at different steps, the dataset continues with placeholders
+      after its end, and each element has a bool scalar as its last part: True for real elements.
     """
     is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
     rows = full_rows(dataset.element_spec)
@@ -211,18 +228,18 @@ def train_division(
     division = PerWorker(place.num_replicas, place.collectives.sum_in_graph, full_count, ends_together=ends > 0)
     if not ends:
         return dataset, division
-    # Not a second read for the first element: the service would start a second pass.
+    # Reading `dataset` of a service for its first element would start a second pass over the data.
     of_own = sharded.whole() if sharded.shard == "service" else dataset
     return _marked(dataset, of_own.take(1).concatenate(sharded.whole().take(1))), division
 
 
 def _marked(own: tf.data.Dataset, first: tf.data.Dataset) -> tf.data.Dataset:
-    """Return a dataset of the elements of `own` with True, followed without end by one placeholder element with False.
+    """Return a dataset of the elements of `own` with True, followed by a placeholder element with False forever.
 
     Args:
       own: this worker's data.
-      first: its first element is the placeholder, so that it fits the model: the first element of `own`, or that of the
-        whole data if `own` is empty.
+      first: a dataset whose first element becomes the placeholder: the first element of `own`, or of all workers' data
+        if `own` is empty.
     """
     # The iterator never ends, so its state can be saved and restored like that of any other input.
     placeholder = first.take(1).cache().repeat()
@@ -237,20 +254,20 @@ def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
     """Return (whether each worker can read its own files, the reason)."""
     count = cluster.num_files(dataset)
     if not count:
-        return False, "its data is not read from files that TensorFlow can divide"
-    found = f"it reads {count} file{'' if count == 1 else 's'}"
-    return count >= place.num_workers, f"{found} and there are {place.num_workers} workers"
+        return False, "the data is not file-based"
+    files = "1 file" if count == 1 else f"{count} files"
+    return count >= place.num_workers, f"the data has {files} for {place.num_workers} workers"
 
 
 def _plan(shard: str, batch_size: int | None, place: WorkerPlace) -> Plan:
     if shard in ("files", "input_fn") or (shard == "off" and place.num_workers > 1):
         is_told = shard != "off"
         context = InputContext(place.num_workers if is_told else 1, place.worker_index if is_told else 0, place.total)
-        # EVAL accepts any global size. Rounded down, so that a step never holds more examples than the user allowed.
+        # EVAL accepts batch sizes that do not divide evenly. Round down: a step never holds more than batch_size.
         per_replica = None if batch_size is None else max(1, batch_size // place.total)
         return Plan(context, per_replica, RoundRobin(0, place.num_replicas, place.num_replicas))
-    # One pipeline and one replica: the function returns global batches. Without a batch_size its batches are per
-    # replica, so it must be able to divide its own size by the number of replicas.
+    # Tell the function of one pipeline. With a batch_size it returns global batches: one replica. Without, it returns
+    # per-replica batches and may divide its own global size by the number of replicas: all replicas.
     kind = RoundRobin if batch_size is None else SplitRows
     context = InputContext(1, 0, 1 if batch_size else place.total)
     return Plan(context, batch_size, kind(place.first, place.num_replicas, place.total))

@@ -10,25 +10,27 @@ from runner.data.iterators import iterate
 from runner.tf_private.datasets import timed
 
 FIRST_SECS, EVERY_SECS = 3.0, 10.0
-"""Seconds of training before the first sample, and between two samples. The first sample builds a separate dataset,
-which takes a few milliseconds."""
+"""Seconds of training before the first sample, and between two samples. Each sampled iterator is built once, in a few
+milliseconds."""
 
 SAMPLE_STEPS, SAMPLE_SECS = 500, 0.5
-"""A sample ends with the loop that reaches either limit. Timing costs 40 us per step, about 0.2 % of ten seconds."""
+"""A sample ends after the loop that reaches either limit. Timing costs 40 us per step: 20 ms per sample, about 0.2 % of
+the ten seconds between samples."""
 
 
 class WaitTimer:
     """Times how long steps wait for `get_next` of their iterator, in samples of a few hundred steps.
 
-    For a sample, the loop on the devices gets another iterator: it returns the elements of the loop's own iterator and
-    notes the time that each took. It keeps no element, so the loop's own iterator is where it would be without it. Its
-    elements have the same spec, so no program is traced anew. Loops that are not sampled are unchanged.
+    During a sample, the loop of steps reads from a timing iterator, which passes on the elements of the run's own
+    iterator and adds up the time that each took. The timing iterator keeps no element, so the run's own iterator is
+    always at the same position as without it. Both have the same element spec, so nothing is traced anew. Loops outside
+    of samples read from the run's own iterator.
 
-    A `tf.while_loop` runs the iterations around a step one after the other (TensorFlow 2.21): the next element is asked
-    for when the previous step has ended. All of that time is therefore time in which training waits.
+    A `tf.while_loop` takes one step after the other and requests the next element when the previous step has ended
+    (TensorFlow 2.21). Training therefore waits for all of the time that is measured.
 
     Attributes:
-      share: the waiting share of the time of all sampled steps, from 0 to 1; None: there was no sample yet.
+      share: seconds waited / seconds of all sampled steps, from 0 to 1; None: no sample has been completed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class WaitTimer:
         self._timed: tuple[Any, Any] = (None, None)
 
     def steps_to_sample(self, secs: float) -> int:
-        """Return the number of steps of the next loop, all of which are sampled; 0: do not sample.
+        """Return the number of steps to sample in the next loop; 0: do not sample.
 
         Args:
           secs: seconds of training so far.
@@ -47,7 +49,10 @@ class WaitTimer:
         return SAMPLE_STEPS - self._steps if secs >= self._due_secs else 0
 
     def timed(self, iterator: tf.data.Iterator) -> tf.data.Iterator:
-        """Return an iterator that returns the elements of `iterator` and times it; neither reads ahead."""
+        """Return an iterator over the elements of `iterator` that measures how long each took, without reading ahead.
+
+        The same iterator gets the same timing iterator each time.
+        """
         if self._timed[0] is not iterator:
             with tf.device("CPU:0"):
                 self._secs_waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="secs_waited")
@@ -55,8 +60,10 @@ class WaitTimer:
         return self._timed[1]
 
     def took(self, num_steps: int, secs: float, secs_of_training: float) -> float | None:
-        """Add the times of a sampled loop, and return the share of the sample that it completes; None: the sample
-        continues.
+        """Add the times of a sampled loop to the current sample.
+
+        Returns:
+          The share of time that the sample waited, from 0 to 1, if this loop completes it; else None.
 
         Args:
           num_steps: number of steps of the loop.
@@ -75,7 +82,7 @@ class WaitTimer:
 
 
 class NullWaitTimer:
-    """Times nothing: input that cannot be timed, and workers other than the chief."""
+    """Times nothing: used for input that cannot be timed, and on workers other than the chief."""
 
     share: float | None = None
 

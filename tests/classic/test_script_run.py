@@ -100,7 +100,7 @@ def test_what_follows_the_script_is_the_scripts() -> None:
     (["-m"], "name a script, or a module after -m"),
     (["nowhere.py"], "there is no script nowhere.py"),
     (["--strategy", "mirored", "train.py"], "invalid choice: 'mirored' (choose from"),
-    (["--strategy", "parameter_server", __file__], "needs a cluster: start this for each task, with its TF_CONFIG"),
+    (["--strategy", "parameter_server", __file__], "needs a cluster: start this command once per task"),
 ])  # fmt: skip
 def test_a_mistake_before_the_script_is_exit_code_2(
     arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any

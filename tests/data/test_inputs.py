@@ -451,7 +451,7 @@ def test_auto_leaves_the_division_to_a_function_that_read_its_place() -> None:
     for worker in range(2):
         feed = feed_of(sharding, num_replicas=2, batch_size=8, worker_index=worker, num_workers=2)
         assert feed.shard == "input_fn" and feed.global_batch_size == 8
-        assert feed.reason == "the function read its place among the input pipelines"
+        assert feed.reason == "input_fn divides its data by input_context"
         got.append([ids(share) for share in pull(feed, iter(feed.dataset))])
     assert got == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]  # two a replica
 
@@ -621,8 +621,8 @@ def test_a_function_that_ignores_the_batch_size_is_refused_in_train() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(fn, mode="train", batch_size=8)
     assert str(error.value) == (
-        f'input.train.batch_size=8, but {NAME} returns batches of 4, although params["batch_size"]=8. Use that in '
-        ".batch(), or set batch_size=null to keep its own size."
+        f'input.train.batch_size=8, but {NAME} returns batches of 4, although params["batch_size"]=8. Write '
+        '.batch(params["batch_size"]), or set batch_size=null to keep batches of 4.'
     )
     assert feed_of(fn, mode="eval", batch_size=8).remaining_steps() == 10
 
@@ -646,15 +646,18 @@ def test_parts_of_different_sizes_are_refused() -> None:
     dataset = tf.data.Dataset.from_tensors(({"a": [1, 2, 3]}, [1, 2]))
     with pytest.raises(ValueError) as error:
         feed_of(functools.partial(some_input_fn, dataset), batch_size=3)
-    assert str(error.value) == f"the batches of {NAME} have different numbers of examples: features['a'] 3, labels 2."
+    assert str(error.value) == (
+        f"the tensors in a batch of {NAME} have different numbers of rows: features['a'] 3, labels 2. Each tensor must "
+        "have one row per example."
+    )
 
 
 def test_an_argument_that_the_runner_does_not_give_is_refused() -> None:
     with pytest.raises(ValueError) as error:
         feed_of(some_input_fn)
     assert str(error.value) == (
-        f"{NAME} needs 'result'. The runner passes, by name: mode, params, config, input_context, num_epochs. "
-        "Bind the rest with functools.partial, or take it from params."
+        f"{NAME} requires 'result', which the runner does not pass. It passes, by name: mode, params, config, "
+        "input_context, num_epochs. Bind other arguments with functools.partial, or use params."
     )
 
 

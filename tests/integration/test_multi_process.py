@@ -388,7 +388,7 @@ def test_fewer_files_than_workers_are_read_by_all_and_it_is_said(two: Gang) -> N
         steps = found["ids"].tolist()[:-1]
         assert [len(step) for step in steps] == [6, 1]
         assert sorted(id for step in steps for id in step) == list(range(7))
-    assert "shard=files: it reads 1 file and there are 2 workers. Using shard=examples instead" in two.output(0)
+    assert "shard=files: the data has 1 file for 2 workers. Using shard=examples instead" in two.output(0)
 
 
 @pytest.mark.slow

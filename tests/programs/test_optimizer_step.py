@@ -249,7 +249,9 @@ def test_batch_normalization_takes_the_statistics_of_each_part(tmp_path: Path) -
 
 def test_a_batch_that_does_not_divide_into_parts_is_refused_with_the_two_nearest(tmp_path: Path) -> None:
     config = RunConfig(gradient_accumulation=3, train_distribute=STRATEGIES["mirrored"])
-    with pytest.raises(ValueError, match=r"batch_size=8 does not divide over 2 replicas, 3 parts each .* Use 6 or 12."):
+    with pytest.raises(
+        ValueError, match=r"batch_size=8 does not divide over 2 replicas with 3 micro-batches each .* Use 6 or 12."
+    ):
         Estimator(model, tmp_path, config, {}).train(train_input(8, dtype="float64"), steps=1)
 
 

@@ -1,4 +1,6 @@
-"""`python -m runner.classic check`: report what in a source works here, what differs, and what cannot work."""
+"""`python -m runner.classic check`: report the uses of TensorFlow 1 and tf.estimator in a script that are
+unchanged, changed and unsupported on this runner.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.classic.compat import module_paths, names, packages, python2
-from runner.classic.compat.differences import CANNOT, DIFFERS, RULES, RUN_CONFIG, instead_of
+from runner.classic.compat.differences import CHANGED, RULES, RUN_CONFIG, UNSUPPORTED, instead_of
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
@@ -20,7 +22,7 @@ from runner.classic.contrib import names as contrib
 from runner.config.error_messages import did_you_mean
 from runner.config.source_names import V1
 
-WORKS = "works"
+UNCHANGED = "unchanged"
 VERSION = "2.21"
 
 
@@ -29,8 +31,8 @@ class Finding:
     """A finding about one use of a name.
 
     Attributes:
-      verdict: "works", "differs" or "cannot".
-      text: the reason and the fix; "" for "works".
+      verdict: "unchanged", "changed" or "unsupported".
+      text: the reason and the fix; "" for "unchanged".
     """
 
     file: str
@@ -61,7 +63,7 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     sign = signs(tree, installed)
     if sign.are_of_1 and sign.of_1 is not None:
         use = sign.of_1
-        found[0, "", ""] = Finding(file, use.line, use.column, DIFFERS, use.said, _OF_1)
+        found[0, "", ""] = Finding(file, use.line, use.column, CHANGED, use.said, _OF_1)
         as_version_1(tree)
     used = uses(tree)
     imports = {_place(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
@@ -69,13 +71,13 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     for use in used:
         judged = _judged(use, installed)
         if use.name == ".make_one_shot_iterator" and not has_datasets_of_1:
-            judged = [(CANNOT, _NO_ITERATOR, use.said)]
+            judged = [(UNSUPPORTED, _NO_ITERATOR, use.said)]
         for verdict, said, name in judged:
-            if verdict == CANNOT and use.line in elsewhere:
-                verdict, said = DIFFERS, f"{said}; the code around it supports several versions"
-            elif verdict == CANNOT and (use.line, use.column) in imports and _is_of_contrib(use):
-                verdict, said = DIFFERS, f"its use is refused, not this import: {said}"
-            elif verdict == CANNOT and (own := packages.of_the_users_own(use.name, Path(file))):
+            if verdict == UNSUPPORTED and use.line in elsewhere:
+                verdict, said = CHANGED, f"{said}; the code around it supports several versions"
+            elif verdict == UNSUPPORTED and (use.line, use.column) in imports and _is_of_contrib(use):
+                verdict, said = CHANGED, f"its use is refused, not this import: {said}"
+            elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
                 said = f"Python looks for it in the installed TensorFlow, and not in your {own}: rename that folder"
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
     return list(found.values())
@@ -94,13 +96,13 @@ def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | a
     packages.
     """
     for statement, package, said in packages.missing(tree, file):
-        yield statement, CANNOT, package, said
+        yield statement, UNSUPPORTED, package, said
     for expression, written, said in python2.idioms(tree):
-        yield expression, CANNOT, written, said
+        yield expression, UNSUPPORTED, written, said
     own = packages.in_place_of_tensorflow(file)
     for node in ast.walk(tree) if own is not None else ():
         if isinstance(node, ast.Import | ast.ImportFrom) and "tensorflow" in ast.unparse(node):
-            yield node, CANNOT, "tensorflow", f"Python imports your {own} in place of TensorFlow: rename it"
+            yield node, UNSUPPORTED, "tensorflow", f"Python imports your {own} in place of TensorFlow: rename it"
 
 
 _VERSIONS = frozenset({"__version__", "VERSION", "hasattr", "version_info", "PY2", "PY3"})
@@ -133,30 +135,30 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
     """Return (verdict, text, name) of each finding about a use."""
     gone = _gone(use, installed)
     if gone is not None:
-        return [(CANNOT, gone, use.said)]
+        return [(UNSUPPORTED, gone, use.said)]
     found = list(_differences(use))
-    return found if found or use.name.startswith(".") else [(WORKS, "", use.said)]
+    return found if found or use.name.startswith(".") else [(UNCHANGED, "", use.said)]
 
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
     if module_paths.leads_to(use.name):
-        yield DIFFERS, "it was private: the runner has those of its names that are public under tf.estimator", use.said
+        yield CHANGED, "it was private: the runner has those of its names that are public under tf.estimator", use.said
     elif use.is_private:
-        yield DIFFERS, f"it is private: TensorFlow {VERSION} has it, but may move it in any release", use.said
+        yield CHANGED, f"it is private: TensorFlow {VERSION} has it, but may move it in any release", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
             yield rule.verdict, rule.text, use.said
     if use.is_base and use.api_name.endswith(".SessionRunHook"):
-        yield DIFFERS, _OWN_HOOK, use.said
+        yield CHANGED, _OWN_HOOK, use.said
     if use.is_base and use.api_name.endswith(".CheckpointSaverHook"):
-        yield CANNOT, _OWN_SAVER, use.said
+        yield UNSUPPORTED, _OWN_SAVER, use.said
     if use.api_name in ("estimator.RunConfig", "estimator.tpu.RunConfig"):
         for argument in sorted(set(use.keywords) & set(RUN_CONFIG)):
             if not use.keywords[argument]:
-                yield DIFFERS, RUN_CONFIG[argument], f"{use.said}({argument}=)"
+                yield CHANGED, RUN_CONFIG[argument], f"{use.said}({argument}=)"
     if use.api_name.startswith("losses.") and use.keywords.get("weights") is False:
-        yield DIFFERS, _WEIGHTED_LOSS, f"{use.said}(weights=)"
+        yield CHANGED, _WEIGHTED_LOSS, f"{use.said}(weights=)"
 
 
 _WEIGHTED_LOSS = (
@@ -250,11 +252,11 @@ def report(findings: Sequence[Finding]) -> str:
     works: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
     lines: list[tuple[str, int, str]] = []
     for one in findings:
-        if one.verdict == WORKS:
+        if one.verdict == UNCHANGED:
             works[one.file, one.line].append(one.name)
         else:
             lines.append((one.file, one.line, f"{one.verdict}: {one.name}: {one.text}"))
-    lines += [(file, line, f"{WORKS}: {', '.join(used)}") for (file, line), used in works.items()]
+    lines += [(file, line, f"{UNCHANGED}: {', '.join(used)}") for (file, line), used in works.items()]
     return "".join(f"{file}:{line}: {text}\n" for file, line, text in sorted(lines, key=lambda each: each[:2]))
 
 
@@ -263,14 +265,14 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = collections.Counter(one.verdict for one in findings)
     if not findings:
         return "uses nothing of TensorFlow"
-    return f"{counts[WORKS]} work as they did, {counts[DIFFERS]} differ, {counts[CANNOT]} cannot work"
+    return f"{counts[UNCHANGED]} unchanged, {counts[CHANGED]} changed, {counts[UNSUPPORTED]} unsupported"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the findings about the given files.
 
     Returns:
-      exit code. 0: everything can work; 1: something cannot; 2: a file cannot be read or is not Python.
+      exit code. 0: nothing is unsupported; 1: something is; 2: a file cannot be read or is not Python.
     """
     parser = argparse.ArgumentParser(prog="python -m runner.classic check", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="files, or folders of .py files")
@@ -292,4 +294,4 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps([dataclasses.asdict(one) for one in findings], indent=1))
     else:
         print(f"{report(findings)}{', '.join(map(str, options.paths))}: {summary(findings)}")
-    return int(any(one.verdict == CANNOT for one in findings)) if is_read else 2
+    return int(any(one.verdict == UNSUPPORTED for one in findings)) if is_read else 2

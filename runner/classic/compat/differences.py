@@ -1,4 +1,6 @@
-"""The names of TensorFlow 1 and tf.estimator that differ on the runner or cannot work, with the reasons."""
+"""The names of TensorFlow 1 and tf.estimator that behave differently on the runner or are unsupported, with the
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Mapping
 from runner.classic.compat import install, names
 from runner.classic.compat.source import HOOK, INPUT_FN, MODEL_FN, SCRIPT
 
-DIFFERS, CANNOT = "differs", "cannot"
+CHANGED, UNSUPPORTED = "changed", "unsupported"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ _QUEUES = (
 _RANDOM = "nn.dropout layers.dropout layers.Dropout random_uniform random_normal truncated_normal"
 
 # Place ("": everywhere) -> names, separated by blanks -> text of the finding.
-_CANNOT: Mapping[str, Mapping[str, str]] = {
+_UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
     "": {
         _LOOPS_OVER_SESSIONS: (
             "the runner replaces loops over a session: put the graph into a model_fn, and call Estimator.train with "
@@ -87,7 +89,7 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
         "RunOptions": "there is no session whose step could be traced: use tf.profiler.experimental",
     },
 }
-_DIFFERS: Mapping[str, Mapping[str, str]] = {
+_CHANGED: Mapping[str, Mapping[str, str]] = {
     INPUT_FN: {
         "placeholder": (
             "a hook feeds it once, before the first step, when it runs the initializer of the iterator; a resumed run "
@@ -186,13 +188,13 @@ _EVAL_SPEC = (
 RULES: tuple[Rule, ...] = (
     *(
         Rule(verdict, tuple(some.split()), text, only_in)
-        for verdict, places in ((CANNOT, _CANNOT), (DIFFERS, _DIFFERS))
+        for verdict, places in ((UNSUPPORTED, _UNSUPPORTED), (CHANGED, _CHANGED))
         for only_in, said in places.items()
         for some, text in said.items()
     ),
-    Rule(CANNOT, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
-    Rule(DIFFERS, ("Session", "InteractiveSession"), _SESSION, only_in=SCRIPT, without="graph", num_arguments=2),
-    Rule(DIFFERS, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
+    Rule(UNSUPPORTED, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
+    Rule(CHANGED, ("Session", "InteractiveSession"), _SESSION, only_in=SCRIPT, without="graph", num_arguments=2),
+    Rule(CHANGED, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
 )
 
 _IGNORED = "has no effect here, with a warning"

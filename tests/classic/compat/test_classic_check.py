@@ -1,4 +1,4 @@
-"""`python -m runner.classic check` says of each line what works, what differs and what cannot work; and it is true."""
+"""`python -m runner.classic check` reports what is unchanged, changed and unsupported in each line, and is right."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def text_of(source: str, name: str) -> str:
     "import tensorflow as tf\ntf.compat.v2.compat.v1.layers.dense",
 ])  # fmt: skip
 def test_names_are_followed_from_their_import(source: str) -> None:
-    assert verdicts(source)["tf.compat.v1.layers.dense"] == "works"
-    assert "cannot" not in verdicts(source).values()
+    assert verdicts(source)["tf.compat.v1.layers.dense"] == "unchanged"
+    assert "unsupported" not in verdicts(source).values()
 
 
 def test_a_file_of_tensorflow_1_is_judged_as_such() -> None:
     source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.contrib.gan.x(x, 2)\ntf.nn.relux(x)"
     assert [(one.line, one.verdict) for one in found(source)] == [
-        (2, "differs"), (2, "works"), (3, "cannot"), (4, "cannot"),
+        (2, "changed"), (2, "unchanged"), (3, "unsupported"), (4, "unsupported"),
     ]  # fmt: skip
     assert text_of(source, "tf.layers.dense").startswith("TensorFlow 1: `python -m runner.classic` gives this file")
-    assert verdicts(source)["tf.compat.v1.layers.dense"] == "works"
+    assert verdicts(source)["tf.compat.v1.layers.dense"] == "unchanged"
     assert text_of(source, "tf.compat.v1.contrib.gan.x") == "use the package tensorflow_gan"
     assert text_of(source, "tf.compat.v1.nn.relux") == "TensorFlow 2.21 has no such name"
 
 
 def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
     source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.optimizers.Adam()\ntf.nn.relux(x)"
-    assert [one.line for one in found(source) if one.verdict == "cannot"] == [2, 4]
+    assert [one.line for one in found(source) if one.verdict == "unsupported"] == [2, 4]
     assert text_of(source, "tf.layers.dense") == (
         "TensorFlow 2.21 has no such name: TensorFlow 1's is tf.compat.v1.layers.dense; "
         "`import tensorflow.compat.v1 as tf` brings all of them"
@@ -80,7 +80,7 @@ def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
 def test_weights_of_losses_differ_only_on_several_replicas() -> None:
     source = "import tensorflow.compat.v1 as tf\ntf.losses.log_loss(a, b, weights=w)\ntf.losses.huber_loss(a, b)"
     name = "tf.compat.v1.losses.log_loss(weights=)"
-    assert verdicts(source) == {name: "differs", "tf.compat.v1.losses.huber_loss": "works"}
+    assert verdicts(source) == {name: "changed", "tf.compat.v1.losses.huber_loss": "unchanged"}
     assert text_of(source, name).startswith("only on several replicas: a mean by weights is that of the global batch")
 
 
@@ -93,13 +93,13 @@ def test_modules_of_tf_estimator_that_were_not_public_are_known() -> None:
         lib.maybe_overwrite_model_dir
     """
     assert [(one.line, one.verdict) for one in found(source)] == [
-        (2, "differs"), (3, "differs"), (4, "cannot"), (5, "differs"), (6, "cannot"),
+        (2, "changed"), (3, "changed"), (4, "unsupported"), (5, "changed"), (6, "unsupported"),
     ]  # fmt: skip
 
 
 def test_what_a_class_has_is_not_looked_at() -> None:
     source = "import tensorflow as tf\ntf.estimator.ModeKeys.TRAIN\ntf.float32.as_numpy_dtype\ntf.GradientTape.x"
-    assert set(verdicts(source).values()) == {"works"}
+    assert set(verdicts(source).values()) == {"unchanged"}
 
 
 MODEL_FN = """
@@ -119,8 +119,8 @@ def serving():
 
 
 def test_a_model_fn_has_rules_of_its_own() -> None:
-    lines = {(one.line, one.verdict) for one in found(MODEL_FN) if one.verdict != "works"}
-    assert lines == {(5, "differs"), (6, "differs"), (7, "differs"), (8, "cannot")}
+    lines = {(one.line, one.verdict) for one in found(MODEL_FN) if one.verdict != "unchanged"}
+    assert lines == {(5, "changed"), (6, "changed"), (7, "changed"), (8, "unsupported")}
     assert "multiply the learning rate by the number of replicas" in text_of(
         MODEL_FN, "tf.compat.v1.keras.optimizers.SGD"
     )
@@ -152,9 +152,10 @@ def input_fn():
 
 
 def test_what_is_made_outside_of_functions_and_graphs_is_eager() -> None:
-    lines = [(one.line, one.verdict) for one in found(OUTSIDE) if one.verdict != "works"]
+    lines = [(one.line, one.verdict) for one in found(OUTSIDE) if one.verdict != "unchanged"]
     assert lines == [
-        (3, "differs"), (6, "cannot"), (7, "cannot"), (9, "differs"), (10, "differs"), (15, "cannot"), (19, "cannot")
+        (3, "changed"), (6, "unsupported"), (7, "unsupported"), (9, "changed"), (10, "changed"), (15, "unsupported"),
+        (19, "unsupported"),
     ]  # fmt: skip
     assert text_of(OUTSIDE, "tf.compat.v1.metrics.mean").endswith("or under `with tf.Graph().as_default():`")
 
@@ -176,12 +177,14 @@ def test_a_session_of_a_hook_feeds_what_model_fn_made() -> None:
 
 def test_a_sum_of_a_thousand_terms_is_read_to_its_end() -> None:
     source = f"import tensorflow as tf\nx = {' + '.join(['tf.one(1)'] * 1000)} + tf.zeros(1)\n"
-    assert verdicts(source)["tf.zeros"] == "works"
+    assert verdicts(source)["tf.zeros"] == "unchanged"
 
 
 def test_what_every_module_has_is_there() -> None:
     source = "import os\nimport tensorflow as tf\nos.path.dirname(tf.__file__)\ntf.estimator.__name__\ntf.__foo__\n"
-    assert verdicts(source) == {"tf.__file__": "works", "tf.estimator.__name__": "works", "tf.__foo__": "cannot"}
+    assert verdicts(source) == {
+        "tf.__file__": "unchanged", "tf.estimator.__name__": "unchanged", "tf.__foo__": "unsupported",
+    }  # fmt: skip
 
 
 def test_arguments_of_a_call_count() -> None:
@@ -192,7 +195,7 @@ def test_arguments_of_a_call_count() -> None:
         tf.estimator.EvalSpec(input_fn, 10)
         tf.estimator.EvalSpec(input_fn)
     """
-    said = [(one.line, one.name) for one in found(source) if one.verdict == "differs"]
+    said = [(one.line, one.name) for one in found(source) if one.verdict == "changed"]
     assert said == [(3, "tf.estimator.RunConfig(session_config=)"), (6, "tf.estimator.EvalSpec")]
 
 
@@ -208,7 +211,7 @@ def test_methods_of_estimators_are_found_by_where_the_estimator_was_made() -> No
                 self.estimator.train(f)
                 given.predict(input_fn=f)
     """
-    assert [(one.line, one.name) for one in found(source) if one.verdict == "differs"] == [
+    assert [(one.line, one.name) for one in found(source) if one.verdict == "changed"] == [
         (7, ".evaluate"),
         (10, ".predict"),
     ]
@@ -218,7 +221,7 @@ def test_a_hook_of_the_users_own_costs_the_loop() -> None:
     source = (
         "import tensorflow as tf\nclass H(tf.estimator.SessionRunHook):\n  pass\nh = tf.estimator.StopAtStepHook(3)"
     )
-    assert verdicts(source) == {"tf.estimator.SessionRunHook": "differs", "tf.estimator.StopAtStepHook": "works"}
+    assert verdicts(source) == {"tf.estimator.SessionRunHook": "changed", "tf.estimator.StopAtStepHook": "unchanged"}
 
 
 def test_private_modules_are_looked_for() -> None:
@@ -229,10 +232,10 @@ def test_private_modules_are_looked_for() -> None:
         import tensorflow_estimator.api as tfe
     """
     assert list(verdicts(source).items()) == [
-        ("tensorflow.python.framework.ops", "differs"),
-        ("tensorflow.python.framework.ops.Graph", "differs"),
-        ("tensorflow.python.estimator.gc", "cannot"),
-        ("tensorflow_estimator.api", "cannot"),
+        ("tensorflow.python.framework.ops", "changed"),
+        ("tensorflow.python.framework.ops.Graph", "changed"),
+        ("tensorflow.python.estimator.gc", "unsupported"),
+        ("tensorflow_estimator.api", "unsupported"),
     ]
 
 
@@ -243,7 +246,7 @@ def test_messages_of_protos_are_looked_for() -> None:
         rewriter_config_pb2.RewriterConfig.OFF
     """
     assert [(one.line, one.verdict) for one in found(source)] == [
-        (2, "differs"), (3, "differs"), (3, "cannot"), (4, "differs"),
+        (2, "changed"), (3, "changed"), (3, "unsupported"), (4, "changed"),
     ]  # fmt: skip
 
 
@@ -259,7 +262,7 @@ def test_packages_that_are_missing_are_no_fault_of_tensorflow(tmp_path: Path) ->
     """
     said = check_source(textwrap.dedent(source), str(tmp_path / "sub" / "train.py"), INSTALLED)
     assert [(one.line, one.name, one.verdict) for one in said if one.text] == [
-        (2, "tensorflow_datasets", "cannot"), (4, "tensorflow_addons", "cannot"),
+        (2, "tensorflow_datasets", "unsupported"), (4, "tensorflow_addons", "unsupported"),
     ]  # fmt: skip
     assert said[0].text == (
         "this package is not installed here, and is no part of TensorFlow: pip install tensorflow-datasets, or put its "
@@ -275,14 +278,14 @@ def test_a_folder_that_stands_for_tensorflow_is_named(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     source = "import tensorflow as tf\nfrom tensorflow.models import cnn\ntf.zeros([])\n"
     (said,) = [one for one in check_source(source, "train.py", Installed()) if one.text]
-    assert (said.line, said.verdict) == (2, "cannot")
+    assert (said.line, said.verdict) == (2, "unsupported")
     assert said.text == (
         f"Python looks for it in the installed TensorFlow, and not in your {tmp_path / 'tensorflow' / 'models'}: "
         "rename that folder"
     )
     (tmp_path / "tensorflow" / "__init__.py").touch()
     said, *_ = check_source(source, "train.py", Installed())
-    assert (said.line, said.verdict, said.name) == (1, "cannot", "tensorflow")
+    assert (said.line, said.verdict, said.name) == (1, "unsupported", "tensorflow")
     assert said.text == f"Python imports your {tmp_path / 'tensorflow'} in place of TensorFlow: rename it"
 
 
@@ -334,16 +337,17 @@ def test_it_prints_as_compilers_do_and_imports_no_tensorflow(tmp_path: Path) -> 
     good = command("good.py", cwd=tmp_path)
     assert (good.returncode, good.stdout) == (
         0,
-        "good.py:2: works: tf.estimator.TrainSpec, tf.zeros, tf.ones\n"
-        "good.py: 3 work as they did, 0 differ, 0 cannot work\n",
+        "good.py:2: unchanged: tf.estimator.TrainSpec, tf.zeros, tf.ones\n"
+        "good.py: 3 unchanged, 0 changed, 0 unsupported\n",
     )
     bad = command("bad.py", cwd=tmp_path)
     assert bad.returncode == 1
-    assert bad.stdout.splitlines()[1] == ("bad.py:2: cannot: tf.compat.v1.contrib.x: the runner does not have it")
+    assert bad.stdout.splitlines()[1] == ("bad.py:2: unsupported: tf.compat.v1.contrib.x: the runner does not have it")
     whole = command("--json", ".", cwd=tmp_path)
     assert whole.returncode == 1
     assert [(one["file"], one["line"], one["verdict"]) for one in json.loads(whole.stdout)] == [
-        ("bad.py", 2, "differs"), ("bad.py", 2, "cannot"), ("bad.py", 3, "works"), *[("good.py", 2, "works")] * 3,
+        ("bad.py", 2, "changed"), ("bad.py", 2, "unsupported"), ("bad.py", 3, "unchanged"),
+        *[("good.py", 2, "unchanged")] * 3,
     ]  # fmt: skip
 
 
@@ -365,7 +369,7 @@ def test_what_is_no_python_is_exit_code_2(
     assert check.main([name, "good.py"]) == 2
     printed = capsys.readouterr()
     assert said in printed.err
-    assert "good.py:2: works: tf.zeros\n" in printed.out, "the other files are read all the same"
+    assert "good.py:2: unchanged: tf.zeros\n" in printed.out, "the other files are read all the same"
 
 
 # --- that it is true: every name of its tables, against TensorFlow itself -------------------------------------------
@@ -475,11 +479,11 @@ def test_what_is_recommended_is_there() -> None:
 
 @pytest.mark.parametrize(("source", "name", "verdict"), [
     ("import tensorflow as tf\ntf.contrib.layers.fully_connected(x, 2)", "tf.compat.v1.contrib.layers.fully_connected",
-     "works"),
+     "unchanged"),
     ("from tensorflow.contrib.rnn.python.ops import rnn_cell\nrnn_cell.GRUCell(2)",
-     "tf.contrib.rnn.python.ops.rnn_cell.GRUCell", "works"),
+     "tf.contrib.rnn.python.ops.rnn_cell.GRUCell", "unchanged"),
     ("import tensorflow as tf\ntf.contrib.opt.ScipyOptimizerInterface(x)",
-     "tf.compat.v1.contrib.opt.ScipyOptimizerInterface", "cannot"),
+     "tf.compat.v1.contrib.opt.ScipyOptimizerInterface", "unsupported"),
 ])  # fmt: skip
 def test_names_of_contrib_are_known(source: str, name: str, verdict: str) -> None:
     assert verdicts(source)[name] == verdict
@@ -489,7 +493,7 @@ def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
     for module, table in check._ESTIMATOR_MODULES.items():
         said = found("import tensorflow\n" + "".join(f"{module}.{name}\n" for name in table))
         assert len({one.line for one in said}) == len(table)
-        assert not [one.name for one in said if one.verdict == "cannot"]
+        assert not [one.name for one in said if one.verdict == "unsupported"]
     for name, text in names.GONE.items():
         assert text_of(f"import tensorflow as tf\ntf.estimator.{name}", f"tf.estimator.{name}") == text
 
