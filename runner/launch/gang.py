@@ -122,7 +122,8 @@ class Gang:
         serves_only = all(task.place.is_server for task in tasks)
         while any(serves_only or not task.place.is_server for task in self._running):
             self._look()
-            time.sleep(POLL_SECS if self._running else 0)
+            for process in list(self._running.values())[:1]:  # the chief's while it runs; the others end with it
+                process.wait(POLL_SECS)
         self.kill()  # servers end when no other task is left
         for process in self._running.values():
             process.close()

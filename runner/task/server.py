@@ -23,6 +23,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from runner.config import parsing
 from runner.system import gc_pause, task_server
 from runner.system.child_process import Descriptors
 from runner.system.standard_streams import keep_saying
@@ -39,10 +40,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def preload() -> None:
-    """Import what each task imports before its config matters."""
+    """Import what each task imports whatever its config, at its beginning or later, and build the schema of configs."""
     with quiet_import(os.environ), gc_pause.not_searched():
+        import tensorboard.summary.v2  # noqa: F401  (by the first `tf.summary.scalar`: 96 modules)
+
         import runner.task.__main__
         import runner.task.commands  # noqa: F401
+
+        parsing.schema_node()
 
 
 def describe_unfit() -> str:
@@ -148,8 +153,13 @@ class Server:
         os.close(status)
 
 
-def become(request: ChildRequest) -> None:
-    """Turn this forked child into a process like one started by `request`."""
+def become(request: ChildRequest) -> frozenset[str]:
+    """Turn this forked child into a process like one started by `request`.
+
+    Returns:
+      Names of the modules that it shares with the server, for `end`.
+    """
+    shared = frozenset(sys.modules)
     import multiprocessing
 
     import numpy as np
@@ -169,6 +179,7 @@ def become(request: ChildRequest) -> None:
     random.seed()
     np.random.seed()
     multiprocessing.current_process().authkey = os.urandom(32)
+    return shared
 
 
 def _fork() -> int:
@@ -215,8 +226,8 @@ if __name__ == "__main__":
     request = start(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         # Outside of the server's frames, so that none of their code runs when the task ends.
-        become(request)
+        shared = become(request)
         code = main()
         task_server.tell_intent(request.status, code)
-        end(code)
+        end(code, shared)
     os._exit(0)  # nothing was used that needs an orderly end

@@ -19,8 +19,8 @@ if __name__ == "__main__":
     task_server.send(connection, {"ready": True})
     request = serving.serve()
     if request is not None:
-        server.become(request)
+        shared = server.become(request)
         names: dict[str, int] = {"code": 0}
         exec(sys.argv[1], names)
         task_server.tell_intent(request.status, names["code"])
-        end(names["code"])
+        end(names["code"], shared)

@@ -117,6 +117,33 @@ def test_a_child_has_exactly_its_environment_directory_arguments_and_signals(
     assert handlers == [signal.getsignal(number) == signal.SIG_IGN for number in (15, 2, 1)] and stdin == ""
 
 
+def test_a_child_ends_as_python_does_with_its_threads_exit_functions_and_objects(
+    shared: TaskServer, tmp_path: Path
+) -> None:
+    code = f"""
+import atexit, os, sys, threading, time
+said = open({str(tmp_path / "said")!r}, "w")  # never closed
+class Speaker:
+    def __init__(self, path):
+        self.path, self.make = path, os.mkdir
+    def __del__(self):
+        self.make(self.path)
+    def exit(self):
+        import omegaconf.errors, runner.task.main  # what it shares with the server can still be imported
+        said.write("exit function, ")
+sys.modules["users"] = module = type(sys)("users")
+module.speaker = Speaker({str(tmp_path / "deleted")!r})
+atexit.register(module.speaker.exit)
+threading.Thread(target=lambda: (time.sleep(0.3), said.write("thread, "))).start()
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+code = 4
+"""
+    process = fork(shared, code)
+    assert process.close() == 4
+    assert (tmp_path / "said").read_text() == "thread, exit function, "
+    assert (tmp_path / "deleted").is_dir()
+
+
 def test_children_draw_different_random_numbers(shared: TaskServer, tmp_path: Path) -> None:
     code = "import random; import numpy as np; found = [random.random(), float(np.random.rand())]"
     first, second = told(shared, tmp_path, code), told(shared, tmp_path, code)
