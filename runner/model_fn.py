@@ -39,8 +39,8 @@ class EstimatorSpec:
     Attributes:
       mode: one of ModeKeys, the mode that model_fn was called with.
       predictions: a tensor or a dict of tensors, each `[batch, ...]`. Required in PREDICT.
-      loss: a float scalar, the mean over the batch; or `[batch]`, one loss per example, of which the runner takes the
-        exact mean over the global batch. Required in TRAIN and EVAL.
+      loss: a float scalar, the mean over the batch; or `[batch]`, one loss per example, whose exact mean over the
+        global batch the runner then computes. Required in TRAIN and EVAL.
       train_op: an op or tensor that updates the model, as in tf.estimator. Only what it depends on runs. If it does not
         advance the global step (`minimize(loss)` without `global_step`), the runner counts one step per run.
       optimizer: a Keras 3, tf_keras or `tf.compat.v1.train` optimizer, in place of `train_op`. The runner computes the
@@ -136,9 +136,10 @@ class ModelFn:
 
     @property
     def operators(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
-        """Return a function that makes the context in which hooks and other code beside model_fn run.
+        """Return a function that makes the context in which hooks and other user code outside model_fn run.
 
-        A model_fn of TensorFlow 1 brings it as its attribute `operators`; any other gets a context that does nothing.
+        The context is model_fn's attribute `operators`, which a TensorFlow 1 model_fn has; for any other model_fn the
+        context does nothing.
         """
         fn = self.fn
         while isinstance(fn, functools.partial):
@@ -173,7 +174,7 @@ class ModelFn:
         }
         with user_code(), self._explaining_inputs(features, labels, mode, "labels" in declared):
             result = self.fn(**{name: available[name] for name in declared})
-        if hasattr(result, "as_estimator_spec"):  # of a TPU
+        if hasattr(result, "as_estimator_spec"):  # a TPUEstimatorSpec
             result = result.as_estimator_spec()
         if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
             result = spec_of_keras_model(result, features, labels, mode)
@@ -181,7 +182,7 @@ class ModelFn:
 
     @contextlib.contextmanager
     def _explaining_inputs(self, features: Any, labels: Any, mode: str, takes_labels: bool) -> Iterator[None]:
-        """Name the feature or the labels that the input lacks, if model_fn fails because of that."""
+        """Explain an error of model_fn that comes from a feature or labels that the input does not return."""
         try:
             yield
         except KeyError as error:
@@ -189,15 +190,15 @@ class ModelFn:
                 name, there = error.args[0], ", ".join(map(str, features))
                 hint = did_you_mean(str(name), map(str, features))
                 missing = MissingFeatureError(
-                    f"{self.name} reads features[{name!r}], which the input does not give.{hint} It gives: {there}."
+                    f"{self.name} reads features[{name!r}], which the input does not return.{hint} It returns: {there}."
                 )
                 raise missing.with_traceback(error.__traceback__) from error
             raise
         except Exception as error:
             # Labels may be None on purpose (an autoencoder): only an error that mentions them is explained.
             if labels is None and takes_labels and mode != ModeKeys.PREDICT and re.search("None|labels", str(error)):
-                said = f"the input gives features without labels in mode {mode!r}, and {self.name} needs them. "
-                said += "Return (features, labels) from the input function, each of its elements a pair."
+                said = f"the input returns features without labels in mode {mode!r}, and {self.name} needs labels. "
+                said += "Make each element of the input function's dataset a pair (features, labels)."
                 raise ValueError(f"{said} ({type(error).__name__}: {error})").with_traceback(
                     error.__traceback__
                 ) from error
@@ -205,15 +206,15 @@ class ModelFn:
 
 
 class MissingFeatureError(KeyError):
-    """A KeyError whose text is a sentence: model_fn reads a feature that the input does not have."""
+    """A KeyError that prints as a plain sentence: model_fn reads a feature that the input does not return."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def _reads_item_of(features: Mapping[Any, Any], error: KeyError) -> bool:
-    """Report whether `error` was raised by `features[...]` or `features.pop(...)` in Python code, whatever the
-    variable's name.
+    """Report whether `error` was raised by `features[...]` or `features.pop(...)` in Python code, whatever name the
+    variable has there.
     """
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
@@ -229,9 +230,10 @@ def _reads_item_of(features: Mapping[Any, Any], error: KeyError) -> bool:
 
 
 def declared_arguments(fn: Callable[..., Any]) -> list[str]:
-    """Return the names of the arguments of `fn` that the runner may pass by keyword and that a partial has not bound.
+    """Return the names of the arguments of `fn` that a caller has to consider: those of model_fn's contract (labels,
+    mode, ...), and any others that are required.
 
-    Optional arguments with names other than model_fn's are not among them; they keep their default.
+    Arguments that a partial has bound are left out, and so are other optional arguments, which keep their defaults.
     """
     names = []
     bound = set(fn.keywords) if isinstance(fn, functools.partial) else set()
@@ -275,8 +277,9 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> Es
 
 
 def _named_by_inputs(model: Any, features: Any) -> Any:
-    """Return the entries of a dict of features that the inputs of a functional model name, in the structure of its
-    inputs.
+    """Return the entries of a dict of features that the model's inputs name, in the structure of these inputs.
+
+    Any other features, and the features of a model that is not functional, are returned unchanged.
     """
     if not isinstance(features, Mapping) or not getattr(model, "inputs", None):
         return features

@@ -50,8 +50,8 @@ class LoggedValues:
             raise ValueError(f"{shown}: a {tensor.dtype.name} is not a number. Log floats, integers or booleans.")
         if not self._is_of_model_fn(tensor):
             raise ValueError(
-                f"{shown}: it is called in a branch, a loop or a tf.function inside model_fn, whose values stay there. "
-                "Return the value from it, and log it in model_fn itself."
+                f"{shown}: it is called in a branch, a loop or a tf.function inside model_fn, whose tensors cannot be "
+                "used outside. Return the value from there, and log it in model_fn itself."
             )
         self.values[name] = tensor
         if on_progress:

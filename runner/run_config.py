@@ -77,11 +77,11 @@ class KeepBest:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartWords:
-    """The names that the user gave to the settings of a WarmStart, for messages.
+    """The user's own names for the settings of a WarmStart, which messages quote.
 
     Attributes:
-      settings: how to refer to the settings as a whole.
-      written: an expression of `include` or `rename` -> what the user wrote, if that differs.
+      settings: the name of the settings as a whole.
+      written: an expression of `include` or `rename` -> the text that the user wrote for it, if the two differ.
     """
 
     settings: str = "train.warm_start"
@@ -101,17 +101,17 @@ class WarmStart:
     r"""Values of another checkpoint with which a new model begins.
 
     Attributes:
-      checkpoint: path of a checkpoint, or of a folder: the newest whole checkpoint in it, or that of a SavedModel. The
-        runner's, tf.estimator's and tf.train.Checkpoint's formats are read.
+      checkpoint: path of a checkpoint, or of a folder, which stands for its newest undamaged checkpoint or for the
+        checkpoint of a SavedModel. The runner's, tf.estimator's and tf.train.Checkpoint's formats are read.
       include: regular expressions. A variable is read, trainable or not, if one of them matches its whole name. None:
         every trainable variable.
       rename: a variable's name, a prefix of names or a regular expression -> its replacement, the name in the
         checkpoint; `\1` stands for a group of the expression.
-      vocabularies: a variable's name -> a `runner.checkpoint.vocabulary.Vocabulary`, which finds each token's row again
-        if the order of tokens has changed. `include=()` reads only these variables.
-      only_trainable: of the variables that `include` matches, read only trainable ones.
-      optimizer_state: also read the optimizer's state of the variables, as far as `include` matches it.
-      strict: raise an error for a variable that the checkpoint lacks; False: it keeps its initial value.
+      vocabularies: a variable's name -> a `runner.checkpoint.vocabulary.Vocabulary`, which maps each token to its row
+        in the checkpoint if the order of tokens has changed. With `include=()` only these variables are read.
+      only_trainable: of the variables that `include` matches, read only the trainable ones.
+      optimizer_state: also read the optimizer's state (slots) of those variables whose state `include` matches.
+      strict: raise an error for a variable that the checkpoint lacks; False: such a variable keeps its initial value.
       words: the user's names for these settings, for messages.
 
     Raises:

@@ -62,7 +62,7 @@ class Params(dict[str, Any]):
         super().__init__(_nested(copy.deepcopy({**dict(values or {}), **named})))
 
     def watched(self, reads: ParamReads) -> Params:
-        """Return these params; `reads` notes every later read, of copies that `copied_params` makes as well."""
+        """Return these params; `reads` notes every later read, including reads of copies made by `copied_params`."""
         object.__setattr__(self, "_reads", reads)
         return self
 
@@ -82,7 +82,7 @@ class Params(dict[str, Any]):
     def __repr__(self) -> str:
         return f"Params({super().__repr__()})"
 
-    # --- what counts as read: a value that is asked for; all of them if the whole is passed on
+    # --- which params count as read: an item that is asked for; every item if the whole dict is passed on
 
     def _note(self, key: Any) -> None:
         if self._reads is not None:
@@ -174,10 +174,13 @@ def plain_params(values: Any) -> Any:
 
 
 def copied_params(values: Any, **more: Any) -> Any:
-    """Return what a user's function gets as params: a dict as Params, any other object as a copy; with the items
-    `more`.
+    """Return the params that a user's function receives: a dict as Params, any other object as a copy.
 
-    tf.estimator accepted any object. An object without items (argparse's Namespace) gets `more` as attributes.
+    tf.estimator accepted any object as params.
+
+    Args:
+      values: the params as the user gave them.
+      more: items to add. An object without items (argparse's Namespace) gets them as attributes.
     """
     if values is None or type(values) in (dict, Params):
         reads = values._reads if isinstance(values, Params) else None
@@ -235,7 +238,7 @@ class IteratorInitializer:
 
 @dataclasses.dataclass(frozen=True)
 class StepRequest:
-    """What a hook asks for in one step beside the step itself; falsy if it asks for nothing.
+    """What a hook asks for in one step, in addition to the step itself; falsy if it asks for nothing.
 
     Attributes:
       fetches: tensors and operations of the step's trace to evaluate.

@@ -376,7 +376,8 @@ def test_a_feature_that_is_missing_is_named_with_those_that_are_there(take: Any)
 
     said = explained({"pixels": X, "a": Y}, model_fn, Y)
     assert said.endswith(
-        ".model_fn reads features['pixel'], which the input does not give. Did you mean 'pixels'? It gives: pixels, a."
+        ".model_fn reads features['pixel'], which the input does not return. "
+        "Did you mean 'pixels'? It returns: pixels, a."
     )
 
 
@@ -393,8 +394,8 @@ def test_features_without_labels_are_said_where_model_fn_fails_for_want_of_them(
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, features)
 
     said = explained(X, model_fn)
-    assert said.startswith("the input gives features without labels in mode 'train', and tests.test_model_fn.")
-    assert "Return (features, labels) from the input function, each of its elements a pair. (ValueError: Both" in said
+    assert said.startswith("the input returns features without labels in mode 'train', and tests.test_model_fn.")
+    assert "Make each element of the input function's dataset a pair (features, labels). (ValueError: Both" in said
 
 
 def test_an_autoencoder_has_errors_of_its_own() -> None:

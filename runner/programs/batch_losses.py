@@ -1,8 +1,8 @@
-"""A replica's share of losses that are not means over examples: sums, and weighted means.
+"""Scaling of a replica's losses that are sums over examples or weighted means.
 
-The loss of a step is the mean of the replicas' losses, weighted by their numbers of examples. For a loss that is a sum
-over examples, or a mean by weights, the functions here scale the replica's value so that this weighted mean equals the
-sum, or the weighted mean, over the global batch. The loss is then the same on every strategy.
+The loss of a step is the mean of the replicas' losses, weighted by their numbers of examples. The functions here scale
+a replica's sum, or weighted mean, so that this mean over the replicas equals the sum, or weighted mean, over the global
+batch. The loss is then the same on every strategy.
 """
 
 from __future__ import annotations
@@ -22,38 +22,45 @@ v1 = tf.compat.v1
 
 
 class WholeBatch:
-    """The part of a replica that has the whole batch."""
+    """The scaling for a model_fn that sees the whole batch: losses stay as they are."""
 
     is_whole = True
     sums: Sequence[tf.Tensor] = ()
-    """The sums over all replicas, in the order of the requests."""
+    """The sums over all replicas that `of_mean` computed, in the order of its calls."""
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
-        """Return the replica's share of the batch's examples: a scalar of `dtype` from 0 to 1."""
+        """Return the replica's share of the global batch's examples: a scalar of `dtype` from 0 to 1."""
         return tf.ones([], dtype)
 
     def of_sum(self, total: tf.Tensor) -> tf.Tensor:
-        """Return the replica's value for the sum over the batch; `total` is the scalar sum over the replica's
-        examples.
+        """Return the replica's loss, scaled so that the step's loss is the sum over the global batch.
+
+        Args:
+          total: scalar, the sum over the replica's examples.
         """
         return total
 
     def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        """Return the replica's value for the weighted mean over the batch, a scalar; 0 if the weights sum to zero.
+        """Return the replica's loss, scaled so that the step's loss is the weighted mean over the global batch.
+
+        The result is a scalar; 0 if the weights sum to zero.
 
         Args:
           total: scalar, the sum of weight times value over the replica's examples.
-          weight: scalar, the sum of their weights.
+          weight: scalar, the sum of the weights of the replica's examples.
         """
         return tf.math.divide_no_nan(total, weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class PartOfBatch(WholeBatch):
-    """Some of the examples of a batch, without communication: `of_mean` is the mean over the replica's own examples.
+    """The scaling for a replica that sees a part of the batch and does not communicate with other replicas.
+
+    Without communication `of_mean` can only return the mean over the replica's own examples.
 
     Args:
-      replica: the replica in this process.
+      weights: the numbers of examples of all replicas.
+      replica: index of the replica in this process.
     """
 
     weights: ReplicaWeights
@@ -69,10 +76,10 @@ class PartOfBatch(WholeBatch):
 
 @dataclasses.dataclass(frozen=True)
 class PartOfStep(PartOfBatch):
-    """Some of the examples of a step in which all replicas communicate.
+    """The scaling for a replica that sees a part of the batch, in a step in which all replicas communicate.
 
     Args:
-      graph: the graph of the step. Inside a branch or loop of it, replicas cannot communicate.
+      graph: the graph of the step. Replicas cannot communicate inside a branch or loop of this graph.
       sum_over_replicas: sums a scalar over all replicas.
     """
 
@@ -86,11 +93,11 @@ class PartOfStep(PartOfBatch):
         return self.of_sum(tf.math.divide_no_nan(total, self._over_all(weight)))
 
     def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
-        """Return the weight of the whole batch, a scalar, with a gradient for models that learn weights."""
+        """Return the sum of the weights over the global batch, a scalar with a gradient (a model may learn weights)."""
         share, presence = self.share(weight.dtype), self.weights.presence(self.replica, weight.dtype)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # The incoming gradient is that of this replica's loss, already weighted by its share, and so is the result.
+            # The incoming gradient is of this replica's loss, already weighted by its share. So is the returned one.
             return tf.math.divide_no_nan(self.sum_over_replicas(upstream * share), share)
 
         @tf.custom_gradient
@@ -106,13 +113,13 @@ _WHOLE = WholeBatch()
 
 
 def batch_part() -> WholeBatch:
-    """Return the part of the batch that the running model_fn has; by default the whole batch."""
+    """Return the scaling for the model_fn that is running; by default that for the whole batch."""
     return _part.get(_WHOLE)
 
 
 @contextlib.contextmanager
 def model_fn_has(part: WholeBatch) -> Iterator[None]:
-    """Declare the part of the batch that model_fn has, inside this context and thread."""
+    """Use `part` as the scaling for a model_fn that runs inside this context, in this thread."""
     token = _part.set(part)
     try:
         yield

@@ -43,17 +43,20 @@ _log = logging.getLogger(__name__)
 _NOTHING = StepRequest()
 
 _NEEDS_OPTIMIZER = (
-    "run.eager=true needs EstimatorSpec(optimizer=...): a train_op is an operation of a graph. To look into that: "
-    "tf.print in model_fn, and run.debug=nan."
+    "run.eager=true needs EstimatorSpec(optimizer=...): a train_op is an operation of a graph. To see the values of "
+    "such a model, use tf.print in model_fn, or run.debug=nan."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """A step that was taken: a TrainedReplica with values.
+    """The results of one eager step: like TrainedReplica, but with values instead of graph tensors.
 
     Attributes:
-      summaries: the summaries; None if the step writes none.
+      spec: the return value of model_fn.
+      made: the update and the values that it reports.
+      scalars: the numbers that the step reports beside its loss.
+      summaries: the step's summaries; None if the step collects none.
     """
 
     spec: EstimatorSpec
@@ -66,11 +69,13 @@ class EagerStep:
     """One eager update of a model, on one device.
 
     Args:
+      model: the model_fn and its variables.
+      pipeline: the training input.
       summary_writer: writer for `tf.summary` inside model_fn.
 
     Attributes:
-      first: the step that made the variables; it knows all summaries and writes none.
-      requested: the variables that model_fn requested last.
+      first: the result of the step that created the variables. It contains all summaries, none of them written.
+      requested: the variables that the last call of model_fn requested.
     """
 
     first: Taken
@@ -80,12 +85,12 @@ class EagerStep:
         self._model, self._pipeline, self._writer = model, pipeline, summary_writer
 
     def __call__(self, inputs: Sequence[tf.Tensor], *, summaries: bool = False, discovers: bool = False) -> Taken:
-        """Update the model with the flat inputs of a step.
+        """Take one step: update the model with one batch.
 
         Args:
           inputs: flat tensors of the step, in the order of `step_signature`.
           summaries: write summaries.
-          discovers: collect the summaries without writing them.
+          discovers: collect the summaries without writing them, to find out which there are.
 
         Raises:
           ValueError: model_fn returned train_op=.
@@ -123,7 +128,7 @@ class EagerStep:
                 return Taken(spec, made, scalars, collected)
 
     def discover(self) -> None:
-        """Make the variables by a step on the first batch, and restore the values that they had before it."""
+        """Create the variables by taking a step on the first batch, and then undo the changes of that step."""
         store = self._model.store
         before = {name: store[name].numpy() for name in store.specs}
         iterator = iterate(self._pipeline.dataset)
@@ -134,10 +139,13 @@ class EagerStep:
 
 
 class EagerLoop:
-    """Takes steps one by one in Python; called like a `train_loop.Loop`.
+    """A loop of eager steps in Python; it is called like a `train_loop.Loop`.
 
     Args:
-      values_of: returns the values that a step returns beside its loss.
+      step: takes one step.
+      pipeline: the training input.
+      values_of: returns the values that a step reports beside its loss.
+      stop_at_nan: stop after the first step whose loss is not finite.
       summaries: each step writes summaries.
     """
 
@@ -178,10 +186,10 @@ class EagerLoop:
 
 
 class EagerTrainProgram(TrainProgram):
-    """Training of one model_fn that runs eagerly; its trace holds only what is known of the model.
+    """Training of one model_fn that runs eagerly. Its trace holds no graph, only names and shapes known of the model.
 
-    The reported values are known after the first step, which makes the variables. A value that only later steps report,
-    in a Python branch, is left out with a warning.
+    The first step creates the variables, and determines which values are reported. If a Python branch of model_fn lets
+    a later step report a further value, that value is left out with a warning.
 
     Raises:
       ValueError: model_fn returns train_op=.
@@ -209,8 +217,12 @@ class EagerTrainProgram(TrainProgram):
     def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Any:
         """Return the loop over steps.
 
+        Args:
+          request: must be empty, because an eager step has no graph tensors that hooks could fetch.
+          summaries: each step writes summaries.
+
         Raises:
-          ValueError: a hook requests values of a graph.
+          ValueError: a hook requests the values of graph tensors.
         """
         if request.fetches:
             raise ValueError(
@@ -223,7 +235,7 @@ class EagerTrainProgram(TrainProgram):
         )
 
     def _values_of(self, taken: Taken, *, summaries: bool) -> list[Any]:
-        """Return the values of a step beside its loss, in the order of `Fetched`."""
+        """Return the values of a step beside its loss, packed in the order that `Fetched` declares."""
         zero = (0.0, 0.0)
         of_step = {name: (value, 1.0) for name, value in taken.made.values.items()}
         sums = {**of_step, **taken.scalars.metric_sums, **taken.scalars.logged_sums}
@@ -231,8 +243,8 @@ class EagerTrainProgram(TrainProgram):
         if left_out:
             self._left_out |= left_out
             _log.warning(
-                "run.eager=true: %s is not reported, because the first step did not report it. Report the same names "
-                "in each step.",
+                "run.eager=true: %s is not reported, because model_fn did not report it in the first step. Report the "
+                "same names in each step.",
                 ", ".join(sorted(left_out)),
             )
         pairs = [sums.get(name, zero) for name in self.scalars.metrics]
@@ -259,18 +271,18 @@ class EagerTrainProgram(TrainProgram):
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
     ) -> TrainedReplica:
-        replica_inputs(pipeline, replica)  # so that hooks find the global step
+        replica_inputs(pipeline, replica)  # called for its effect: hooks then find the global step
         first = self._eager_step.first
         loss = tf.zeros([], first.spec.loss.dtype)
         return TrainedReplica(first.spec, loss, (), (), (), first.scalars, first.made)
 
     def _metrics_with_state(self) -> KeptMetrics:
-        self.trace.requested = self._eager_step.requested  # their variables are included
+        self.trace.requested = self._eager_step.requested  # includes the variables of the metrics
         return super()._metrics_with_state()
 
 
 def _in_turn(columns: Iterable[Sequence[Any]]) -> np.ndarray:
-    """Return the numbers of all columns, one column after the other, as a vector."""
+    """Return the numbers of all columns as one vector, one column after the other."""
     return np.array([float(value) for column in columns for value in column], np.float64)
 
 
@@ -284,7 +296,7 @@ def _summarising(writer: Any, replica: Replica, *, writes: bool) -> Iterator[Eag
 
 @contextlib.contextmanager
 def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
-    """Enter the context of a trace around model_fn: fresh names, variables by name, Keras and losses as in a trace."""
+    """Enter the context that model_fn has in a trace: fresh names, variables found by name, Keras and loss scaling."""
     with (
         graphs.fresh_collections(),
         store.placement.tracing(),
@@ -303,7 +315,7 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Add the remedy to errors from functions that need a graph: `minimize`, v1 metrics."""
+    """Add a remedy to the errors of functions that need a graph, such as `minimize` and v1 metrics."""
     try:
         yield
     except (RuntimeError, AttributeError) as error:

@@ -19,13 +19,13 @@ def average_name(name: str) -> str:
 
 
 def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpose: str) -> dict[str, str]:
-    """Return weight -> name of its average, for those of `names` that have one in a checkpoint.
+    """Return name of weight -> name of its average, for those of `names` whose average is in a checkpoint.
 
     Args:
       reader: the checkpoint.
       names: names of the weights.
-      decay: train.ema_decay, which asks for the averages.
-      purpose: what they are for, a verb for the message.
+      decay: train.ema_decay, for the message.
+      purpose: what the averages are for: a verb such as "evaluate", for the message.
 
     Raises:
       ValueError: the checkpoint has no averages.
@@ -33,8 +33,8 @@ def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpo
     found = {name: average_name(name) for name in names if reader.has(average_name(name))}
     if not found:
         raise ValueError(
-            f"train.ema_decay={decay}: {reader.path} has no moving averages of the weights to {purpose}. It was "
-            "trained without; set train.ema_decay=null."
+            f"train.ema_decay={decay}: {reader.path} has no moving averages of the weights to {purpose}, because it "
+            "was trained without train.ema_decay. Set train.ema_decay=null."
         )
     return found
 

@@ -52,12 +52,13 @@ class EvalResult:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedReplica(TracedReplica):
-    """The outputs of one replica's trace of model_fn in EVAL, tensors of the traced graph.
+    """The outputs of one replica's trace of model_fn in EVAL; all are tensors of the traced graph.
 
     Attributes:
-      loss: scalar, the sum of the losses.
+      loss: scalar, the sum of the losses of the replica's examples.
       weight: scalar, the denominator of `loss`: the number of examples, or the sum of `loss_weight`.
-      sums: name -> (sum over the replica's examples, their number), scalars, of metrics that are one value per example.
+      sums: name -> (sum over the replica's examples, their number), two scalars, for each metric that model_fn
+        returned as a tensor with one value per example.
     """
 
     loss: tf.Tensor
@@ -68,7 +69,7 @@ class EvaluatedReplica(TracedReplica):
 class EvalProgram(Program):
     """Evaluation by one model_fn on inputs of one structure, traced once.
 
-    A step has no collectives: each replica counts its own examples, and a replica without examples does nothing.
+    A step has no collectives: each replica sums over its own examples, and a replica without examples skips the step.
     """
 
     outputs: Sequence[EvaluatedReplica]
@@ -82,14 +83,14 @@ class EvalProgram(Program):
         self.sum_names = ["loss", *self.outputs[0].sums]
         """Names of the sums of an EvalResult."""
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
-        # A partial, because TensorFlow 2.21 counts the traces of a method over all its objects, and from the fifth
-        # Estimator of a process on it would warn of retracing.
+        # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all objects of its class, and
+        # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
-        """The program of each replica, made on first use, because a hook may have to feed the model before."""
+        """The step function of each replica. Built on first use, because a hook may have to feed the model before."""
         return [self._replica_function(index) for index in range(len(self.outputs))]
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
@@ -101,9 +102,10 @@ class EvalProgram(Program):
         """Evaluate up to `max_steps` further batches.
 
         Args:
-          iterator: the iterator of `iterate`.
+          iterator: an iterator that `iterate` returned.
           max_steps: number of batches.
-          sums: sums of earlier batches. They are continued, so that no bit depends on the length of loops.
+          sums: the sums over earlier batches, to which these batches are added. Adding in one sequence makes the result
+            independent, to the last bit, of how many batches each call evaluates.
         """
         zero = (0.0, 0.0)
         before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
@@ -142,11 +144,13 @@ class EvalProgram(Program):
         *,
         fed: Sequence[tf.Tensor] | None = None,
     ) -> tuple[tuple[tf.Tensor, Any], list[tf.Tensor]]:
-        """Return ((examples, sums) including this step's replicas, the fetches of the first replica).
+        """Return ((examples, sums), fetches of the first replica) after adding the batches of all replicas of this
+        step.
 
         Args:
-          fed: values of placeholders, for a step that hooks see; its first replica then always runs. None: no hook sees
-            the step, and a replica without examples does nothing.
+          before: (examples, sums) before this step.
+          fed: values of placeholders, for a step that hooks take part in; its first replica then runs even without
+            examples. None: no hook takes part, and a replica without examples skips the step.
         """
         examples, sums = before
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
@@ -166,13 +170,13 @@ class EvalProgram(Program):
         return (examples, sums), fetched
 
     def values(self) -> dict[str, Any]:
-        """Return the accumulated metrics, without those that are one value per example, as NumPy values."""
+        """Return name -> NumPy value of the metrics that keep state in variables; the other metrics are in the sums."""
         return self._kept.values()
 
     def _replica_function(
         self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()
     ) -> Callable[..., Any]:
-        """Return the program of one replica: (sums of its batch, values of the tensors among `fetches`)."""
+        """Return the step function of one replica: it returns (sums of its batch, values of tensors in `fetches`)."""
         sums, updates = self._fetched(index)
         tensors, effects = split_fetches(fetches)
         self._check_no_collective([*updates, *tf.nest.flatten(sums), *fetches])
@@ -192,7 +196,7 @@ class EvalProgram(Program):
             raise ValueError(
                 f"Evaluating a batch would wait for the other workers, at {found[0].name}, and hang if they have "
                 "fewer batches. Causes are synchronized BatchNormalization with training=True, and a hook that "
-                "fetches the value of a metric. Remove it, or evaluate in one process: eval_strategy=default."
+                "fetches the value of a metric. Remove the cause, or evaluate in one process: eval_strategy=default."
             )
 
     def _run(self, iterator: Any, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
@@ -205,13 +209,15 @@ class EvalProgram(Program):
 
 
 class KeptMetrics:
-    """Metrics that keep their sums in variables: (value, update) pairs and Keras metrics.
+    """The metrics that keep their sums in variables: (value, update) pairs and Keras metrics.
 
     Args:
-      metrics: metrics of the trace's first replica, by name; other kinds are ignored.
+      trace: the trace of model_fn.
+      store: the variables.
+      metrics: name -> metric, as returned by the trace's first replica; metrics of other kinds are ignored.
 
     Raises:
-      ValueError: the value of a pair depends on one batch.
+      ValueError: the value of a (value, update) pair depends on one batch.
     """
 
     def __init__(self, trace: Trace, store: VariableStore, metrics: Mapping[str, Any]) -> None:
@@ -235,7 +241,7 @@ class KeptMetrics:
         return bool(self._metrics)
 
     def values(self) -> dict[str, Any]:
-        """Return name -> NumPy value over all replicas and workers, which call this together."""
+        """Return name -> NumPy value over all replicas and workers; all workers must call this together."""
         values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
         with self._store.scope():  # where reading a metric's variable, which is ON_READ, sums its copies
             for name, metric in self._metrics.items():
@@ -251,8 +257,10 @@ class KeptMetrics:
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Restore the metrics' state at the end of this context: an evaluation uses variables of the same names."""
-        # Copy by copy, because an integer sum over replicas could not be divided among them again.
+        """Restore the metrics' state at the end of this context, in which an evaluation uses variables of the same
+        names.
+        """
+        # The state is restored copy by copy: a sum of integers over replicas could not be divided among them again.
         variables = [self._store[name] for name in self._variables if self._metrics]
         copies = [copy for one in variables for copy in getattr(one, "values", None) or [one]]
         values = [copy.read_value() for copy in copies]
@@ -300,8 +308,9 @@ def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Repli
 
 
 def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (sum, weight), scalars, of a metric `[batch]`; a scalar counts as the mean of its batch, weighted by
-    `count`.
+    """Return (sum, weight), two scalars, of a metric `[batch]`.
+
+    A scalar metric counts as the mean of its batch, weighted by `count`.
     """
     metric = tf.cast(metric, tf.float64)  # cast before summing: uint8 would overflow, and bool cannot be summed
     if metric.shape.rank == 0:

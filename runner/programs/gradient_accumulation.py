@@ -1,8 +1,8 @@
-"""A step as two programs of one trace: gradients, then the update.
+"""A training step as two programs made from one trace: one computes gradients, the other applies the update.
 
-The gradients of an update can so be computed micro-batch by micro-batch, with the memory of one micro-batch
-(`train.gradient_accumulation`). An update can also be skipped (`train.precision=mixed_float16`) without a branch in the
-model's own graph, inside which replicas could not communicate.
+Two programs allow to compute the gradients of an update micro-batch by micro-batch, with the memory of one micro-batch
+(`train.gradient_accumulation`). They also allow to skip an update (`train.precision=mixed_float16`) without a branch in
+the model's own graph; replicas could not communicate inside such a branch.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class GradientCut:
-    """The place where the trace of one replica is cut in two; tensors of the traced graph.
+    """The two programs of one replica's step, and the tensors that pass between them; all belong to the traced graph.
 
     Attributes:
-      sums: what is added up over micro-batches: loss, its denominator, then the gradients. The two tensors of
-        IndexedSlices are concatenated, not added.
-      fed: placeholders like `sums`, from which the update is computed.
+      sums: results of the first program, which are added up over micro-batches: the loss, its denominator, then the
+        gradients. The values and indices of IndexedSlices are concatenated instead of added.
+      fed: placeholders of the second program, one for each of `sums`, from which the update is computed.
       is_sparse: for each of `sums`, whether it belongs to IndexedSlices.
-      scale: placeholder of the loss scale, a scalar; None without one.
+      scale: placeholder of the loss scale, a scalar; None: no loss scale.
       loss: scalar, this replica's part of the loss of the step.
-      made: the other values that the update reports.
-      first_of_update: number of the graph's first operation of the update; for the first replica only.
+      made: the update, with the other values that it reports.
+      first_of_update: position, in the graph's list of operations, of the first operation of the update; for the first
+        replica only.
     """
 
     sums: Sequence[tf.Tensor]
@@ -60,7 +61,7 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     pairs = gradients_of(tape, target, replica)
     sums, is_sparse = [total, weight], [False, False]
     for one in sums:
-        one.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+        one.set_shape([])  # TensorFlow does not know that the sum of a tensor of unknown rank is a scalar
     for gradient, variable, _ in pairs:
         sparse = isinstance(gradient, tf.IndexedSlices)
         if not sparse:
@@ -69,7 +70,7 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
         is_sparse += [True, True] if sparse else [False]
     fed = [v1.placeholder(one.dtype, _shape(one, sparse)) for one, sparse in zip(sums, is_sparse, strict=True)]
     first: list[int] = []
-    # All replicas are synchronized here: operations so far compute gradients, later ones the update.
+    # merge_call synchronizes the replicas: operations made so far compute gradients, later ones the update.
     tf.distribute.get_replica_context().merge_call(lambda _: first.append(len(v1.get_default_graph().get_operations())))
     total_weight = sum_over_replicas(replica, fed[1])
     factor = tf.math.divide_no_nan(tf.ones_like(total_weight), total_weight)
@@ -85,7 +86,7 @@ def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
 
 
 def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) -> list[Pair]:
-    """Return `pairs` with gradients multiplied by `factor` where they are in `fed`."""
+    """Return `pairs` with each gradient replaced by the placeholder in `fed` for it, multiplied by `factor`."""
     tensors = iter(fed)
     result: list[Pair] = []
     for gradient, variable, owner in pairs:
@@ -103,16 +104,17 @@ MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[
 
 @dataclasses.dataclass(frozen=True)
 class AccumulatedStep:
-    """A step as a function of its replica batches: gradients micro-batch by micro-batch, then the update.
+    """A step that computes gradients micro-batch by micro-batch and then updates the model once.
 
-    Summaries and fetches are those of the last micro-batch. A micro-batch without examples on any replica is skipped.
+    Summaries and fetches are those of the last micro-batch. A micro-batch that has no examples on any replica is
+    skipped.
 
     Attributes:
-      micro_batch, last: programs of the gradients, without and with fetches.
-      update: (sums of all replicas, loss scale of each if any) -> (loss of each replica, values of the update).
+      micro_batch, last: programs that compute gradients: `last` also computes fetches, `micro_batch` does not.
+      update: (sums of all replicas, loss scale of each replica if any) -> (loss of each replica, values of the update).
       value_types: dtypes of the values of the update, which are scalars.
       num_numbers: number of placeholders for the index of the micro-batch: one per replica, or 0.
-      collectives: those of the workers, which take their micro-batches and updates together.
+      collectives: communication between the workers, which run micro-batches and updates in lockstep.
     """
 
     cuts: Sequence[GradientCut]
@@ -142,14 +144,14 @@ class AccumulatedStep:
             loss = tf.add_n(losses)
         else:
             loss, *values = self._scaled_update(totals, scales)
-        loss.set_shape([])  # the sum of a tensor of unknown rank does not know that it is a scalar
+        loss.set_shape([])  # TensorFlow does not know that the sum of a tensor of unknown rank is a scalar
         return [loss, *extra, *values]
 
     def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Update unless a gradient is not finite, and adjust the loss scale.
+        """Update the model unless a gradient is not finite, and adjust the loss scale.
 
         Returns:
-          The loss, then the values of the update, NaN if there was none.
+          The loss, then the values of the update; these values are NaN if the update was skipped.
         """
         # width: number of tensors of each replica in the sums
         loss_scale, width = self.loss_scale, len(self.cuts[0].sums)
@@ -174,9 +176,9 @@ class AccumulatedStep:
         return list(found) if isinstance(found, list | tuple) else [found]
 
     def _accumulated(self, batches: Sequence[ReplicaBatch], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
-        # Larger micro-batches come first, so those without examples are the last ones.
+        # Larger micro-batches come first, so micro-batches without examples are the last ones.
         num_micro_batches = tf.constant(self.num_micro_batches, tf.int64)
-        if self.collectives.num_workers == 1:  # else other workers may have more
+        if self.collectives.num_workers == 1:  # another worker may need more micro-batches than this one
             most = tf.reduce_max(tf.stack([batch.count for batch in batches]))
             num_micro_batches = tf.minimum(num_micro_batches, most)
 
@@ -198,7 +200,7 @@ class AccumulatedStep:
             lambda index, *sums: (index + 1, *run(self.micro_batch, index, sums)[0]),
             [tf.constant(0, tf.int64), *zeros],
             shape_invariants=shapes,
-            parallel_iterations=1,  # one after the other, to need the memory of only one
+            parallel_iterations=1,  # one micro-batch at a time, so that the memory of one is enough
         )
         with tf.control_dependencies(sums):
             return run(self.last, tf.identity(index), sums)

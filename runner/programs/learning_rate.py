@@ -19,7 +19,7 @@ v1 = tf.compat.v1
 
 
 def scaling(config: RunConfig) -> float:
-    """Return the factor of the learning rate after the warm-up."""
+    """Return the factor by which the learning rate is multiplied after the warm-up."""
     replicas = config.num_replicas_in_sync
     return {"none": 1.0, "linear": float(replicas), "sqrt": math.sqrt(replicas)}[config.learning_rate_scaling]
 
@@ -27,8 +27,9 @@ def scaling(config: RunConfig) -> float:
 def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
     """Return the factor of this update's learning rate, a float64 scalar; None: the rate is unchanged.
 
-    With scaling, the warm-up goes from the rate as written (first update) to the scaled rate (update `warmup_steps` +
-    1). Without scaling, it goes from 1 / warmup_steps of the rate (first update) to the rate (update `warmup_steps`).
+    With `learning_rate_scaling`, the warm-up goes from the rate that model_fn sets (first update) to the scaled rate
+    (update `warmup_steps` + 1). Without scaling, it goes from 1 / warmup_steps of the rate that model_fn sets (first
+    update) to all of it (update `warmup_steps`).
 
     Args:
       config: the RunConfig.
@@ -47,9 +48,11 @@ def factor(config: RunConfig, global_step: tf.Variable) -> tf.Tensor | None:
 
 
 def rate_of(optimizer: Any) -> Any:
-    """Return a Keras optimizer's learning rate in this update, a variable or a scalar tensor; None: not known here.
+    """Return a Keras optimizer's learning rate in this update, a variable or a scalar tensor; None: the rate is no
+    attribute.
 
-    The rate of other optimizers is an input of the operations that they make; see `RatesOfUpdates`.
+    This is so for optimizers of TensorFlow 1 and for legacy optimizers of tf_keras. `RatesOfUpdates` finds the rate in
+    the operations that they make.
     """
     if isinstance(optimizer, v1.train.Optimizer) or hasattr(optimizer, "_decayed_lr"):
         return None
@@ -67,36 +70,37 @@ def name_of(rate: Any, replica: Replica) -> str | None:
 
 
 def why_not_settable(optimizer: Any) -> str:
-    """Return why the learning rate cannot be set (it is not a variable of the model), and what to write instead.
+    """Return why the learning rate cannot be set (no variable of the model holds it), and what to write instead.
 
     Args:
-      optimizer: that of the EstimatorSpec; None: it has a train_op.
+      optimizer: the optimizer of the EstimatorSpec; None: model_fn returned a train_op.
     """
-    write = "Return EstimatorSpec(optimizer=keras.optimizers.Adam(learning_rate=0.001)), or another one of Keras"
+    write = "Return EstimatorSpec(optimizer=keras.optimizers.Adam(learning_rate=0.001)), or another Keras optimizer"
     if optimizer is None:
-        return f"model_fn returned train_op=, which has its learning rate in it. {write}, in its place."
+        return f"model_fn returned train_op=, which contains its learning rate. {write}, instead of train_op=."
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     kind = type(inner).__name__
     if isinstance(inner, v1.train.Optimizer):
-        return f"{kind} of tf.compat.v1 has its learning rate in the graph. {write}."
+        return f"{kind} of tf.compat.v1 keeps its learning rate in the graph. {write}."
     schedule = schedule_of(inner)
     if schedule is None:
         return f"{kind} keeps its learning rate where the runner does not find it. {write}."
     return (
-        f"the learning rate of {kind} is a schedule ({type(schedule).__name__}), which alone sets it. Give the "
-        f"optimizer a number, {kind}(learning_rate=0.001), or leave this key out."
+        f"the learning rate of {kind} is a schedule ({type(schedule).__name__}), which nothing else may change. Give "
+        f"the optimizer a number, {kind}(learning_rate=0.001), or remove this key."
     )
 
 
 class RatesOfUpdates:
-    """The learning rates in the operations by which v1 optimizers update variables, such as ResourceApplyAdam.
+    """The learning rates that v1 optimizers pass to the operations that update variables, such as ResourceApplyAdam.
 
     Args:
-      updates: operations of one replica that run.
+      updates: the operations of one replica that a step runs.
 
     Attributes:
-      constants: rates that never change, by name: learning_rate, or learning_rate_1 and so on for several.
-      tensors: the other rates by name, scalar tensors of the traced graph.
+      constants: name -> value, of rates that never change. The name is learning_rate; with several rates in the model,
+        learning_rate_1 and so on.
+      tensors: name -> scalar tensor of the traced graph, of all other rates.
     """
 
     def __init__(self, updates: Iterable[tf.Operation]) -> None:
@@ -106,7 +110,7 @@ class RatesOfUpdates:
                 continue
             arguments = zip(operation.op_def.input_arg, operation.inputs, strict=True)
             for rate in (tensor for argument, tensor in arguments if argument.name in ("lr", "alpha")):
-                if rate.op.type == "Cast":  # a cast to the dtype of each variable
+                if rate.op.type == "Cast":  # the optimizer casts the rate to the dtype of each variable
                     rate = rate.op.inputs[0]
                 value = tf.get_static_value(rate)
                 found[id(rate) if value is None else float(value)] = rate if value is None else float(value)
@@ -120,13 +124,14 @@ def in_words(config: RunConfig) -> str | None:
     """Return a sentence about the changes to the learning rate; None if the config asks for none."""
     way, steps, target = config.learning_rate_scaling, config.warmup_steps, scaling(config)
     if way == "none":
-        return f"The learning rate rises from zero over the first {steps} steps." if steps else None
+        return f"The learning rate rises to its full value over the first {steps} steps." if steps else None
     setting = f"train.learning_rate_scaling={way}"
     if target == 1.0:
         also = f", and train.warmup_steps={steps} has no effect" if steps else ""
-        return f"{setting} on one replica: the learning rate stays as it is{also}."
-    over = f", over the first {steps} steps" if steps else ""
-    return f"{setting} on {config.num_replicas_in_sync} replicas: the learning rate is multiplied by {target:g}{over}."
+        return f"{setting} has no effect on one replica{also}."
+    rises = f"rises to {target:g} times its value over the first {steps} steps"
+    over = rises if steps else f"is multiplied by {target:g}"
+    return f"{setting} on {config.num_replicas_in_sync} replicas: the learning rate {over}."
 
 
 @contextlib.contextmanager
@@ -148,7 +153,7 @@ def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
             optimizer.scale_rate(by)
         elif isinstance(optimizer, v1.train.Optimizer):
             if not scale_rate_of_v1(optimizer, by):
-                raise _refusal(optimizer, "it keeps its rate where the runner does not find it")
+                raise _refusal(optimizer, "the runner does not know where it keeps its learning rate")
         elif hasattr(type(optimizer), "learning_rate") and not hasattr(optimizer, "_decayed_lr"):
             stack.enter_context(_with_rate(optimizer, by))
         else:
@@ -177,6 +182,6 @@ def _with_rate(optimizer: Any, by: tf.Tensor) -> Iterator[None]:
 def _refusal(optimizer: Any, reason: str) -> ValueError:
     return ValueError(
         f"train.learning_rate_scaling and train.warmup_steps do not work with {type(optimizer).__name__}: {reason}. "
-        "Leave them at none and 0, and let model_fn scale the rate (config.num_replicas_in_sync), or use another "
+        "Set them to none and 0 and scale the rate in model_fn (config.num_replicas_in_sync), or use another "
         "optimizer."
     )

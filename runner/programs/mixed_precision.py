@@ -1,4 +1,4 @@
-"""The precision in which layers compute, and the loss scale that keeps small float16 gradients from becoming zero."""
+"""The precision in which layers compute, and the loss scale that keeps float16 gradients from underflow to zero."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HALF = (tf.bfloat16, tf.float16)
 
 
 def with_precision(model_call: ModelCall, precision: str) -> ModelCall:
-    """Return `model_call` with Keras 3's dtype policy set while it runs; its results are cast to float32.
+    """Return a `model_call` that runs under Keras 3's dtype policy `precision` and casts its results to float32.
 
-    The policy is Keras's own and per thread, so other threads and later code do not see it.
+    Keras keeps the policy per thread, and it is restored after the call, so no other code sees it.
 
     Args:
       model_call: (features, labels, mode) -> spec.
-      precision: a policy; "float32" changes nothing.
+      precision: a Keras dtype policy; "float32" changes nothing.
     """
     if precision == "float32":
         return model_call
@@ -57,8 +57,9 @@ def computes_in_half(graph: tf.Graph) -> bool:
 class LossScale:
     """The dynamic loss scale of mixed_float16, by the rules of Keras's LossScaleOptimizer.
 
-    It starts at 2^15, doubles after 2000 successive updates, and halves when a gradient is not finite. That step is
-    then skipped: neither the global step nor the optimizer counts it. Its state is part of every checkpoint.
+    The scale starts at 2^15, doubles after 2000 successive updates, and halves when a gradient is not finite. A step
+    with such a gradient is skipped: neither the global step nor the optimizer counts it. Checkpoints contain the
+    scale's state.
     """
 
     INITIAL, GROWTH_STEPS, SMALLEST = 2.0**15, 2000, 2.0**-40
@@ -74,7 +75,7 @@ class LossScale:
         return self._store[self.SCALE].read_value()
 
     def grow(self) -> None:
-        """Count an update, in the graph."""
+        """Note, in the graph, that a step updated the model: count it, and double the scale when 2000 are reached."""
         with self._store.scope():
             counter = self._store[self.COUNTER].read_value() + 1
             grows = counter >= self.GROWTH_STEPS
@@ -83,12 +84,12 @@ class LossScale:
             self._store[self.COUNTER].assign(tf.where(grows, tf.zeros_like(counter), counter))
 
     def shrink(self) -> None:
-        """Count a step with gradients that were not finite, in the graph."""
+        """Note, in the graph, that a step had gradients that were not finite: halve the scale."""
         with self._store.scope():
             self._store[self.SCALE].assign(self.value() / 2)
             self._store[self.COUNTER].assign(tf.constant(0, tf.int64))
 
     @property
     def is_exhausted(self) -> bool:
-        """Report whether no scale makes the gradients finite."""
+        """Report whether the scale has become so small that gradients cannot be expected to become finite."""
         return float(self._store[self.SCALE].numpy()) < self.SMALLEST

@@ -37,7 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Aside(NamedTuple):
-    """What a model has while other values are shown: name -> value, and what `Model` says of these."""
+    """The variables' own values, kept while others are loaded: name -> value, and `Model.keys` and `values_of` for
+    them.
+    """
 
     values: Mapping[str, Any]
     keys: Mapping[str, str]
@@ -48,18 +50,21 @@ class Model:
     """A model_fn with its variables.
 
     Args:
+      model_fn: the user's function.
       strategy: the strategy; None: TensorFlow's default.
-      config: seed, precision, and the options between gradients and variables.
+      config: the run's settings; the seed, the precision and the settings of the update are used.
       journal: receives the times of tracing and restoring.
 
     Attributes:
       values_of: path of the checkpoint whose values the variables have; None: unknown. Set it to None before changing
-        them.
-      keys: variable name -> its key in that checkpoint, if a Scaffold's saver uses another than its name.
-      objects: of a Scaffold's `tf.train.Checkpoint` in training: its serialized object graph, and the keys of its
-        variables in checkpoints.
-      shown: the user of values other than those of `values_of`, until `show_weights` restores these.
-      is_trained: whether a run trains the variables now, and no checkpoint need have their values.
+        variables.
+      keys: variable name -> its key in that checkpoint, for variables that a Scaffold's saver stores under a key other
+        than their name.
+      objects: (serialized object graph, variable name -> key in the checkpoint) of a Scaffold's `tf.train.Checkpoint`,
+        in training; empty without one.
+      shown: the evaluation program whose values the variables have, if these are not the values of `values_of`; None
+        after `show_weights`.
+      is_trained: whether a run is training the variables, so that possibly no checkpoint has their values.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class Model:
         self._aside: _Aside | None = None
 
     def num_replicas(self, *, training: bool) -> int:
-        """Return the number of replicas of this process that take a step of training, or of evaluation."""
+        """Return how many replicas of this process take part in a step of training, or else of evaluation."""
         if self.strategy is None or (self.store.has_one_copy and not training):
             return 1
         return len(self.strategy.extended.worker_devices)
@@ -105,7 +110,7 @@ class Model:
                 EagerTrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
             )
             return self._program(("train", stop_at_nan), pipeline, build_eager)
-        # The workers of a coordinator take the steps.
+        # With parameter servers, the workers take the steps; this process, the coordinator, only requests them.
         loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
         build = functools.partial(
             TrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan,
@@ -116,12 +121,12 @@ class Model:
     def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
         """Build the training input of the processes that train.
 
-        With parameter servers each worker has a copy of the dataset, or its own dataset if `shard` says so. A batch is
-        always one update.
+        With parameter servers each worker reads its own copy of the dataset, or, with `shard` files or input_fn, its
+        own part of the data. One batch is always one update.
 
         Args:
           input_fn: an input function or an Input.
-          build: builds an InputPipeline from the input function and a worker's place.
+          build: builds an InputPipeline from the input function and, with parameter servers, a worker's place.
         """
         if self._coordinator is None:
             return build(input_fn)
@@ -137,7 +142,7 @@ class Model:
         return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
-        """Return the evaluation program for inputs like those of `pipeline`; a coordinator's workers run it."""
+        """Return the evaluation program for inputs like those of `pipeline`; with parameter servers, workers run it."""
         build: Callable[[], EvalProgram] = functools.partial(EvalProgram, self._to_trace, pipeline)
         if self._coordinator is not None:
             build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
@@ -164,18 +169,19 @@ class Model:
     ) -> None:
         """Load every variable from the checkpoint `path`, unless the variables already have its values.
 
-        If they have values of `path` read by other keys, `show_weights` restores those later: an evaluation during
-        training reads by its own keys.
+        If the variables already have values of `path`, read by other keys, `show_weights` later restores these: an
+        evaluation during training reads the same checkpoint by its own keys.
 
         Args:
           path: path of the checkpoint.
           keys: variable name -> its key in the checkpoint, if that is not its name.
-          partly: variables that the checkpoint lacks keep their values.
-          for_a_while: until `show_weights`, which gives a model that is being trained its own values back.
+          partly: variables that the checkpoint lacks keep their values; False: they raise an error.
+          for_a_while: the values are loaded for an evaluation or prediction. A model that is being trained gets its own
+            values back at `show_weights`.
 
         Raises:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
-          UnreadableVariableError: it was damaged or removed meanwhile; `values_of` is None then.
+          UnreadableVariableError: the checkpoint was damaged or removed meanwhile; `values_of` is None then.
         """
         keys = keys or {}
         self.show_weights()
@@ -216,7 +222,12 @@ class Model:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 0)
 
     def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
-        """Initialize variables that the checkpoint lacks: `new` as in `_beginnings`, `read` what the checkpoint has."""
+        """Initialize variables that the checkpoint lacks.
+
+        Args:
+          new: name -> initial value, or name of the variable whose value is copied, as `_beginnings` returns.
+          read: names of the variables that the checkpoint has.
+        """
         saved = self.store.saved
         with self.store.scope():
             others = {name: value_of(saved[one]) for name, one in new.items() if isinstance(one, str) and one in read}
@@ -224,7 +235,7 @@ class Model:
         self.assign({**others, **own})
 
     def show_averages(self, path: str) -> None:
-        """Load the weights' moving averages from the checkpoint `path`, whose values the model has.
+        """Load the moving averages of the weights from the checkpoint `path`, from which the model was restored.
 
         Raises:
           ValueError: the checkpoint has no averages.
@@ -245,7 +256,7 @@ class Model:
             self._aside = _Aside(self.values(), self.keys, self.values_of)
 
     def show_weights(self) -> None:
-        """Undo `show_averages`, and changes since `set_aside`."""
+        """Restore the weights that `show_averages` replaced, or all values that `set_aside` kept."""
         weights, self._weights = self._weights, {}
         aside, self._aside, self.shown = self._aside, None, None
         if aside is None:
@@ -255,16 +266,20 @@ class Model:
         self.keys, self.values_of = aside.keys, aside.values_of
 
     def assign(self, values: Mapping[str, Any]) -> None:
-        """Assign name -> value (of each variable's shape) to variables on all replicas."""
+        """Assign values to variables on all replicas.
+
+        Args:
+          values: variable name -> value of the variable's shape.
+        """
         variables = self.store.saved if values else {}
         with self.store.scope():
             for name, value in values.items():
                 assign(variables[name], value)
 
     def values(self) -> dict[str, Any]:
-        """Return name -> tensor, the value of every variable that belongs in a checkpoint, one for all replicas.
+        """Return name -> tensor: the value of every variable that belongs in a checkpoint, one value for all replicas.
 
-        For a variable partitioned over parameter servers, the value is a tuple of its parts, which stay on the servers.
+        The value of a variable partitioned over parameter servers is a tuple of its parts, which stay on the servers.
         Nothing is copied: a tensor shares the buffer of its variable until the variable is next updated.
         """
         with self.store.scope():
@@ -274,7 +289,7 @@ class Model:
         """Return the names of variables with values that are not finite."""
 
         def is_finite(value: tf.Tensor) -> bool:
-            with tf.device(value.device):  # values on parameter servers are not fetched for this
+            with tf.device(value.device):  # computed where the value is, so that parameter servers do not send it
                 return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
 
         return [name for name, value in self.values().items() if not all(map(is_finite, tf.nest.flatten(value)))]
@@ -289,10 +304,10 @@ class Model:
         return named | ({OBJECT_GRAPH: tf.constant(described)} if described else {})
 
     def _beginnings(self, reader: Reader, keys: Mapping[str, str]) -> dict[str, Any]:
-        """Return name -> initial value (or name of the variable with that value) of variables that the checkpoint
-        lacks.
+        """Return name -> initial value of the variables that the checkpoint lacks and that are initialized anew.
 
-        These are state of options that the checkpoint's run did not have.
+        These variables are state of options (train.ema_decay, mixed_float16) that were off when the checkpoint was
+        written. The initial value may be the name of another variable, whose value is copied.
         """
         saved = self.store.saved
         starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
@@ -300,7 +315,7 @@ class Model:
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         new = {name: start for name, start in new.items() if name not in keys}
         if new:
-            _log.info("%s has no %s: initialized anew.", reader.path, ", ".join(new))
+            _log.info("%s has no %s, so it is initialized anew.", reader.path, ", ".join(new))
         return new
 
     def _warn_of_learning_rates(self, restored: Collection[str], path: str) -> None:
@@ -343,15 +358,15 @@ def check_shapes(
     renamed = [name for name in missing if name in keys]
     if renamed:
         raise ValueError(
-            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, where the saver of "
-            f"model_fn's Scaffold looks for {', '.join(map(repr, renamed))}. It has: {', '.join(there)}."
+            f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
+            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: {', '.join(there)}."
         )
     if missing:
         raise ValueError(
             f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
             f"It was written by a model with: {', '.join(there)}. "
-            "Every mode of model_fn uses the variables of TRAIN under the same names; "
-            "a changed model needs a model_dir of its own."
+            "Every mode of model_fn uses the variables of TRAIN under the same names. "
+            "If you changed the model, undo the change or use a new model_dir."
         )
     for name, requested in shapes.items():
         found = there.get(keys.get(name, name))

@@ -66,8 +66,9 @@ def sum_over_replicas(replica: Replica, value: Any) -> Any:
 
 
 def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> list[Pair]:
-    """Return (gradient, variable) for each trainable variable on which `loss` depends; gradients have the variable's
-    shape.
+    """Return (gradient, variable) for each trainable variable on which `loss` depends.
+
+    A gradient has the shape of its variable.
 
     Args:
       tape: the tape that recorded the loss.
@@ -83,20 +84,20 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> li
     if not pairs:
         names = ", ".join(replica.requested.requests) or "none"
         raise ValueError(
-            f"The loss depends on no trainable variable, so there is nothing to train. Variables: {names}."
+            f"The loss depends on no trainable variable, so there is nothing to train. Trainable variables: {names}."
         )
     return pairs
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """An update of the model as one replica sees it; tensors of the traced graph.
+    """One replica's update of the model; the tensors belong to the traced graph.
 
     Attributes:
-      loss: scalar, this replica's part of the loss; the parts sum to the loss.
+      loss: scalar, this replica's part of the loss of the step. The parts of all replicas sum to that loss.
       values: name -> scalar to report, the same on all replicas: the learning rate if it is computed, and the gradient
         norm.
-      rate: name of the variable in which the optimizer keeps its learning rate, if any.
+      rate: name of the variable in which the optimizer keeps its learning rate; None: the rate is in no variable.
     """
 
     loss: tf.Tensor
@@ -107,11 +108,11 @@ class Update:
 def apply_update(
     spec: EstimatorSpec, pairs: Sequence[Pair], loss: tf.Tensor, replica: Replica, config: RunConfig
 ) -> Update:
-    """Update the model once: sum gradients over replicas, clip, apply, update averages, count.
+    """Update the model once: sum gradients over replicas, clip, apply, update moving averages, count the step.
 
     Args:
-      spec: the replica's spec.
-      pairs: (gradient, variable) of this replica; the gradients sum over replicas to that of the global batch.
+      spec: the return value of model_fn on this replica.
+      pairs: (gradient, variable) of this replica. Summed over the replicas, they are the gradient of the global batch.
       loss: scalar, this replica's part of the loss of the step.
       replica: the replica.
       config: the RunConfig.
@@ -120,7 +121,7 @@ def apply_update(
     rate_name: str | None = None
     with replica.reductions.as_is():
         reduced: Sequence[Any] = [gradient for gradient, _, _ in pairs]
-        # sent together with the gradients, so it costs no message of its own
+        # The loss is sent together with the gradients, and so costs no message of its own.
         if replica.num_replicas > replica.num_local:
             *reduced, total = all_reduce([*reduced, loss])
             loss = total if replica.index == 0 else tf.zeros_like(total)
@@ -151,11 +152,11 @@ def apply_update(
 
 
 def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """Return `gradients` scaled down to the global norm `norm` if theirs is larger, with the same shapes.
+    """Return `gradients` scaled down to the global norm `norm` if their own is larger, with the same shapes.
 
-    If the norm is not finite, all gradients become NaN, as in tf.clip_by_global_norm. Rows of IndexedSlices for the
-    same row of a variable are added first: the gradient of an embedding that two replicas look up is one, and its norm
-    is that of the sum.
+    If the global norm is not finite, all gradients become NaN, as in tf.clip_by_global_norm. IndexedSlices may have
+    several rows for the same row of a variable, such as an embedding that two replicas look up. These rows are added
+    before the norm is computed, because together they are one gradient.
 
     Args:
       gradients: float tensors or IndexedSlices of any shape.
@@ -166,7 +167,10 @@ def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """Return the norm of all gradients together, a float32 or float64 scalar; each row of IndexedSlices counts once."""
+    """Return the norm of all gradients together, a float32 or float64 scalar.
+
+    Rows of IndexedSlices for the same row of a variable are added first.
+    """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     dtype = tf.float64 if any(value.dtype == tf.float64 for value in values) else tf.float32
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
@@ -218,8 +222,12 @@ def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
 def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
     """Advance the global step by one if no replica's train_op does so itself.
 
-    tf.estimator left the global step unchanged with `optimizer.minimize(loss)`, so that each checkpoint overwrote the
-    previous one, and only the end of the data ended training.
+    In tf.estimator, `optimizer.minimize(loss)` without `global_step` left the global step unchanged. Each checkpoint
+    then overwrote the previous one, and only the end of the data ended training.
+
+    Args:
+      replica: the replica.
+      train_op: the train_op of this replica.
 
     Returns:
       The operations, for callers that must fetch them; empty if `train_op` advances the step.

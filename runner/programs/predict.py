@@ -1,4 +1,4 @@
-"""Prediction on the devices, and splitting it into examples."""
+"""Prediction on the devices, and the splitting of batches of predictions into examples."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Predicted(NamedTuple):
     """The predictions of some steps, as NumPy values.
 
     Attributes:
-      batches: (number of examples, predictions `[examples, ...]`) of each replica's batch with examples, in input
+      batches: (number of examples, predictions `[examples, ...]`) of each replica batch that has examples, in input
         order.
       num_steps: number of steps taken.
-      num_bytes: size of all predictions, those of replicas without examples included.
+      num_bytes: size of the predictions of all replicas, including those without examples.
       data_ended: the input has no further element.
     """
 
@@ -51,22 +51,22 @@ class PredictProgram(Program):
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline) -> None:
         def replica_fn(replica: Replica) -> TracedReplica:
             with tf.summary.record_if(False):
-                # as in tf.estimator, model_fn does not get labels in PREDICT
+                # As in tf.estimator, model_fn does not get labels in PREDICT.
                 features, _ = replica_inputs(pipeline, replica)
                 return TracedReplica(model.call(features, None, ModeKeys.PREDICT))
 
         super().__init__(model, pipeline, replica_fn)
         self._predictions = [output.spec.predictions for output in self.outputs]
-        # A partial, as in EvalProgram.
+        # A partial, not a method; see EvalProgram.
         self._loop = tf.function(functools.partial(self._run_loop), autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
 
     def runs_in_loops(self, dataset: Any) -> bool:
         """Report whether one call of TensorFlow may take several steps on `dataset`.
 
-        It may not if the next element can depend on what the caller does with the previous prediction: a service keeps
-        one prediction open and passes each request to a generator. Sparse and ragged predictions are made one by one,
-        too.
+        It may not if the next element can depend on the previous prediction. A service, for example, keeps one
+        prediction open and passes each request to a Python generator. Sparse and ragged predictions are also made one
+        step at a time.
         """
         dense = all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(self._predictions))
         return dense and not may_change_meanwhile(dataset)
@@ -108,7 +108,7 @@ class PredictProgram(Program):
         return self._fetching[request.key]
 
     def _function(self, request: StepRequest) -> Callable[..., Any]:
-        """Return the function of a step: flat inputs, then feeds -> (predictions of the replicas, fetches)."""
+        """Return the function of a step: (flat inputs, then the values of placeholders) -> (predictions, fetches)."""
         tensors, effects = split_fetches(request.fetches)
         effects += self.trace.writes_of_keras(metrics_only=True)
         return self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
@@ -118,8 +118,11 @@ class PredictProgram(Program):
         return inputs[-2], *function(*inputs, *fed)
 
     def _run_loop(self, iterator: Any, max_steps: tf.Tensor) -> Any:
-        """Return (steps taken, whether the data ended, counts and predictions of all steps in the form of
-        `_concat`).
+        """Predict up to `max_steps` steps.
+
+        Returns:
+          (steps taken, whether the data ended, numbers of examples and predictions of all steps as `_concat` returns
+          them).
         """
         function = self._function(StepRequest())
         dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
@@ -135,7 +138,7 @@ class PredictProgram(Program):
         return taken, ended, [_concat(pair, dtype) for pair, dtype in zip(lists, dtypes, strict=True)]
 
 
-# --- tensors of several steps: flattened, with their shapes beside them, because batches may differ in size ---------
+# --- tensors of several steps: batches may differ in size, so values are kept flat and shapes are kept beside them ---
 
 
 def _empty_list(dtype: tf.DType) -> tf.Tensor:
@@ -145,7 +148,7 @@ def _empty_list(dtype: tf.DType) -> tf.Tensor:
 
 def _pushed(lists: tuple[tf.Tensor, tf.Tensor], tensor: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the lists of values and shapes with those of `tensor` appended."""
-    with tf.device("CPU:0"):  # on the device where the value is needed
+    with tf.device("CPU:0"):  # where the value is needed later
         values, shapes = tf.reshape(tensor, [-1]), tf.shape(tensor)
         return (
             tf.raw_ops.TensorListPushBack(input_handle=lists[0], tensor=values),
@@ -162,7 +165,7 @@ def _concat(lists: tuple[tf.Tensor, tf.Tensor], dtype: tf.DType) -> tuple[tf.Ten
 
 
 def _per_step(values: np.ndarray, shapes: np.ndarray, ranks: np.ndarray) -> list[Any]:
-    """Return the value of each step as a view of `values`; scalars as `tf.Tensor.numpy` returns them."""
+    """Return the value of each step as a view of `values`; a scalar is returned as a NumPy scalar."""
     found, first, dims = [], 0, iter(shapes.tolist())
     for rank in ranks.tolist():
         shape = list(itertools.islice(dims, rank))
@@ -179,20 +182,20 @@ def _bytes_of(values: tf.Tensor) -> int:
 
 
 def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that packs flat values into a structure like `predictions`."""
+    """Return a function that packs flat values into the structure of `predictions`."""
     if type(predictions) is dict and all(isinstance(one, tf.Tensor) for one in predictions.values()):
-        flat = sorted(predictions)  # same order as tf.nest, which would take 10 us per batch
+        flat = sorted(predictions)  # the order of tf.nest, which itself would take 10 us per batch
         order = [(name, flat.index(name)) for name in predictions]
         return lambda values: {name: values[index] for name, index in order}
     return lambda values: tf.nest.pack_sequence_as(predictions, values)
 
 
 def chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
-    """Return only `keys` of a dict of predictions; None or empty: all.
+    """Return a dict of predictions reduced to `keys`.
 
     Args:
       predictions: a tensor or a dict of tensors `[batch, ...]`.
-      keys: names of predictions.
+      keys: a name or names of predictions; None or empty: all predictions.
 
     Raises:
       ValueError: the predictions are not a dict, or have none of the keys.
@@ -212,7 +215,7 @@ def num_examples(predictions: Any) -> int:
     """Return the number of examples in a batch of predictions, tensors `[batch, ...]`.
 
     Raises:
-      ValueError: they have different numbers of examples.
+        ValueError: the predictions have different numbers of examples.
     """
     sizes = {len(value) if np.ndim(value) else 0 for value in tf.nest.flatten(predictions)}
     if len(sizes) != 1:

@@ -1,4 +1,4 @@
-"""What training, evaluation and prediction programs have in common: the trace, and the flat inputs of a step."""
+"""The part that training, evaluation and prediction programs share: the trace, and the flat inputs of a step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class ModelToTrace:
-    """A model_fn and its variables, before it is traced.
+    """A model_fn and its variables, before model_fn is traced.
 
     Attributes:
       call: model_fn with params and config bound, in the precision of the run.
-      config: the options between gradients and variables.
+      config: the run's settings; those for the step from gradients to variables are used.
+      store: the variables.
     """
 
     store: VariableStore
@@ -43,7 +44,9 @@ class TracedReplica:
 
     @property
     def initial_feeds(self) -> Mapping[Any, Any]:
-        """Placeholder -> value for placeholders from which variables start: a Scaffold's `init_feed_dict`."""
+        """Placeholder -> value, for the placeholders that variables' initial values need: a Scaffold's
+        `init_feed_dict`.
+        """
         return getattr(self.spec.scaffold, "init_feed_dict", None) or {}
 
 
@@ -51,12 +54,14 @@ class Program:
     """One model_fn in one mode on inputs of one structure, traced once.
 
     Args:
+      model: the model_fn and its variables.
+      pipeline: the input.
       replica_fn: calls model_fn for one replica.
       training, on_workers: as in `trace_step`.
 
     Attributes:
       outputs: the result of `replica_fn` for each local replica.
-      spec: that of the first replica.
+      spec: the return value of model_fn for the first replica.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class Program:
         self.spec: EstimatorSpec = self.outputs[0].spec
 
     def reset(self) -> None:
-        """Reset metrics, and random state to the seed, before each evaluation or prediction."""
+        """Reset metrics, and restart random numbers from the seed; called before each evaluation or prediction."""
         self._store.reset_local(self.trace.requested.requests)
 
 
@@ -110,12 +115,12 @@ def step_inputs(batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> lis
 
 
 def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[Sequence[ReplicaBatch], list[tf.Tensor]]:
-    """Return (replica batches of the step that begins with `element`, the same as flat inputs), in the graph.
+    """Return the input of one step, in the graph: (batches of the local replicas, the same as flat inputs).
 
     Args:
       pipeline: the input.
       element: the first element of the step, tensors `[batch, ...]`.
-      iterator: returns further elements if a step takes several; None if it takes one.
+      iterator: returns further elements, for steps that take several; None: a step takes one element.
     """
     batches, global_count = pipeline.division.replica_batches(element, iterator)
     return batches, step_inputs(batches, global_count)
@@ -126,8 +131,8 @@ def over_elements(
 ) -> tuple[tf.Tensor, tf.Tensor, Any]:
     """Apply `state = step(element, state)` to one element after another, in the graph.
 
-    The step is not inside a branch. Otherwise each variable that it reads would be an input of both branches, which
-    took 0.1 s to trace for 120 layers and added a switch per variable to each step.
+    The step is not inside a tf.cond. Each variable that the step reads would be an input of both branches, which took
+    0.1 s to trace for 120 layers and added a switch per variable to each step.
 
     Args:
       iterator: the iterator over the elements.
@@ -136,7 +141,7 @@ def over_elements(
       state: the initial state, a structure of tensors.
 
     Returns:
-      (steps taken int64 scalar, bool scalar: the data ended before `max_steps`, the last state).
+      (number of steps taken: int64 scalar, whether the data ended before `max_steps`: bool scalar, the last state).
     """
     none = tf.experimental.Optional.empty(iterator.element_spec)
 
@@ -145,8 +150,8 @@ def over_elements(
 
     def body(taken: tf.Tensor, element: Any, state: Any) -> Any:
         state = step(element.get_value(), state)
-        # Read after the step, which may read from the iterator, too. Not after the last step: the element would be
-        # lost.
+        # The next element is read after the step, because the step may itself read from the iterator. It is not read
+        # after the last step, because the element would be lost.
         following = tf.cond(taken + 1 < max_steps, iterator.get_next_as_optional, lambda: none)
         return taken + 1, following, state
 
@@ -172,6 +177,6 @@ def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]
 
 
 def split_fetches(fetches: Sequence[Any]) -> tuple[list[tf.Tensor], list[tf.Operation]]:
-    """Return (tensors, whose values are returned; operations, which only run) of a hook's fetches."""
+    """Split a hook's fetches into (tensors, whose values are returned; operations, which only run)."""
     effects = [one for one in fetches if isinstance(one, tf.Operation)]
     return [one for one in fetches if not isinstance(one, tf.Operation)], effects

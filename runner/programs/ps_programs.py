@@ -1,4 +1,7 @@
-"""strategy=parameter_server: training steps and evaluation on a coordinator's workers, in ranges of batches."""
+"""strategy=parameter_server: training steps and evaluation that a coordinator requests from its workers.
+
+One request is for a range of successive batches.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,11 @@ _REQUESTS_PER_WORKER = 4
 
 
 class Coordinator:
-    """The workers of a ParameterServerStrategy, and their requests.
+    """The workers of a ParameterServerStrategy, and the requests to them.
 
     Attributes:
-      repeated: which of the last requests were repeated because their worker was lost.
+      repeated: indices, within the last call of `run`, of the requests that were repeated because their worker was
+        lost.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -43,12 +47,19 @@ class Coordinator:
         parameter_server.say_losses_in_a_line(_log)
 
     def run(self, function: Callable[..., Any], all_arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of `function` (a tf.function) for each of `all_arguments`, in order, as host values.
+        """Run a function on the workers, once for each entry of `all_arguments`.
 
         If a worker is lost, another worker repeats its request.
 
+        Args:
+          function: a tf.function.
+          all_arguments: the arguments of each call.
+
+        Returns:
+          The results in the order of `all_arguments`, as host values.
+
         Raises:
-          PeerLost: a parameter server, and with it the variables, is lost.
+          PeerLost: a parameter server was lost, and with it the variables.
         """
         self._put_back.clear()
         with self._collectives.noticing_lost_peers():
@@ -61,13 +72,15 @@ class Coordinator:
 
 
 class Requests:
-    """Requests to workers for ranges of batches, each range once.
+    """Requests to the workers for ranges of batches; each range is processed exactly once.
 
     Args:
+      coordinator: the workers.
       of_range: the work for a range, called in the graph with an iterator over (number, element), the number of the
-        first element (negative: the next one) and the number of elements. Its result contains the facts of
-        `over_range`.
-      of_element: the same for one element that is sent with the request; called with the element and its number.
+        first element (negative: the next one) and the number of elements. It returns a dict that includes the facts
+        that `over_range` returns.
+      of_element: the work for one element that is sent with the request; called in the graph with the element and its
+        number. It returns the same as `of_range`.
     """
 
     def __init__(
@@ -76,12 +89,12 @@ class Requests:
         self._coordinator = coordinator
         self._of_range = tf.function(of_range, autograph=False)
         self._of_element = tf.function(of_element, autograph=False)
-        self._step_secs = 0.0  # for one worker
+        self._step_secs = 0.0  # seconds per step of one worker, measured at the last `take`
         self.repeated_steps = 0
         """Number of steps of the last `take` that were requested again because their worker was lost."""
 
     def trace(self, element_spec: Any) -> None:
-        """Build the functions for elements of `element_spec` without running them."""
+        """Build the graph functions for elements of `element_spec`, without running them."""
         self._of_element.get_concrete_function(element_spec, tf.TensorSpec([], tf.int64))
 
     def take(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
@@ -118,14 +131,14 @@ class Requests:
             if result["ended"] and first + taken >= iterator.end:
                 ended = True
                 continue
-            # Its worker was lost, and the worker that repeated it had already read past the range.
+            # The range's worker was lost, and the worker that repeated the request had already read past the range.
             elements = iterator.read_again(first + taken, count - taken)
             results += self._hand_over(elements, first + taken)
             ended |= len(elements) < count - taken
         return results, ended
 
     def _from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
-        """Take steps on the workers' own data, each by a worker that has time and data left."""
+        """Take steps on the workers' own data; each range goes to any worker that is free and has data left."""
         results: list[dict[str, Any]] = []
         while (left := num_steps - sum(int(result["taken"]) for result in results)) > 0:
             if len(iterator.ended) == self._coordinator.num_workers:
@@ -144,14 +157,18 @@ class Requests:
         return results
 
     def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
-        """Make one request for each batch, and send the batch with it."""
+        """Make one request for each element, and send the element with it."""
         asked = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
         results = self._coordinator.run(self._of_element, asked)
         self.repeated_steps += len(self._coordinator.repeated)
         return results
 
     def _length(self, num_steps: int) -> int:
-        """Return the number of steps per request: several requests per worker, so that a slow worker delays nothing."""
+        """Return the number of steps per request.
+
+        Each worker gets several requests, so that a slow worker does not delay the others. But a request should take
+        long compared to the overhead of a request.
+        """
         workers = self._coordinator.num_workers
         several = math.ceil(num_steps / (workers * _REQUESTS_PER_WORKER))
         long_enough = math.ceil(_SHORTEST_SECS / self._step_secs) if self._step_secs else 1
@@ -165,19 +182,20 @@ def over_range(
     step: Callable[..., tuple[tf.Tensor, Sequence[Any]]],
     state: Sequence[Any],
 ) -> tuple[list[Any], dict[str, tf.Tensor]]:
-    """Take up to `count` steps on the elements from number `first`. Runs in the graph, on a worker.
+    """Take up to `count` steps on the elements from number `first` on. Runs in the graph, on a worker.
 
     Args:
       iterator: an iterator over (number, element).
-      first: int64 scalar; negative: the next element.
+      first: int64 scalar; negative: start at the next element.
       count: int64 scalar.
       step: called with an element, the number of steps before it and the state; returns (whether to continue, new
         state).
       state: the initial state, a structure of tensors.
 
     Returns:
-      (state, facts). The facts are scalars: `taken` steps, 0 if the iterator is past the first element; `ended`: there
-      is no further element; `end`: number after the last element seen; `stopped` by a step; index of the `worker`.
+      (last state, facts). The facts are scalars: `taken`: number of steps taken, 0 if the iterator is already past the
+      first element; `ended`: whether the data has no further element; `end`: number after that of the last element
+      read; `stopped`: whether a step ended the range early; `worker`: index of the worker.
     """
     found, end = tf.while_loop(
         lambda found, _: _is_before(first, found),
@@ -202,7 +220,7 @@ def over_range(
 
 
 def of_one_element() -> dict[str, tf.Tensor]:
-    """Return the facts of `over_range` for a request that carried its one element."""
+    """Return the facts, as `over_range` returns them, of a request for one element that was sent with it."""
     return {"taken": tf.constant(1), "stopped": tf.constant(False)}
 
 
@@ -214,9 +232,9 @@ def _is_before(first: tf.Tensor, found: Any) -> tf.Tensor:
 
 
 class RangeLoop:
-    """Takes steps like train_loop.Loop, on workers that each take some of them.
+    """A loop of training steps, called like train_loop.Loop, whose steps the workers take.
 
-    Each worker gets a range of batches, which it finds in its own copy of the data. Results are in the order of the
+    Each worker gets ranges of batches, which it reads from its own copy of the data. Results are in the order of the
     data.
     """
 
@@ -230,23 +248,24 @@ class RangeLoop:
         """Take up to `num_steps` steps, and return when all of them are done.
 
         Raises:
-          ValueError: hooks feed `values`.
+          ValueError: hooks feed placeholders (`values` is not empty).
         """
         del may_end  # each range reports the end of the data itself
         if values:
             raise ValueError(
-                "SessionRunArgs(feed_dict=...) of a hook: with parameter servers, other processes take the steps, and "
-                "hooks cannot feed them. Pass the values through input_fn."
+                "A hook feeds a placeholder (SessionRunArgs(feed_dict=...)). With parameter servers, other processes "
+                "take the steps, and hooks cannot feed them. Pass the values through input_fn."
             )
         results, ended = self._requests.take(iterator, num_steps)
         losses, *fetched = _joined(results, self._step.specs)
-        if self._stop_at_nan:  # a loss that is not finite ended its range and must end the loop, so it is put last
+        # A loss that is not finite ended its range. It must end the loop, so it becomes the last of the losses.
+        if self._stop_at_nan:
             losses = losses[np.argsort(~np.isfinite(losses), kind="stable")]
         examples = sum(int(result["examples"]) for result in results)
         return LoopResult(len(losses), losses, examples, fetched, ended, self._requests.repeated_steps)
 
     def trace(self, iterator: RangeIterator) -> None:
-        """Build the loop, without a step."""
+        """Build the loop, without taking a step."""
         self._requests.trace(iterator.dataset.element_spec)
 
     # --- what a worker does ---------------------------------------------------------------------------------------
@@ -270,13 +289,13 @@ class RangeLoop:
         return {**facts, "examples": examples, "stacked": [array.stack() for array in written]}
 
     def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Return (number of examples of a step, its results)."""
+        """Take one step; return (its number of examples, its results)."""
         batches, count = self._pipeline.division.replica_batches(element, iterator)
         return batches[0].count, self._step.take(batches, count, ())
 
 
 def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
-    """Return the results of the steps, stacked `[steps, ...]`."""
+    """Return the results of all steps in one array each, `[steps, ...]`."""
     if not results:
         return [np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype) for spec in specs]
     taken = [int(result["taken"]) for result in results]
@@ -289,10 +308,10 @@ def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -
 
 
 class RangeEvaluation(EvalProgram):
-    """Evaluates like EvalProgram, on workers. What cannot run there runs here; the variables stay on their servers.
+    """Evaluation like EvalProgram, but on workers; a model that workers cannot evaluate is evaluated here.
 
-    Each request starts with empty metrics of its own and returns their state. A request whose worker is lost leaves
-    nothing behind and is repeated, so each example counts exactly once.
+    The variables stay on their servers. Each request starts with empty metrics of its own and returns their state. So a
+    request whose worker is lost has changed nothing and can be repeated, and each example counts exactly once.
     """
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
@@ -317,7 +336,7 @@ class RangeEvaluation(EvalProgram):
         reason = self._reason if in_loops else "a session hook looks at each batch"
         if reason is not None:
             if reason not in self._said:
-                _log.info("The coordinator evaluates by itself: %s.", reason)
+                _log.info("The coordinator evaluates the model itself, without the workers: %s.", reason)
             self._said.add(reason)
             return super().iterate(dataset, in_loops=in_loops)
         return iter(PsDataset([dataset], self._coordinator.workers))
@@ -350,7 +369,7 @@ class RangeEvaluation(EvalProgram):
         return {**of_one_element(), "examples": examples, "sums": sums, "counted": self._read(handles)}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
-        """Evaluate up to `count` batches from number `first`; none if the iterator is past it or has ended."""
+        """Evaluate up to `count` batches from number `first` on; none if the iterator is already past that batch."""
         handles = self._own_metrics(first)
         zero = tf.constant(0, tf.float64)
         nothing = {name: (zero, zero) for name in self.sum_names}
@@ -367,13 +386,14 @@ class RangeEvaluation(EvalProgram):
             return {**facts, "examples": examples, "sums": sums, "counted": self._read(handles)}
 
     def _sums(self, element: Any, iterator: Any, handles: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Any]:
-        """Return (number of examples of a batch, its sums)."""
+        """Evaluate one batch; return (its number of examples, its sums)."""
         batches, inputs = read_step(self._pipeline, element, iterator)
         return batches[0].count, in_float64(self._batch(*inputs, *handles))
 
     def _own_metrics(self, number: tf.Tensor) -> list[tf.Tensor]:
-        """Return handles of new variables on the worker, in the order of `_handles`; the batch count starts at
-        `number`.
+        """Create new variables on the worker for the metrics, and return their handles in the order of `_handles`.
+
+        The variable that counts batches starts at `number`.
         """
         handles = []
         for name, initial in self._initial.items():
@@ -393,12 +413,15 @@ class RangeEvaluation(EvalProgram):
     # --- whether workers can evaluate -----------------------------------------------------------------------------
 
     def _counter_of_batches(self) -> str | None:
-        """Return the name of the variable that random operations use as time; it starts at the range's first batch."""
+        """Return the name of the variable that counts batches for random operations; None: there is no such variable.
+
+        A worker sets it to the number of the first batch of its range.
+        """
         counts = [count.inputs[0] for count in self.trace.batch_counts if count is not None]
         return next((name for name, handle in self._handles.items() if any(handle is one for one in counts)), None)
 
     def _why_here(self) -> str | None:
-        """Return why the workers cannot evaluate this; None: they can."""
+        """Return why workers cannot evaluate this model, as a clause for a log line; None: they can."""
         if self.trace.may_write_in_branches:
             return "model_fn may write to variables in a branch, a loop or a nested function"
         for name in self._handles:
@@ -406,7 +429,7 @@ class RangeEvaluation(EvalProgram):
             if name.startswith("_evaluation/"):
                 return f"a Keras layer draws random numbers ({name.removeprefix('_evaluation/')})"
             if spec.aggregation != tf.VariableAggregation.SUM or not (spec.dtype.is_floating or spec.dtype.is_integer):
-                return f"what {name!r} holds cannot be added up"
+                return f"the values of variable {name!r} on different workers cannot be added"
         return None
 
 

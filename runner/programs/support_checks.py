@@ -1,4 +1,4 @@
-"""Check, when a model_fn is traced, that it supports the training settings."""
+"""Checks, made when a model_fn is traced, that the model supports the training settings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, graph: tf.Graph) -> None:
-    """Check the settings of `config` against the spec of model_fn, and log those that have no effect.
+    """Check the settings of `config` against the return value of model_fn, and warn of those that have no effect.
 
     Raises:
-      ValueError: a setting is not possible with it; the message names the setting and the reason.
+      ValueError: the model does not support a setting; the message names the setting and the reason.
     """
     if config.precision != "float32" and not computes_in_half(graph):
         _log.warning(
@@ -32,7 +32,10 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
     if on_servers:
         _check_asynchronous(config)
     if config.jit and (on_servers or config.cluster.num_workers > 1):
-        raise ValueError("train.jit=true works in one process only, but there are several. Set train.jit=false.")
+        raise ValueError(
+            "train.jit=true works in one process only, not with several workers or parameter servers. Set "
+            "train.jit=false."
+        )
     if spec.optimizer is not None:
         rate = learning_rate.in_words(config)
         if rate is not None:
@@ -51,24 +54,27 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
 
 
 def check_feeds(feeds: Sequence[tf.Tensor]) -> None:
-    """Check that hooks do not feed a step that consists of several programs.
+    """Check that hooks feed no placeholder of a step that consists of several programs.
+
+    Args:
+      feeds: the placeholders that hooks feed.
 
     Raises:
-      ValueError: they do.
+      ValueError: there are any.
     """
     if feeds:
         raise ValueError(
-            f"SessionRunArgs(feed_dict={{{feeds[0].name!r}: ...}}) of a hook: with train.gradient_accumulation, "
+            f"A hook feeds {feeds[0].name!r} (SessionRunArgs(feed_dict=...)), but with train.gradient_accumulation, "
             "train.jit or train.precision=mixed_float16 a step consists of several programs, which hooks cannot feed. "
             "Unset these keys, or pass the value through input_fn."
         )
 
 
 def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool) -> None:
-    """Check that a hook can run a part of a step by itself.
+    """Check that a hook can run operations on a batch between steps, without the rest of a step.
 
     Raises:
-      ValueError: it cannot.
+      ValueError: the settings of the run do not allow that.
     """
     if config.gradient_accumulation > 1 or config.jit or config.precision == "mixed_float16":
         reason = (
@@ -103,8 +109,8 @@ def _check_asynchronous(config: RunConfig) -> None:
 
 
 def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (setting, why train_op= excludes it) for all that are set."""
-    applies = "takes its gradients and applies them by itself, replica by replica"
+    """Yield (setting, why it does not work with train_op=) for each such setting that is set."""
+    applies = "computes and applies its gradients itself, replica by replica"
     if config.clip_global_norm is not None:
         yield f"train.clip_global_norm={config.clip_global_norm:g}", applies
     if config.log_gradient_norm:

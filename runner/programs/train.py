@@ -1,4 +1,4 @@
-"""The training program: one traced step, and what of it runs."""
+"""The training program: the trace of one step, and the parts of the trace that a step runs."""
 
 from __future__ import annotations
 
@@ -45,20 +45,21 @@ _INPUT_OF_NAME = {"ScalarSummary": 0, "WriteSummary": 3}
 
 @dataclasses.dataclass(frozen=True)
 class TrainedReplica(TracedReplica):
-    """The outputs of one replica's trace of model_fn in TRAIN, tensors of the traced graph.
+    """The outputs of one replica's trace of model_fn in TRAIN; all tensors belong to the traced graph.
 
     Attributes:
       loss: scalar, the replica's part of the loss of the step; the parts sum to the mean over the global batch.
       v2_summaries: operations of `tf.summary`.
-      summaries: scalars that it summarizes.
-      images: images that it summarizes with `tf.summary`.
+      summaries: scalars that model_fn summarizes.
+      images: images that model_fn summarizes with `tf.summary`.
       scalars: sums of those scalars, of metrics and of values that model_fn logs.
-      made: the values that the update reports; None with a train_op.
-      together: sums of losses to which other processes contribute. Each step computes them, because a fetch by one
-        process alone (summaries, hooks of the chief) would wait for the others.
-      averages: with a train_op: operations that update the averages of the weights.
+      made: the update, with the values that it reports; None with a train_op.
+      together: sums over losses to which other processes contribute. Every step computes them, even if nothing in this
+        process needs them: if only one process (the chief, for its summaries or hooks) fetched them, it would wait for
+        the others forever.
+      averages: with a train_op: operations that update the moving averages of the weights.
       advance: with a train_op: operations that count the step if the train_op does not.
-      cut: the cut between gradients and update, if they are two programs.
+      cut: the two programs of the step, if gradients and update are separate programs; else None.
     """
 
     loss: tf.Tensor
@@ -77,8 +78,10 @@ class TrainProgram(Program):
     """Training of one model_fn on inputs of one structure, traced once.
 
     Args:
+      model: the model_fn and its variables.
+      pipeline: the training input.
       summary_writer: writer for `tf.summary` inside model_fn; None: summaries are not written.
-      stop_at_nan: a loop ends with the first step whose loss is not finite.
+      stop_at_nan: a loop ends after the first step whose loss is not finite.
       loop_type: makes the loop, called like Loop; None: Loop.
 
     Raises:
@@ -118,15 +121,15 @@ class TrainProgram(Program):
         self.scalars = StepScalars(
             [output.scalars for output in self.outputs], found, values, may_lack=self.loss_scale is not None
         )
-        """The first fetches of a loop: the metrics of each step, and the scalars of a step with summaries."""
+        """What each step fetches first: its metrics, and the scalars of summaries in a step that writes summaries."""
         merged = {one.operation for one in found}
         self.summary_protos = [one for one in protos if one.op not in merged]
-        """Serialized `tf.compat.v1.Summary`s, the next fetches of a step with summaries."""
+        """Serialized `tf.compat.v1.Summary`s, which a step that writes summaries fetches next."""
         self.images = self.outputs[0].images if collectives_of(model.store.strategy).is_chief else ()
-        """Images of `tf.summary`, the last fetches of a step with summaries."""
+        """Images of `tf.summary`, which a step that writes summaries fetches last."""
         self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
         self.kept_metrics = self._metrics_with_state()
-        """The reported metrics of TRAIN that keep state."""
+        """The metrics of TRAIN that are reported and keep state in variables."""
         if self.outputs[0].advance:
             _log.warning(
                 "train_op does not advance the global step, so the runner does: each run of train_op is one step. To "
@@ -134,7 +137,8 @@ class TrainProgram(Program):
             )
         support_checks.check_training(self.spec, config, num_replicas, self.trace.graph)
         meets_others = num_replicas > pipeline.num_replicas
-        # Programs number their collectives with other processes, and the chief may have other programs.
+        # Not with several workers: they must make the same collectives in the same order, and the chief's program with
+        # summaries may differ from theirs.
         self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
         """Whether steps with summaries are taken inside loops, by `recording_loop`, not between loops."""
         self.loops_in_graph = loop_type is None
@@ -142,9 +146,9 @@ class TrainProgram(Program):
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
         """Whether the losses of a loop are this worker's parts, to be summed over the workers."""
-        # With `optimizer=` the loss is summed together with the gradients. A user's optimizer in train_op sends only
-        # gradients, so the loss is summed after the loop. Until then a worker only knows its own part, and must not
-        # leave the loop because of it, since all workers leave at the same step.
+        # With `optimizer=` the loss is summed together with the gradients. With train_op= the user's optimizer sends
+        # only gradients, so the loss is summed after the loop. Until then a worker knows only its own part of the loss,
+        # and must not leave the loop because of it: all workers must leave at the same step.
         self._stop_at_nan = stop_at_nan and not self.has_local_losses
         self._gradients = self.trace.function
         if config.jit:
@@ -178,11 +182,11 @@ class TrainProgram(Program):
         return {np.asarray(name).item().decode() for name in names if name is not None}
 
     def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Loop:
-        """Return the loop over steps with the fetches of `request`, and with summaries.
+        """Return the loop over steps, with the fetches of `request` and, if wanted, with summaries.
 
         Args:
-          request: its tensors' values are returned in order; the loop is called with its feeds' values.
-          summaries: write those of `tf.summary`, and return the serialized v1 summaries before the fetches.
+          request: the tensors whose values the loop returns, in order; the loop is called with the values of its feeds.
+          summaries: write the summaries of `tf.summary`, and return the serialized v1 summaries before the fetches.
 
         Raises:
           ValueError: a placeholder is not fed, or the step consists of several programs and cannot be fed.
@@ -194,10 +198,13 @@ class TrainProgram(Program):
         return self._loops[key]
 
     def part(self, request: StepRequest) -> Loop:
-        """Return the loop over the operations that a hook runs on batches by itself, without the rest of the step.
+        """Return the loop over operations that a hook runs on batches between steps, without the rest of a step.
+
+        Args:
+          request: the operations and tensors.
 
         Raises:
-          ValueError: a part of a step cannot run by itself here, or a placeholder is not fed.
+          ValueError: a part of a step cannot run alone with these settings, or a placeholder is not fed.
         """
         key = "part", request.key
         if key not in self._loops:
@@ -221,10 +228,11 @@ class TrainProgram(Program):
 
     @property
     def can_group(self) -> bool:
-        """Report whether loops may fetch their batches in groups, by `grouped_loop`: replicas of one process, on CPUs.
+        """Report whether loops may fetch their batches in groups, as `grouped_loop` does.
 
-        Not where a kernel draws random numbers: each loop has kernels of its own, which draw from the beginning. Nor
-        with XLA, whose compilation of one more loop takes longer than it saves.
+        They may if all replicas belong to one process and are on CPUs. They may not if a kernel draws random numbers:
+        each loop has its own kernels, which start their random numbers from the seed. They may not with XLA, which
+        takes longer to compile one more loop than grouping saves.
         """
         is_one = self.loops_in_graph and self._store.num_replicas == self._pipeline.num_replicas
         is_on_cpu = all("CPU" in device for device in step_devices(self._config.train_distribute))
@@ -232,22 +240,22 @@ class TrainProgram(Program):
 
     @functools.cached_property
     def grouped_loop(self) -> GroupedLoop:
-        """The loop over steps with no summaries whose batches are fetched in groups, where `can_group`."""
+        """The loop over steps without summaries that fetches batches in groups; use it only if `can_group`."""
         step = self._step(_NOTHING, summaries=False)
         return GroupedLoop(step, self._pipeline, stop_at_nan=self._stop_at_nan)
 
     @functools.cached_property
     def recording_loop(self) -> RecordingLoop:
-        """The loop of which some steps write summaries, if `records_in_loops`."""
+        """The loop in which some steps write summaries; use it only if `records_in_loops`."""
         return RecordingLoop(*self._steps_that_record(), self._pipeline, stop_at_nan=self._stop_at_nan)
 
     @functools.cached_property
     def grouped_recording_loop(self) -> GroupedRecordingLoop:
-        """`recording_loop`, but batches are fetched in groups; if `can_group`."""
+        """A `recording_loop` that fetches batches in groups; use it only if `can_group`."""
         return GroupedRecordingLoop(*self._steps_that_record(), self._pipeline, stop_at_nan=self._stop_at_nan)
 
     def _steps_that_record(self) -> tuple[Step, Step]:
-        """Return a step without summaries, and one with them."""
+        """Return (a step without summaries, a step with summaries)."""
         return self._step(_NOTHING, summaries=False), self._step(_NOTHING, summaries=True)
 
     @property
@@ -282,7 +290,7 @@ class TrainProgram(Program):
         ) -> list[tf.Tensor]:
             losses, extra = function(*step_inputs(batches, global_count), *values)
             loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
-            loss.set_shape([])  # the mean of a tensor of unknown rank has no static shape
+            loss.set_shape([])  # TensorFlow does not know that the mean of a tensor of unknown rank is a scalar
             return [loss, *fetched.packed(extra)]
 
         return Step(take, specs)
@@ -292,7 +300,7 @@ class TrainProgram(Program):
         if self.is_native:
             if summaries:
                 return [op for op in self.trace.all_effects() if op not in self._merged_v2]
-            # tf.summary's writer flushes on exit; with parameter servers the flush would call the coordinator.
+            # The writer of tf.summary flushes on exit; with parameter servers this flush would call the coordinator.
             return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
         effects: list[Any] = [output.spec.train_op for output in self.outputs] + self.trace.writes_of_keras()
         effects += [operation for output in self.outputs for operation in (*output.averages, *output.advance)]
@@ -301,7 +309,7 @@ class TrainProgram(Program):
         return effects + ([op for op in v2 if op not in self._merged_v2] if summaries else [])
 
     def _values_of_step(self) -> dict[str, tf.Tensor]:
-        """Return name -> scalar of what the runner reports of a step: computed learning rates and the gradient norm."""
+        """Return name -> scalar of what the runner itself reports of a step: learning rates, the gradient norm."""
         made = self.outputs[0].made
         self._rates: dict[str, Any] = {}
         values = dict(made.values) if made is not None else {}
@@ -320,7 +328,7 @@ class TrainProgram(Program):
         """The name of the variable in which the optimizer keeps its learning rate.
 
         Raises:
-          ValueError: it is not in a variable.
+          ValueError: the optimizer keeps it elsewhere; the message says what to write instead.
         """
         made = self.outputs[0].made
         if made is None or made.rate is None:
@@ -331,7 +339,7 @@ class TrainProgram(Program):
         return self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
 
     def rates(self) -> dict[str, float]:
-        """Return name -> learning rate, for rates that have been the same in each step since the host last looked."""
+        """Return name -> learning rate, for rates that no step computes: constants, and variables read now."""
         own = {**self.outputs[0].scalars.metrics, **self.outputs[0].scalars.logged_sums}
         return {
             name: float(self._store[one].numpy()) if isinstance(one, str) else one
@@ -341,7 +349,7 @@ class TrainProgram(Program):
 
     @property
     def reported_names(self) -> set[str]:
-        """Return all names that a step reports as train/<name>, except scalars of summaries."""
+        """Return all names that a step reports as train/<name>, except those of summaries."""
         return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
 
     def _tensors_of_update(self) -> list[tf.Tensor]:
@@ -353,7 +361,7 @@ class TrainProgram(Program):
         for name in self.outputs[0].scalars.left_out:
             logged = name in self.outputs[0].scalars.names_logged
             what = f"runner.log({{{name!r}: ...}})" if logged else f"eval_metric_ops[{name!r}]"
-            _log.warning("%s is not reported in training: the runner itself reports train/%s.", what, name)
+            _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
                 found |= {name: metric} if KeptMetrics(self.trace, self._store, {name: metric}) else {}
@@ -364,12 +372,12 @@ class TrainProgram(Program):
     def _accumulated_step(
         self, effects: Sequence[Any], extra: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
     ) -> AccumulatedStep:
-        """Return the step as programs of gradients and of the update.
+        """Return the step that computes gradients micro-batch by micro-batch and then updates the model.
 
         Args:
-          effects: operations to run.
-          extra: fetched with the gradients of the last micro-batch.
-          values: fetched with the update.
+          effects: operations that run with the gradients of the last micro-batch.
+          extra: tensors fetched with the gradients of the last micro-batch.
+          values: tensors fetched with the update.
         """
         cuts = [output.cut for output in self.outputs if output.cut is not None]
         scales = [cut.scale for cut in cuts if cut.scale is not None]
@@ -411,7 +419,7 @@ def _train_replica(
         spec = model.call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # where tf.estimator's hooks look for it
-    # What is not fetched does not run. With optimizer=, everything that changes a variable runs.
+    # An operation runs only if it is fetched. With optimizer=, everything that changes a variable is fetched.
     noted = collected.scalars if collected is not None else ()
     is_logged = bool(config.log_step_count_steps)
     is_reported = is_logged and (spec.optimizer is not None or config.train_metrics)
@@ -432,10 +440,10 @@ def _train_replica(
 
 
 def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:
-    """Return the replica's part of a step's examples."""
+    """Return the scaling for the losses of a replica in a step of training."""
     if replica.num_replicas == 1:
         return WholeBatch()
-    if is_cut:  # gradients are a separate program for each replica, perhaps for a micro-batch
+    if is_cut:  # the gradients of each replica are a program of their own, perhaps for one micro-batch only
         return PartOfBatch(replica.weights, replica.index)
     over_replicas = functools.partial(sum_over_replicas, replica)
     return PartOfStep(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
@@ -444,7 +452,8 @@ def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:
 def _v2_summaries() -> list[tf.Operation]:
     """Return the operations of `tf.summary` in this replica.
 
-    The graph lists their outputs: a constant that depends on the write, or a branch if recording is conditional.
+    TensorFlow's collection lists one output for each: a constant with a control dependency on the write, or the output
+    of a branch if the writer records conditionally.
     """
     listed = operations(v1.summary.all_v2_summary_ops() or [])
     behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
@@ -452,13 +461,13 @@ def _v2_summaries() -> list[tf.Operation]:
 
 
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
-    """Return the operations that run for a scalar of `tf.summary`, given the operation that TensorFlow lists."""
+    """Return the operations that write a scalar of `tf.summary`, given the operation in TensorFlow's collection."""
     branches = [tensor.op for tensor in operation.inputs if tensor.op.type.endswith("If")]
     return [operation, *branches, *(one for one in operation.control_inputs if one.type == "WriteSummary")]
 
 
 def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return the summaries `protos` (string scalars) with those combined by `merge` and `merge_all` taken apart."""
+    """Return the summaries in `protos` (string scalars), with `merge` and `merge_all` replaced by their inputs."""
     return [
         part
         for proto in protos
@@ -468,12 +477,12 @@ def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 @contextlib.contextmanager
 def _summaries(writer: Any, replica: Replica) -> Iterator[None]:
-    """Let `tf.summary` inside model_fn write for the first replica, at the current step."""
+    """Let `tf.summary` inside model_fn write at the current step; only the first replica writes."""
     if writer is None or replica.index > 0:
         with tf.summary.record_if(False):
             yield
     else:
-        with tf.name_scope("runner/"):  # keep the name `add` free for model_fn, because hooks may ask for it
+        with tf.name_scope("runner/"):  # otherwise this takes the name `add` from model_fn, and hooks may fetch by name
             step = replica.global_step + 1
         with writer.as_default(step=step):
             yield

@@ -1,4 +1,4 @@
-"""The loop around a training step on the devices: many steps for one read by the host."""
+"""The loop around a training step: many steps in one graph call, whose results the host reads at once."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class LoopResult:
     """The result of one call of a loop, as host values.
 
     Attributes:
-      num_steps: number of steps taken; fewer than requested if the data ended or the loss became NaN.
+      num_steps: number of steps taken; fewer than requested if the data ended or a loss was not finite.
       losses: floats `[num_steps]`.
       examples: number of examples of those steps, over all replicas of all workers.
       values: the other fetches, each `[num_steps, ...]`.
       data_ended: the input has no further element.
-      records: for each step with summaries, the number of steps of this call before it, and its other fetches.
+      records: for each step with summaries: (number of steps of this call before it, its other fetches).
       repeated_steps: number of steps that a coordinator requested again because a worker was lost.
     """
 
@@ -53,7 +53,7 @@ class LoopResult:
 
 
 class Schedule(NamedTuple):
-    """The steps of a loop that write summaries: `number` of them at equal distances, the first after `first` steps."""
+    """The steps of one loop call that write summaries: `number` of them, equally spaced, the first after `first`."""
 
     first: int
     every: int
@@ -61,16 +61,19 @@ class Schedule(NamedTuple):
 
 
 class Loop:
-    """`for _ in range(n)` around a training step, inside one graph, with one read by the host.
+    """`for _ in range(n)` around a training step inside one graph; the host reads the results once.
 
     Args:
+      step: the step.
+      pipeline: the training input.
+      stop_at_nan: end after the first step whose loss is not finite.
       meets_others: the step has collectives with other processes.
     """
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool, meets_others: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
-        # All iterations share the key of a collective (TensorFlow 2.21). If nothing in an iteration waits for the
-        # previous one, as with train_op=, the next one would start the collective while it runs, and workers hang.
+        # All iterations use the same key for a collective (TensorFlow 2.21). With train_op=, nothing in an iteration
+        # waits for the previous one, so it could start the collective while it still runs; then workers hang.
         self._parallel_iterations = 1 if meets_others else 10
         self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
@@ -81,7 +84,7 @@ class Loop:
         Args:
           iterator: iterator over the input.
           num_steps: the largest number of steps.
-          may_end: the input may have fewer elements than that, which costs a little more per step.
+          may_end: the input may end before `num_steps`; checking for its end makes each step a little slower.
           values: values of the placeholders that the steps are fed.
         """
         run = self._ending if may_end else self._bounded
@@ -151,13 +154,15 @@ class Loop:
 
 
 class RecordingLoop(Loop):
-    """A loop of which some steps write summaries: an outer loop over inner loops of the other steps.
+    """A loop in which some steps write summaries: an outer loop over these steps, with inner loops over the steps
+    between.
 
-    A separate graph call for such a step, with a read by the host before and after it, cost 3.7 ms.
+    A separate graph call for a step with summaries, with a read by the host before and after it, took 3.7 ms.
 
     Args:
       step: a step without summaries.
       recorded: a step with summaries; it returns the outputs of `step` first.
+      pipeline, stop_at_nan: as in Loop.
     """
 
     def __init__(self, step: Step, recorded: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
@@ -166,7 +171,7 @@ class RecordingLoop(Loop):
         self._num_shared = len(step.specs)
 
     def take(self, iterator: Any, num_steps: int, schedule: Schedule, *, may_end: bool) -> LoopResult:
-        """Take up to `num_steps` steps; those of the schedule write summaries."""
+        """Take up to `num_steps` steps, of which those in `schedule` write summaries."""
         result = self(iterator, num_steps, may_end=may_end, values=[tf.constant(schedule)])
         values, found = result.values[: self._num_shared - 1], result.values[self._num_shared - 1 :]  # no losses
         places = [schedule.first + number * schedule.every for number in range(schedule.number)]
@@ -202,13 +207,13 @@ class RecordingLoop(Loop):
         return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}
 
     def _start_of(self, schedule: tf.Tensor, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Sequence[Any]]:
-        """Return (steps from one with summaries to the next, number of steps before the first of them, the arrays)."""
+        """Return (steps between two steps with summaries, number of steps before the first of them, empty arrays)."""
         first, every, count = tf.unstack(schedule, 3)
         arrays = _arrays(self._step.specs, num_steps) + _arrays(self._recorded.specs[self._num_shared :], count)
         return every, tf.where(count > 0, first, num_steps), arrays
 
     def _writer_of(self, number: tf.Tensor) -> Callable[..., list[Any]]:
-        """Return a function that writes the outputs of step `number` of those with summaries, counted from 0."""
+        """Return a function that writes the outputs of a step with summaries; these steps are numbered from 0."""
 
         def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
             shared = self._num_shared
@@ -219,13 +224,13 @@ class RecordingLoop(Loop):
 
 
 class GroupedLoop(Loop):
-    """A loop that reads batches in groups, for steps that take less time than the wait for a batch; see `BatchGroups`.
+    """A loop that reads batches in groups, for steps that are shorter than the wait for one batch; see `BatchGroups`.
 
-    Its steps are those of Loop, and it also reads only batches on which it takes a step. There are two exceptions, in
-    both of which the run fails: after a loss that is not finite, further batches may have been read; and if a batch
-    cannot be read, no step is taken on its group.
+    It takes the same steps as Loop, and reads only batches on which it takes a step, with two exceptions. After a loss
+    that is not finite, further batches may have been read. And if a batch cannot be read, no step is taken on any batch
+    of its group. The run fails in both cases.
 
-    Only for the replicas of one process, if the data does not depend on the steps.
+    Use it only if all replicas belong to one process and the data does not depend on the steps.
     """
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
@@ -233,7 +238,7 @@ class GroupedLoop(Loop):
 
     def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
         """Take up to `num_steps` steps, like Loop."""
-        result = super().__call__(iterator, num_steps, may_end=True, values=values)  # the same graph either way
+        result = super().__call__(iterator, num_steps, may_end=True, values=values)  # both values need the same graph
         if result.data_ended and not may_end:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
         return result
@@ -257,12 +262,15 @@ class GroupedLoop(Loop):
     ) -> Sequence[Any]:
         """Take the steps of all groups.
 
-        Returns (steps taken, examples, whether the data ended, whether the loss is finite, *others).
-
         Args:
-          take: takes the steps of a group; (group, steps before it, examples, whether the loss is finite, *others) ->
-            the same without the group, after its steps.
-          others: what `take` is given before the first group.
+          iterator: iterator over the input.
+          num_steps: the largest number of steps.
+          take: takes the steps of one group: (group, number of steps before it, examples, whether the loss is finite,
+            *others) -> (steps taken, examples, whether the loss is finite, *others).
+          others: the state that `take` gets with the first group.
+
+        Returns:
+          (steps taken, examples, whether the data ended, whether the loss is finite, *others).
         """
         groups = BatchGroups(iterator, num_steps, self._pipeline.division.elements_per_step)
 
@@ -297,7 +305,12 @@ class GroupedLoop(Loop):
     def _step_of(
         self, group: Group, first: tf.Tensor, step: Step, write: Callable[..., list[Any]], state: Sequence[Any]
     ) -> Sequence[Any]:
-        """Take the next step on a group and return the state after it; arguments as of `_plain_steps` and `_body`."""
+        """Take one step on the next batch of a group, and return the state after it.
+
+        Args:
+          group, first, state: as in `_plain_steps`.
+          step, write: as in `_body`.
+        """
         taken, examples, fine, *arrays = state
         take = self._body(step, group.elements_of(taken - first), (), write, ends=False)
         taken, examples, _, fine, *arrays = take(taken, examples, tf.constant(False), fine, *arrays)

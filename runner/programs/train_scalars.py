@@ -1,6 +1,6 @@
 """Numbers that a training step reports beside its loss: scalars of summaries, metrics of TRAIN, logged values.
 
-Each is a sum over a replica's examples and the weight of the sum, so that replicas and workers can be added up.
+Each number is kept as two sums, of values and of weights, so that replicas and workers can be added.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Pair = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaScalars:
-    """The numbers of one replica, scalar tensors of the traced graph. Another replica or process may lack some of them.
+    """The numbers of one replica, scalar tensors of the traced graph. Another replica may have only some of them.
 
     Attributes:
-      summary_sums: key -> sum of a scalar that it summarizes.
-      metric_sums: name -> sum of a metric that is a tensor.
-      metrics: name -> metric, of all that are reported.
-      left_out: names of metrics that are not reported, because the runner itself uses them.
-      logged_sums: name -> sum of a value that model_fn logs.
+      summary_sums: key of a scalar summary -> its sum.
+      metric_sums: name -> sum, of metrics that are tensors.
+      metrics: name -> metric, of all metrics that are reported.
+      left_out: names of metrics that are not reported, because the runner itself reports these names.
+      logged_sums: name -> sum, of values that model_fn logs.
       on_progress: names that the progress line shows.
       names_logged: names that model_fn logs, reported or not.
     """
@@ -54,12 +54,12 @@ class ReplicaScalars:
 def replica_scalars(
     summaries: Sequence[SummaryScalar], metrics: Mapping[str, Any] | None, logged: LoggedValues | None, replica: Replica
 ) -> ReplicaScalars:
-    """Return the numbers of a replica. Called in its graph, after model_fn.
+    """Return the numbers of a replica. Must be called in the replica's graph, after model_fn.
 
     Args:
-      summaries: its scalar summaries.
-      metrics: `eval_metric_ops` of TRAIN; None: not reported.
-      logged: values that model_fn logs; None: not reported.
+      summaries: the scalar summaries of the replica.
+      metrics: `eval_metric_ops` of TRAIN; None: metrics are not reported.
+      logged: values that model_fn logs; None: they are not reported.
       replica: the replica.
 
     Raises:
@@ -77,14 +77,14 @@ def replica_scalars(
     count = tf.cast(replica.weights.counts[replica.index], tf.float64)
 
     def present(total: tf.Tensor, weight: tf.Tensor) -> Sum:
-        """Leave out the placeholder of a replica that has no example."""
+        """Return the sum with weight 0 if the replica has no example, because its batch is then a placeholder."""
         zero = tf.zeros([], tf.float64)
         return tf.where(count > 0, tf.reshape(total, []), zero), tf.where(count > 0, tf.reshape(weight, []), zero)
 
     def of_scalar(value: tf.Tensor) -> Sum:
         value = tf.cast(value, tf.float64)
         if replica.num_replicas == 1:
-            return tf.reshape(value, []), tf.ones([], tf.float64)  # to be divided by 1: it stays as it is
+            return tf.reshape(value, []), tf.ones([], tf.float64)  # divided by weight 1, so the value stays the same
         return present(value * count, count)
 
     def of_metric(metric: tf.Tensor) -> Sum:
@@ -108,15 +108,16 @@ class StepScalars:
     """The numbers of a step of this process: the tensors that a loop fetches, and their use on the host.
 
     Args:
-      replicas: numbers of this process's replicas. If one lacks a number, it has no weight there.
-      summaries: those of the first replica that are wanted.
-      values: name -> scalar of the step that is the same on all replicas; model_fn's own report of that name takes
-        precedence. If `may_lack` says so, a NaN is left out.
+      replicas: numbers of this process's replicas. A replica that lacks a number counts with weight 0.
+      summaries: the summaries of the first replica that are to be written.
+      values: name -> scalar that is the same on all replicas. It is ignored if model_fn itself reports that name.
+      may_lack: a NaN among `values` means that the step has no such value, and is not reported.
 
     Attributes:
       summaries: key -> summary.
-      metrics: names of metrics that are a tensor, then of values that are reported as they are at a step.
-      is_at_step: for each of `metrics`, whether it is one of the latter.
+      metrics: names of the metrics that are tensors, then of logged values, then of `values`.
+      is_at_step: for each of `metrics`, whether the value of one step is reported, as for logged values and `values`;
+        metrics are averaged over steps.
       on_progress: names of `metrics` that the progress line shows.
     """
 
@@ -142,7 +143,7 @@ class StepScalars:
 
     @property
     def summary_tensors(self) -> list[tf.Tensor]:
-        """Return the tensors that a step with summaries fetches."""
+        """Return the tensors that a step with summaries fetches for them."""
         return self._flat(list(self.summaries), lambda one: one.summary_sums) + [
             tensor for one in self.summaries.values() for tensor in (one.condition, one.step) if tensor is not None
         ]
@@ -189,19 +190,19 @@ class StepScalars:
     # --- on the host ----------------------------------------------------------------------------------------------
 
     def summary_sums(self, packed: np.ndarray) -> dict[str, tuple[float, float]]:
-        """Return key -> (sum, weight) from a vector of `packed_summaries`."""
+        """Return key -> (sum, weight), unpacked from the vector that `packed_summaries` made."""
         sums, weights, _, _ = np.split(packed, 4)
         return {key: (float(sums[n]), float(weights[n])) for n, key in enumerate(self.summaries)}
 
     def summaries_of(
         self, packed: np.ndarray, totals: Mapping[str, tuple[float, float]], step: int
     ) -> list[tuple[int, tf.compat.v1.Summary.Value]]:
-        """Return (step, Summary.Value to write) of the scalars that are recorded.
+        """Return (step, Summary.Value to write) for each scalar that is recorded in a step.
 
         Args:
-          packed: vector of this process, which decides whether and at which step they are written.
-          totals: sums over all workers.
-          step: the step that was taken.
+          packed: the vector of this process. It says for each scalar whether, and at which step, it is recorded.
+          totals: key -> (sum, weight) over all workers.
+          step: global step of the step; a summary that names no step is recorded there.
         """
         _, _, conditions, steps = np.split(packed, 4)
         found = []
@@ -217,8 +218,8 @@ class Fetched:
     """The outputs of a step beside its loss: metrics, scalars of summaries if wanted, then `others`.
 
     Attributes:
-      tensors: tensors of the traced graph that the step fetches for it.
-      specs: TensorSpecs of `packed`.
+      tensors: tensors of the traced graph that the step fetches to compute these outputs.
+      specs: TensorSpecs of the tensors that `packed` returns.
     """
 
     def __init__(self, scalars: StepScalars, others: Sequence[tf.Tensor], *, summaries: bool) -> None:
@@ -233,7 +234,7 @@ class Fetched:
             self.specs.insert(0, tf.TensorSpec([2 * len(scalars.metrics)], tf.float64))
 
     def packed(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return what the step returns, of the values of `tensors`. In graph."""
+        """Return the outputs of the step, in the graph, computed from the values of `tensors`."""
         end = len(values) - len(self._others)
         metrics, summaries = values[: len(self._metrics)], values[len(self._metrics) : end]
         return [
@@ -256,15 +257,17 @@ def _summary_value(one: SummaryScalar, value: float) -> tf.compat.v1.Summary.Val
 
 def _scalar(value: tf.Tensor) -> tf.Tensor:
     value = tf.cast(value, tf.float64)
-    value.set_shape([])  # pruning may lose what the trace knew of it
+    value.set_shape([])  # pruning the graph may have lost the static shape
     return value
 
 
 def over_workers(sums: Mapping[str, Pair], keys: Sequence[str], collectives: Collectives) -> Mapping[str, Pair]:
-    """Return the sums over all workers, which call this together.
+    """Return the sums over all workers; all workers must call this together.
 
     Args:
-      keys: of the chief, the same on all workers. What a worker lacks of them has no weight there.
+      sums: key -> (sum, weight) of this worker.
+      keys: the chief's keys, the same on all workers. A key that a worker lacks counts there with weight 0.
+      collectives: communication between the workers.
     """
     if collectives.num_workers == 1:
         return sums

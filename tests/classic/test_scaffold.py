@@ -175,7 +175,7 @@ def test_a_key_that_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     def strange(mode: str, average: Any) -> Any:
         return v1.train.Scaffold(saver=v1.train.Saver({"strange": v1.global_variables()[-1]}))
 
-    with pytest.raises(ValueError, match=r"has no 'strange', where the saver of model_fn's Scaffold looks for 'weig"):
+    with pytest.raises(ValueError, match=r"has no 'strange', under which the saver of model_fn's Scaffold stores 'w"):
         Estimator(averaged(strange), tmp_path).evaluate(points())
 
 

@@ -202,16 +202,16 @@ def test_a_config_that_asks_for_it_gets_it_and_hears_of_it(tmp_path: Path, capfd
         (
             "model.fn=tests.estimator.test_reduce_lr_on_plateau.scheduled",
             "train.reduce_lr_on_plateau.metric=eval/loss: the learning rate of SGD is a schedule (ExponentialDecay), "
-            "which alone sets it. Give the optimizer a number, SGD(learning_rate=0.001), or leave this key out.",
+            "which nothing else may change. Give the optimizer a number, SGD(learning_rate=0.001), or remove this key.",
         ),
         (
             "model.fn=tests.support.jobs.model_fn",
-            "train.reduce_lr_on_plateau.metric=eval/loss: model_fn returned train_op=, which has its learning rate in "
-            "it. Return EstimatorSpec(optimizer=keras.optimizers.Adam(learning_rate=0.001)), ",
+            "train.reduce_lr_on_plateau.metric=eval/loss: model_fn returned train_op=, which contains its learning "
+            "rate. Return EstimatorSpec(optimizer=keras.optimizers.Adam(learning_rate=0.001)), ",
         ),
         (
             "model.fn=tests.estimator.test_reduce_lr_on_plateau.of_v1",
-            "train.reduce_lr_on_plateau.metric=eval/loss: AdamOptimizer of tf.compat.v1 has its learning rate in the ",
+            "train.reduce_lr_on_plateau.metric=eval/loss: AdamOptimizer of tf.compat.v1 keeps its learning rate in ",
         ),
         (
             "train.reduce_lr_on_plateau.metric=eval/los",

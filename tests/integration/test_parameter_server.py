@@ -179,8 +179,8 @@ def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: C
     assert (here["requests"], here["batches"]) == (0, 19)
     drawn = "a Keras layer draws random numbers (seed_generator/seed_generator_state)"
     reasons = [drawn, "a session hook looks at each batch"]
-    assert [line for line in here["said"] if "by itself" in line] == [
-        f"The coordinator evaluates by itself: {reason}." for reason in reasons
+    assert [line for line in here["said"] if "evaluates the model itself" in line] == [
+        f"The coordinator evaluates the model itself, without the workers: {reason}." for reason in reasons
     ]
 
 

@@ -139,16 +139,17 @@ def test_one_replica_has_nothing_to_scale_which_is_said(tmp_path: Path, caplog: 
     caplog.set_level(logging.INFO, "runner")
     found = rates(FLAT["keras"], tmp_path, learning_rate_scaling="linear", warmup_steps=4)
     np.testing.assert_allclose(found, [0.1] * STEPS, rtol=1e-6)
-    assert "linear on one replica: the learning rate stays as it is, and train.warmup_steps=4 has no" in caplog.text
+    assert "linear has no effect on one replica, and train.warmup_steps=4 has no" in caplog.text
 
 
 def test_what_becomes_of_the_rate_is_said() -> None:
     on_two = RunConfig(train_distribute=STRATEGIES["mirrored"], learning_rate_scaling="sqrt", warmup_steps=100)
     assert in_words(on_two) == (
-        "train.learning_rate_scaling=sqrt on 2 replicas: the learning rate is multiplied by 1.41421, over the first "
-        "100 steps."
+        "train.learning_rate_scaling=sqrt on 2 replicas: the learning rate rises to 1.41421 times its value over the "
+        "first 100 steps."
     )
-    assert in_words(RunConfig(warmup_steps=100)) == "The learning rate rises from zero over the first 100 steps."
+    said = in_words(RunConfig(warmup_steps=100))
+    assert said == "The learning rate rises to its full value over the first 100 steps."
     assert in_words(RunConfig()) is None
 
 
