@@ -1,4 +1,4 @@
-"""The tutorials tell the truth: each is followed in an empty folder, and prints what it shows.
+"""The tutorials, and the how-to pages of HOW_TO, tell the truth: each is followed in an empty folder, and prints what it shows.
 
 A block with a title is a file; `bash` and `python` blocks are run in order; a `text` block is what the block before it
 prints (numbers may differ, `...` stands for other lines); `sh` blocks are not run, and `NOT_RUN` says why.
@@ -19,12 +19,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorial"
+HOW_TO = ("../how_to/predict", "../how_to/keras_model", "../how_to/tensorboard")
 PAGES = ("first_model", "own_data", "compare_runs", "sweep", "two_machines")
 ELSEWHERE = {"from_tf_estimator": "tests/docs/test_docs_migrating.py", "index": "has no commands"}
 NOT_RUN = {
     "pip install": "installs from the network; tests/integration/test_wheel.py installs the wheel",
     "python -m venv": "the same",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "a server without end; tests/integration/test_browser.py opens its pages",
+    "tensorboard --logdir": "a server without end",
+    "tensorflow_model_server": "needs TensorFlow Serving, which is no Python package",
     "# on host0": "needs two machines; the block before it is the same on one",
 }
 """The beginning of a block that no test runs -> the reason."""
@@ -74,13 +77,13 @@ def follow(page: str, folder: Path, bin_folder: Path, env: Mapping[str, str]) ->
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("page", PAGES)
-def test_a_tutorial_can_be_followed(page: str, tmp_path: Path, empty_mlflow_database: Path) -> None:
+@pytest.mark.parametrize("page", PAGES + HOW_TO)
+def test_a_page_can_be_followed(page: str, tmp_path: Path, empty_mlflow_database: Path) -> None:
     shutil.copy(empty_mlflow_database, tmp_path / "mlflow.db")
     follow(page, tmp_path, Path(sys.executable).parent, {**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES + HOW_TO)
 def test_a_block_that_is_not_run_has_a_reason(page: str) -> None:
     for language, _, text in blocks(page):
         assert language != "sh" or text.startswith(tuple(NOT_RUN)), text
