@@ -96,9 +96,17 @@ def test_every_page_is_two_clicks_from_the_first() -> None:
 
 
 QUESTIONS = {
+    "install it": ("tutorial/first_model.md", "pip install /path/to/checkout"),
     "install it on a GPU": ("tutorial/first_model.md", "tf-runner[gpu]"),
+    "train a first model": ("tutorial/first_model.md", "python -m runner experiment=iris"),
     "train on my own data": ("tutorial/own_data.md", "input=csv"),
+    "train a Keras model that I have": ("how_to/keras_model.md", "load_model"),
+    "predict": ("how_to/predict.md", "command=predict"),
     "compare two runs": ("tutorial/compare_runs.md", "Compare"),
+    "look at a run in TensorBoard": ("how_to/tensorboard.md", "tensorboard --logdir outputs"),
+    "try many values": ("tutorial/sweep.md", "python -m runner -m"),
+    "understand an error message": ("faq.md", "runner: "),
+    "look up a class": ("reference/api.md", "::: runner.Estimator"),
     "resume after a crash": ("how_to/resume.md", "model_dir"),
     "know why my run is slow": ("how_to/profile.md", "input-bound"),
     "export and serve": ("how_to/export.md", "command=export"),

@@ -88,6 +88,11 @@ def test_the_workflow_runs_lint_tiers_docs_and_canary_with_each_python() -> None
     assert [f"Programming Language :: Python :: {one}" in PROJECT["classifiers"] for one in PYTHONS] == [True] * 3
 
 
+def test_a_push_does_not_end_the_run_of_an_earlier_commit_of_main() -> None:
+    assert WORKFLOW["concurrency"]["cancel-in-progress"] == "${{ github.event_name == 'pull_request' }}"
+    assert {"github.ref", "github.event_name"} <= set(re.findall(r"github\.\w+", WORKFLOW["concurrency"]["group"]))
+
+
 def test_the_workflow_calls_targets_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = {name for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.MULTILINE) for name in line.split()}
