@@ -1,4 +1,4 @@
-"""Save while training continues: a copy in memory, and a thread that writes it."""
+"""Save while training continues: copy the values in memory, and write the copy in a thread."""
 
 from __future__ import annotations
 
@@ -28,12 +28,18 @@ _SAY_AFTER_SECS = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint that is durable and the latest, and the time it took.
+    """A checkpoint that was saved, and the time it took. It is durable and the latest once `Saver` has returned it.
 
     Attributes:
-      copy_secs, input_secs: seconds for which training stopped, to copy the values and to save the input's position.
-      write_secs: seconds of writing; training continues meanwhile if it is asynchronous.
-      waited_secs: seconds for which the next save, an evaluation or the end waited until it was durable.
+      step: its global step.
+      path: its path.
+      bytes: size of its files.
+      copy_secs: seconds for which training stopped to copy the values.
+      input_secs: seconds for which training stopped to save the input's position.
+      write_secs: seconds of writing; training continued meanwhile if `asynchronous`.
+      waited_secs: seconds for which training then waited for the checkpoint to become durable: before the next save,
+        an evaluation, or the end.
+      asynchronous: a thread wrote it while training continued.
     """
 
     step: int
@@ -52,12 +58,14 @@ class Saved:
 
 
 class Saver:
-    """Saves one checkpoint at a time, each in its own thread, on the chief only.
+    """Saves one checkpoint at a time, on the chief, in a thread or at once.
 
-    The chief's checkpoint holds for all workers. If each worker reads its own data, the other workers leave the
-    positions of their inputs to the chief before it writes the rest.
+    The chief's checkpoint is that of all workers. If each worker reads its own data, the other workers write the states
+    of their inputs to files, which the chief adds to the checkpoint.
 
     Args:
+      writer: writes the checkpoints.
+      collectives: the workers' collectives.
       inputs_differ: each worker reads its own data; False: all inputs have the same position as the chief's.
     """
 
@@ -73,15 +81,16 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint was begun that `poll` and `wait` have not reported yet."""
+        """Whether `begin` was called and neither `poll` nor `wait` has returned its checkpoint yet."""
         return self._write is not None
 
     def fits(self, snapshot: Snapshot, reserve: int | None = None) -> bool:
-        """Report whether a copy of `snapshot` fits into free memory; always true if the memory for it is already held.
+        """Report whether a copy of `snapshot` fits into free memory. True if this object already holds the memory, and
+        on workers other than the chief, which copy nothing.
 
         Args:
           snapshot: the values to copy.
-          reserve: bytes to leave for the steps; None: their peak so far.
+          reserve: bytes that must stay free for the steps; None: what they have needed at most beyond the current use.
         """
         missing = 0 if not self._collectives.is_chief else self._memory.missing(snapshot)
         if not missing:
@@ -91,7 +100,7 @@ class Saver:
             self._has_warned = True
             _log.warning(
                 "Training waits while checkpoints are written: a copy of the variables needs %s, but only %s of "
-                "memory are free beside the steps (checkpoint.asynchronous=auto).",
+                "memory are free beside what the steps need (checkpoint.asynchronous=auto).",
                 format_bytes(missing),
                 format_bytes(max(0, free)),
             )
@@ -100,14 +109,15 @@ class Saver:
     def begin(
         self, snapshot: Snapshot, iterators: Mapping[int, Any], *, asynchronous: bool, is_evaluated: bool = False
     ) -> str:
-        """Begin to save and return the path that the checkpoint will have; `poll` and `wait` report when it is durable.
+        """Begin to save and return the path that the checkpoint will have; `poll` or `wait` returns it when it is
+        durable.
 
-        `wait` or `poll` must have reported the previous checkpoint. All workers call this together.
+        `wait` or `poll` must have returned the previous checkpoint. All workers call this together.
 
         Args:
-          snapshot: the values. It shares tensors with the variables, which may change once this returns.
-          iterators: this worker's iterators by worker index.
-          asynchronous: False: write at once, without a copy.
+          snapshot: the values. It may share tensors with the variables, which may change once this returns.
+          iterators: worker index -> iterator, for the inputs that this process reads.
+          asynchronous: copy the values and write in a thread; False: write before this returns, without a copy.
           is_evaluated: as in CheckpointWriter.write.
         """
         assert self._write is None
@@ -134,11 +144,16 @@ class Saver:
         return saved.path
 
     def _inputs_of_others(self, snapshot: Snapshot, iterators: Mapping[int, Any]) -> Mapping[int, Path | None]:
-        """Return by worker what other workers have left for `CheckpointWriter.write` of the chief.
+        """Write the state of this worker's input to a file, unless this worker is the chief. All workers call this
+        together.
 
         Args:
           snapshot: the values to save.
-          iterators: this worker's iterators by worker index.
+          iterators: as in `begin`.
+
+        Returns:
+          Worker index -> the file with the state of its input, or None if it cannot be saved; for all workers but the
+          chief. {} if all workers' inputs have the same position.
         """
         if not self._inputs_differ:
             return {}
@@ -157,10 +172,10 @@ class Saver:
         }
 
     def poll(self) -> Saved | None:
-        """Return the checkpoint that has become durable since it was begun; None: there is none.
+        """Return the checkpoint that was begun, if it is durable by now; else None.
 
         Raises:
-          The error with which writing failed.
+          The error with which writing failed, such as DiskFullError.
         """
         return None if self._write is None or self._write.is_alive() else self.wait()
 
@@ -185,8 +200,8 @@ class Saver:
 
 
 class _Write(threading.Thread):
-    """A checkpoint that is being written, in a daemon thread: a process that ends does not wait for it. The next
-    save removes the files that it leaves.
+    """A thread that writes a checkpoint. The end of the process does not wait for it (a daemon thread); the next save
+    removes the files of an unfinished one.
     """
 
     def __init__(self, saved: Saved, write: Callable[[], object]) -> None:

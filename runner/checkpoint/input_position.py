@@ -34,10 +34,10 @@ class InputPosition:
       ended: the input was read to its end; a resumed run starts from its beginning.
       elements: number of elements read since the beginning of the dataset.
       num_epochs: number of passes for which the input was opened; None: not limited by passes.
-      num_pipelines: number of processes that read different data; 1 if there is one or all read the same.
-      skipped: how many of `elements` the iterator's dataset leaves out with `skip`. A saved iterator can only be
-        restored into one over a dataset that skips as well.
-      shard: how the processes divide the data; distinguishes two divisions by the same number of processes.
+      num_pipelines: number of processes that read different data; 1 if there is one process or all read the same.
+      skipped: how many of `elements` the iterator's dataset left out with `skip`. The state of such an iterator can
+        only be restored into an iterator whose dataset also has a `skip` stage.
+      shard: `InputPipeline.shard`, how the processes divide the data.
       seed: the seed of the chief's input; None: not known.
     """
 
@@ -64,14 +64,14 @@ class InputPosition:
 def source_of(input_fn: Any, pipeline: InputPipeline) -> str:
     """Return a text that identifies a training input across processes: `<module>.<function> <settings> [<code>]`.
 
-    The settings are a digest of the function's bound arguments, the `Input` and the element's spec; params may be too
-    long or too private for a checkpoint. A function of a module is identified by its name alone, because its code may
-    change and lines may be added above it. Lambdas and local functions share names, so a digest of their code follows.
-    A lambda's name ends in its line number, which is compared only with checkpoints of earlier versions.
+    `<settings>` is a digest of the function's bound arguments, the fields of `Input` and the element spec. It is a
+    digest because params may be too long or too private for a checkpoint. A module-level function is identified by its
+    name alone, so that its code may change. Lambdas and local functions share names, so they have a digest of their
+    code, too. A lambda's name also has its line number, which is compared only with checkpoints of earlier versions.
     """
     settings = [plain_params(getattr(input_fn, "params", None))]
     settings += [getattr(input_fn, name, None) for name in ("batch_size", "shuffle_seed")]
-    # only then, so that all other digests equal those of earlier versions
+    # Added only if set, so that all other digests stay those of earlier versions.
     if getattr(input_fn, "first_batch_only", False):
         settings.append("first_batch_only")
     fn, bound = getattr(input_fn, "fn", input_fn), ""
@@ -95,7 +95,7 @@ def _name_and_code(fn: Any) -> list[str]:
 
 
 def _named(value: Any) -> Any:
-    """Return a bound argument, or what identifies it if it is a lambda or local function."""
+    """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
     found = _name_and_code(value)
     return [_LINE.sub("", found[0]), *found[1:]] if len(found) > 1 else value
 
@@ -103,8 +103,8 @@ def _named(value: Any) -> Any:
 def _is_same_source(saved: str, source: str) -> bool:
     """Report whether two results of `source_of` mean the same input.
 
-    Checkpoints of earlier versions hold `<module>.<function>:<line> <settings>`. Only for lambdas is the line compared,
-    because nothing else distinguishes them.
+    Checkpoints of earlier versions hold `<module>.<function>:<line> <settings>`. Their line is compared only for
+    lambdas, because nothing else distinguishes two lambdas of a module.
     """
     name, settings, *code = source.split(" ")
     saved_name, saved_settings, *saved_code = saved.split(" ")
@@ -125,7 +125,7 @@ def _digest(text: str) -> str:
 
 
 def _facts(constant: Any) -> str:
-    """Return a text for a code object, or a constant in one, that is the same in every process with one version of
+    """Return a text for a code object or one of its constants. It is the same in all processes with the same version of
     Python.
     """
     if isinstance(constant, types.CodeType):
@@ -139,8 +139,12 @@ def _facts(constant: Any) -> str:
 
 
 def was_read_to_its_end(source: str, latest: str | None, pipeline: InputPipeline) -> bool:
-    """Report whether the checkpoint `latest` was written at the end of this input, and `pipeline` has no further
-    passes.
+    """Report whether the checkpoint `latest` was written at the end of this input, and `pipeline` does not add passes.
+
+    Args:
+      source: identifies the input; see `source_of`.
+      latest: path of the checkpoint; None: there is none.
+      pipeline: the input.
     """
     saved = _saved_position(latest)
     is_at_end = bool(saved) and saved["ended"] and _is_same_source(saved["source"], source)
@@ -148,12 +152,12 @@ def was_read_to_its_end(source: str, latest: str | None, pipeline: InputPipeline
 
 
 def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple[Any, InputPosition]:
-    """Return (iterator, position) at the example after the last one of the checkpoint `latest`.
+    """Return (iterator, position) at the example that follows the last one before the checkpoint `latest`.
 
-    The iterator starts at the beginning if there is no checkpoint, if the checkpoint belongs to another input, or if
-    the input was read to its end. It also does if another number of processes read parts of their own, because
-    positions in different divisions cannot be converted. If the checkpoint holds only a count, the elements that were
-    read are read again.
+    The iterator starts at the beginning of the data if there is no checkpoint, if the checkpoint belongs to another
+    input, or if the input was read to its end. It also starts at the beginning if the processes now divide the data in
+    another way, because positions in one division mean nothing in another. If the checkpoint holds only a count, as
+    many elements are read again and dropped.
 
     Args:
       pipeline: the input; the iterator is over its dataset.
@@ -170,8 +174,9 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
         _log.info("The training input differs from that of %s, so it starts from its beginning.", latest)
     elif is_same and not is_at_end and not is_divided_alike:
         _log.warning(
-            "%s was trained on %s, and now it is %s: the input starts from its beginning and repeats some examples of "
-            "this epoch. Use shard=examples to continue at the next example.",
+            "%s was trained on %s, and this run reads %s: the input starts from its beginning and repeats some "
+            "examples of this epoch. Set shard=examples before training to resume at the next example with any number "
+            "of workers.",
             latest, _parts(saved.get("num_pipelines", 1)), _parts(pipeline.num_pipelines),
         )  # fmt: skip
     if not is_same or is_at_end or not is_divided_alike:
@@ -179,17 +184,18 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == pipeline.num_epochs
     if pipeline.service is not None and pipeline.service.job_name is not None:
-        # Other runs may read the same job, so this run gets what is left of it.
+        # Other runs may share the job of the tf.data service, so this run reads the elements that are left.
         return pipeline.open(), position
     if pipeline.why_no_state is None and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
         iterator, skipped = _restored(pipeline, latest, saved.get("skipped"))
         return iterator, dataclasses.replace(position, skipped=skipped)
-    # Only one iterator per dataset: two would share the state of its shuffle.
+    # Do not open a second iterator to skip: two iterators of a dataset would share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
     say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
     if saved.get("seed") not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
         say(
-            "They were shuffled by run.seed=%d, and now by %d: some examples of this epoch may be seen again.",
+            "The batches were shuffled with run.seed=%d, and are now with %d: some examples of this epoch may be seen "
+            "twice, others not at all.",
             saved["seed"], pipeline.seed,
         )  # fmt: skip
     return pipeline.open(position.elements), dataclasses.replace(position, skipped=position.elements)
@@ -207,7 +213,8 @@ def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tupl
     Raises:
       ValueError: the dataset is not built like the saved one.
     """
-    # The number is unknown: the state holds how far `skip` has got, so the dataset only needs a `skip` stage.
+    # If `skipped` is unknown, try without and with a `skip` stage. The saved state holds how far `skip` has got, so any
+    # number fits.
     choices = [0, 1] if skipped is None else [skipped]
     errors = []
     # A second iterator over the dataset is harmless here: the restored state includes the shuffles that they share.
@@ -222,10 +229,10 @@ def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tupl
 
 
 def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
-    """Yield `pipeline`, then the same with a last prefetch stage, and without one.
+    """Yield `pipeline`, then a copy with a prefetch stage at its end, then a copy to which TensorFlow adds none.
 
-    TensorFlow 2.21 adds such a stage to a dataset that it may tune (`inject_prefetch`), and the saved state then
-    includes it. A run whose `autotune.enabled` has changed can therefore restore either.
+    TensorFlow 2.21 adds a prefetch stage to a dataset that it may tune (`inject_prefetch`), and the saved state then
+    includes it. With one of the three, a state can be restored even if `autotune.enabled` has changed since.
     """
     yield pipeline
     yield dataclasses.replace(pipeline, dataset=pipeline.dataset.prefetch(1))
@@ -235,7 +242,7 @@ def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
 
 
 def _is_divided_alike(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
-    """Report whether this process reads the same part of the data as before, or all of it both times."""
+    """Report whether the processes divide the data as they did when `saved` was written."""
     parts, shard = saved.get("num_pipelines", 1), saved.get("shard") or pipeline.shard
     return parts == pipeline.num_pipelines and (parts == 1 or shard == pipeline.shard)
 
@@ -246,24 +253,24 @@ def _saved_position(latest: str | None) -> Mapping[str, Any]:
 
 
 def _parts(number: int) -> str:
-    return f"{number} parts of the input, one a worker" if number > 1 else "the undivided input"
+    return f"{number} parts of the input, one per worker" if number > 1 else "the undivided input"
 
 
 def _has_more(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
-    """Report whether an input that was read to its end has further passes now."""
+    """Report whether the number of passes was raised since the input was read to its end."""
     counted = saved.get("num_epochs")
     if pipeline.num_epochs is None and counted is not None and pipeline.remaining_steps() == math.inf:
-        return True  # it ended after num_epochs, which is no longer set
+        return True  # the input ended because of num_epochs, which is no longer set
     return (pipeline.num_epochs or 1) > (counted or 1)
 
 
 def state_is_exact(pipeline: InputPipeline) -> bool:
-    """Report whether the saved state of an iterator over `pipeline.dataset` leads to the same examples.
+    """Report whether an iterator over `pipeline.dataset` can be saved, and yields the same examples once restored.
 
-    It does not for shuffle().batch().repeat() with a smaller last batch: between that batch and the next epoch, the
-    state of the shuffle is in no iterator, and TensorFlow 2.21 repeats the order of the first epoch after a restore.
-    `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are read from `__debug_string__`, which
-    is meant for people; if its format changes, this returns True.
+    `shuffle().batch().repeat()` with a smaller last batch does not: between that batch and the next epoch, the state of
+    the shuffle is in no iterator, and after a restore TensorFlow 2.21 repeats the order of the first epoch.
+    `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are parsed from `__debug_string__`,
+    which has no fixed format; if TensorFlow changes it, this function returns True.
     """
     if pipeline.why_no_state is not None:
         return False
@@ -275,19 +282,20 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
 
 
 _SMALL_BYTES = 1 << 20
-"""A state of this size is written in a few milliseconds, less than reading the input again takes. The buffers that
-tf.data adds by itself can take 100 kB."""
+"""A state of up to this size is always saved: writing it takes a few milliseconds, less than reading the input again.
+The buffers that tf.data adds on its own can take 100 kB."""
 
 
 class InputState:
     """Decides whether a checkpoint holds the state of the training input's iterator or only the number of batches read.
 
     Args:
-      choice: `checkpoint.input_state`: saved, counted or auto. auto: counted if the state is larger than the variables
-        and the input can be read again.
+      choice: `checkpoint.input_state`: saved, counted or auto. auto: saved, but counted once a state is larger than the
+        variables, if reading the input again yields the same examples.
+      pipeline: the training input.
 
     Attributes:
-      is_saved: a checkpoint holds the state, as far as is known now.
+      is_saved: the next checkpoint shall hold the state.
     """
 
     def __init__(self, choice: str, pipeline: InputPipeline) -> None:
@@ -299,23 +307,23 @@ class InputState:
         if choice == "saved" and not is_exact and pipeline.is_chief:
             _log.warning(
                 "checkpoint.input_state=saved has no effect: %s. Checkpoints hold a count of the batches read.",
-                pipeline.why_no_state or "a state would lead to other examples, of shuffle() before batch() and "
-                "repeat(), with a smaller last batch",
+                pipeline.why_no_state or "after shuffle().batch().repeat() with a smaller last batch, a restored "
+                "iterator yields other examples; use drop_remainder=True, or repeat() before batch()",
             )  # fmt: skip
         key = "input.train.prefetch_to_device" if pipeline.prefetch is not None else "checkpoint.input_state=counted"
         is_counted = choice == "counted" or pipeline.prefetch is not None
         if is_counted and (reason := self._why_not_repeatable()) and pipeline.is_chief:
-            _log.warning("%s: a resumed run reads the input again and may get other examples: %s.", key, reason)
+            _log.warning("%s: a resumed run reads the input again, and may read other examples: %s.", key, reason)
 
     def is_kept(self, num_bytes: int, variable_bytes: int) -> bool:
-        """Report whether a checkpoint keeps a state of `num_bytes` that was written for it.
+        """Report whether to keep an input state that has been written for a checkpoint.
 
         Called in the thread that writes. The first state larger than the variables decides for all later ones, because
         a shuffle buffer stays full once it is filled.
 
         Args:
-          num_bytes: size of this process's state; other processes that read their own data have as much.
-          variable_bytes: size of the variables.
+          num_bytes: size of this process's state. Other processes that read their own data have about the same.
+          variable_bytes: size of the variables in bytes.
         """
         total = num_bytes * self._pipeline.num_pipelines
         if self._is_measured or total <= max(variable_bytes, _SMALL_BYTES):
@@ -328,19 +336,19 @@ class InputState:
             self.is_saved = False
             self._say(
                 "The state of the training input takes %s, the variables take %s: checkpoints hold a count of the "
-                "batches read instead, and a run that resumes reads these again (checkpoint.input_state=saved keeps "
-                "the state).", size, format_bytes(variable_bytes),
+                "batches read instead of the state, and a resumed run reads these batches again "
+                "(checkpoint.input_state=saved keeps the state).", size, format_bytes(variable_bytes),
             )  # fmt: skip
         else:
             self._say(
-                "Each checkpoint holds the state of the training input, %s, beside variables of %s%s.",
+                "Each checkpoint holds the state of the training input (%s) and the variables (%s)%s.",
                 size, format_bytes(variable_bytes),
-                "" if reason is None else f"; a count of the batches would not do: {reason}",
+                "" if reason is None else f". Reading the input again may yield other examples: {reason}",
             )  # fmt: skip
         return self.is_saved
 
     def _why_not_repeatable(self) -> str | None:
-        """Return why reading the input again may not find the same examples; None: it does."""
+        """Return why reading the input again may yield other examples; None: it yields the same."""
         if isinstance(self._pipeline.seed, DrawnSeed) and datasets.shuffle_buffers(self._pipeline.given):
-            return "it is shuffled by a seed that each process draws anew (RunConfig(tf_random_seed=...) gives one)"
+            return "each process draws a new shuffle seed; set RunConfig(tf_random_seed=...)"
         return datasets.why_not_repeatable(self._pipeline.given)

@@ -1,4 +1,4 @@
-"""Find damage in a checkpoint, and the whole checkpoint to use in its place."""
+"""Find damaged checkpoints, and the undamaged one to use instead."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedCheckpointsError(RuntimeError):
-    """There are checkpoints, but all of them are damaged."""
+    """Raised when a model_dir has checkpoints, but all of them are damaged."""
 
 
 class VerifiedCheckpoints:
-    """The usable checkpoints of a model_dir; a process reads each of them in full once.
+    """Finds the latest undamaged checkpoint of a model_dir.
 
-    Sizes are compared each time, at no cost. Before a checkpoint that this process did not write is used for the first
-    time, its contents are read in full. That takes a third of the time of restoring it
-    (docs/explanation/performance.md), and the bytes are then in the system's cache. Finding the damage while restoring
-    would cost nothing, but too late: the global step and the input position would already come from it.
+    Before this process uses a checkpoint that it did not write, it reads its files in full, once. This takes a third of
+    the time of restoring the checkpoint (docs/explanation/performance.md), and the bytes are then in the system's
+    cache. Damage found only while restoring would be found too late: the global step and the input position have been
+    taken from the checkpoint by then. If a file has changed since, the checkpoint is read again.
     """
 
     def __init__(self, model_dir: str | os.PathLike[str]) -> None:
@@ -35,7 +35,7 @@ class VerifiedCheckpoints:
         self._said: dict[str, str] = {}
 
     def latest(self) -> str | None:
-        """Return the path of the checkpoint to continue from; None if there is none. One warning names those that were
+        """Return the path of the checkpoint to continue from; None if there is none. Warn about damaged ones that are
         skipped.
 
         Raises:
@@ -55,12 +55,12 @@ class VerifiedCheckpoints:
             listed = "".join(f"\n  {os.path.basename(path)}: {damage}" for path, damage in damaged.items())
             raise DamagedCheckpointsError(
                 f"every checkpoint in {self._model_dir} is damaged:{listed}\n"
-                "Restore one of them from a backup, or use a new model_dir to start over."
+                "Copy one of them from a backup, or use a new model_dir to start over."
             )
         return None
 
     def trust(self, path: str) -> None:
-        """Note that this process wrote `path`, so it is whole."""
+        """Record that this process wrote the checkpoint `path`, so that `latest` does not read it."""
         self._known[path] = (manifest.fingerprint(path), None)
 
     def _say(self, damaged: dict[str, str], path: str) -> None:
@@ -71,9 +71,10 @@ class VerifiedCheckpoints:
 
 
 def find_damage(path: str | os.PathLike[str]) -> str | None:
-    """Read all of the checkpoint `path` and return what is wrong with it; None if it is whole.
+    """Read all files of the checkpoint `path` and return what is wrong with it; None if it is undamaged.
 
-    Raises: tf.errors.ResourceExhaustedError: there is not enough memory for one of its tensors.
+    Raises:
+      tf.errors.ResourceExhaustedError: there is not enough memory for one of its tensors.
     """
     path = os.fspath(path)
     damage = manifest.what_is_missing(path) or manifest.what_has_changed(path)
@@ -86,7 +87,7 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
         try:
             _read(part)
         except tf.errors.ResourceExhaustedError as error:
-            error.add_note(f"while {part} was read to see whether it is whole, a tensor at a time: there is no memory")
+            error.add_note(f"while reading {part} tensor by tensor to find damage: a tensor does not fit into memory")
             raise
         except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
             return f"{os.path.basename(part)} cannot be read: {getattr(error, 'message', error)}"
@@ -94,12 +95,12 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
 
 
 def _read(path: str) -> None:
-    """Read all of a bundle, tensor by tensor, because it may be larger than half the memory; if parameter servers
-    wrote it, slice by slice, because it may be larger than the memory.
+    """Read all of a bundle tensor by tensor, so that it needs little memory. If parameter servers wrote the bundle,
+    read slices of rows, since a variable may be larger than this host's memory.
     """
     reader = tensor_bundle.open_reader(path)
     shapes, writers = reader.get_variable_to_shape_map(), manifest.num_shards(path)
     for name, dtype in reader.get_variable_to_dtype_map().items():
-        # one of the shards is the coordinator's
+        # The coordinator wrote one shard, and each parameter server one.
         for rows in tensor_bundle.pieces(tf.TensorShape(shapes[name]), max(1, writers - 1)):
             tensor_bundle.read_entries(path, "CPU:0", [(name, rows, dtype)])

@@ -6,10 +6,11 @@ The checkpoint of step 500 consists of, in model_dir:
     model.ckpt-500.input-<worker>.index, .data-...         position of that worker's input
     model.ckpt-500.manifest.json                           step, time, and every file with its size and checksum
     model.ckpt-500.metrics.json                            results of its evaluations
-    checkpoint                                             names the latest, by relative paths; time of the first save
+    checkpoint                                             the state file: names of checkpoints, time of the first save
 
-The manifest is written last, and `.index` is moved here last: without it neither the runner nor TensorFlow sees a
-checkpoint. Only then the state file is replaced, so "latest" is always whole.
+The files are written to a scratch folder, the manifest last. Then they are moved to model_dir, `.index` last: without
+it, neither the runner nor TensorFlow sees a checkpoint. The state file is replaced after that, so the latest checkpoint
+that it names is always complete.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PREFIX = "model.ckpt-"
 STATE_FILE = "checkpoint"
 SCRATCH = ".saving"
 LEFT = f".{PREFIX}"
-"""Prefix of the files that workers leave for the next checkpoint, which the chief writes."""
+"""Prefix of the files in which workers save their input states until the chief moves them into the checkpoint."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +51,8 @@ class State:
 
     Attributes:
       latest: name of the latest checkpoint; None: there is no state file.
-      names: names relative to model_dir, oldest first.
-      began: start of the count for keep_every_n_hours, in seconds since 1970; None: not known.
+      names: names of all kept checkpoints, relative to model_dir, oldest first.
+      began: time from which keep_every_n_hours counts, in seconds since 1970; None: not known.
     """
 
     latest: str | None
@@ -66,7 +67,7 @@ def step_of(name: str) -> int | None:
 
 
 def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the checkpoints of `model_dir` by step, incomplete ones included."""
+    """Return the names of the checkpoints in `model_dir` in the order of their steps, incomplete ones included."""
     names = [name for name in groups(Path(model_dir)) if step_of(name) is not None]
     return sorted(names, key=lambda name: (step_of(name) or 0, name))
 
@@ -74,9 +75,9 @@ def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
 def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
     """Return the path of the checkpoint to continue from; None if there is no complete one.
 
-    It is the one that the state file names, like tf.train.latest_checkpoint, but always inside `model_dir`, which may
-    have been moved. If that one is not complete, it is the newest complete one before it; without a state file, the
-    newest of all.
+    This is the checkpoint that the state file names as the latest, as in tf.train.latest_checkpoint, but always inside
+    `model_dir`, even if the folder was moved. If it is not complete, the complete one with the next lower step takes
+    its place; without a state file, the one with the highest step does.
     """
     named = read_state(model_dir).latest
     candidates = candidates_in(model_dir)
@@ -88,10 +89,11 @@ def latest_checkpoint(model_dir: str | os.PathLike[str]) -> str | None:
 
 
 def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
-    """Return the paths of checkpoints to continue from, whole or not, in the order in which to try them.
+    """Return the paths of the checkpoints from which a run may continue, in the order in which to try them. They may be
+    damaged.
 
-    First the one that the state file names, then earlier steps from the newest, then the others. Files without an index
-    that the state file does not name are left from a broken save and are not a checkpoint.
+    The latest of the state file comes first, then those with lower steps from the highest on, then the others. Files
+    without an index, of a name that is not the latest, are left from an interrupted save and are not a checkpoint.
     """
     directory = Path(model_dir)
     latest = read_state(directory).latest
@@ -104,16 +106,17 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sleep) -> str:
-    """Wait until `path`, a checkpoint that another process wrote, is visible here, and return it: shared folders may be
-    slow.
+    """Wait until the checkpoint `path`, which another process wrote, is visible to this one, and return `path`.
+
+    A shared folder may show a new file late.
 
     Args:
       path: path of the checkpoint.
       secs: how many seconds to wait at most.
-      wait: called with a number of seconds between two looks.
+      wait: sleeps for the number of seconds that it is called with.
 
     Raises:
-      RuntimeError: it does not become visible.
+      RuntimeError: the checkpoint has not become visible.
     """
     for _ in range(int(secs / _LOOK_SECS)):
         if os.path.exists(f"{path}.index"):
@@ -126,7 +129,7 @@ def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sl
 
 
 def groups(directory: Path) -> dict[str, list[str]]:
-    """Return the name of each checkpoint, complete or not -> its files."""
+    """Return name -> names of its files, for each checkpoint in `directory`, complete or not."""
     try:
         files = sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -146,7 +149,7 @@ def groups(directory: Path) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def scratch(directory: Path) -> Iterator[Path]:
-    """Yield an empty folder in `directory` in which to write a checkpoint; the folder is removed in any case."""
+    """Yield an empty folder in `directory` in which to write a checkpoint, and remove it at the end."""
     folder = directory / SCRATCH
     shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed while saving
     folder.mkdir(parents=True)
@@ -157,7 +160,7 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def publish(path: Path, directory: Path) -> None:
-    """Move the files of the finished checkpoint `path` into `directory`, durably, its index last."""
+    """Flush the files of the finished checkpoint `path` to disk and move them into `directory`, the index last."""
     index = f"{path.name}.index"
     # When a step is saved again, remove its index first: it is not a checkpoint while its files are replaced.
     (directory / index).unlink(missing_ok=True)
@@ -183,7 +186,9 @@ def _sync(path: Path) -> None:
 
 
 def read_state(model_dir: str | os.PathLike[str]) -> State:
-    """Return the contents of the state file. Folders in its names are dropped, because model_dir may have moved."""
+    """Return the contents of the state file. Paths in it are reduced to names, because model_dir may have been moved.
+    A file that is missing or cannot be read has no names.
+    """
     try:
         text = (Path(model_dir) / STATE_FILE).read_bytes()
     except FileNotFoundError:
@@ -203,7 +208,13 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
 
 
 def write_state(model_dir: Path, names: Iterable[str], began: float) -> None:
-    """Make the last of `names` the latest checkpoint; `began` as in `State`."""
+    """Write the state file, with the last of `names` as the latest checkpoint.
+
+    Args:
+      model_dir: the folder of the file.
+      names: at least one, oldest first.
+      began: as in `State`.
+    """
     for left in model_dir.glob(f".{STATE_FILE}.*"):  # left by a process that was killed before it moved the file
         left.unlink(missing_ok=True)
     quoted = [json.dumps(name, ensure_ascii=False) for name in names]

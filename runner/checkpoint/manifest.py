@@ -1,8 +1,8 @@
 """The files of one checkpoint and its manifest: sizes, checksums and time. No TensorFlow.
 
-A checksum is `crc32:<hex>` of the file's bytes, or `tensors`. The latter stands for a bundle's data: its index holds a
-CRC-32C per tensor, which TensorFlow compares on every read. A CRC of the whole file would add a quarter to the time of
-a write (0.07 s to 0.30 s for 256 MB, with a fast zlib) and find nothing more.
+A checksum is `crc32:<hex>` of the file's bytes, or `tensors` for the data files of a bundle: the bundle's index holds a
+CRC-32C per tensor, which TensorFlow compares on every read. A CRC of the whole data file would detect nothing more, and
+add 0.07 s to the 0.30 s of writing 256 MB (with a fast zlib).
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str]) -> None:
-    """Measure the files of the checkpoint `path` and write its manifest."""
+    """Write the manifest of the checkpoint `path` with the sizes and checksums of its files.
+
+    Args:
+      path: the checkpoint.
+      step: its global step.
+      time: when it was written, in seconds since 1970.
+      inputs: worker index -> "saved" if the checkpoint holds the state of its input, "skip" if that cannot be saved.
+    """
     files = {}
     for name, size in sorted(sizes_of(path).items()):
         checksum = "tensors" if _SHARD.search(name) else _checksum(path.parent / name)
@@ -48,9 +55,10 @@ def _checksum(file: Path) -> str:
 
 
 def what_is_missing(path: str | os.PathLike[str]) -> str | None:
-    """Return why the checkpoint is not complete, a file that is missing or has another size; None if it is complete.
+    """Return why the checkpoint `path` is incomplete: a file is missing or has another size than in the manifest.
+    Return None if it is complete.
 
-    Contents are not read; `integrity.find_damage` does that.
+    This does not read the contents of the files; `integrity.find_damage` does.
     """
     path = Path(path)
     sizes = sizes_of(path)
@@ -65,16 +73,18 @@ def what_is_missing(path: str | os.PathLike[str]) -> str | None:
         if name not in sizes:
             return f"{name} is missing"
         if sizes[name] != facts["bytes"]:
-            return f"{name} has {sizes[name]} bytes and was written with {facts['bytes']}"
+            return f"{name} has {sizes[name]} bytes instead of {facts['bytes']}"
     return None
 
 
 def what_has_changed(path: str | os.PathLike[str]) -> str | None:
-    """Return a file whose bytes do not match its checksum; None if there is none, or no manifest."""
+    """Return a text that names a file whose bytes do not match its checksum in the manifest. Return None if there is no
+    such file, or no manifest.
+    """
     path = Path(path)
     for name, facts in (read_manifest(path) or {"files": {}})["files"].items():
         if facts["checksum"].startswith("crc32:") and facts["checksum"] != _checksum(path.parent / name):
-            return f"{name} has checksum {_checksum(path.parent / name)} and was written with {facts['checksum']}"
+            return f"{name} has the checksum {_checksum(path.parent / name)} instead of {facts['checksum']}"
     return None
 
 
@@ -84,7 +94,7 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
 
 def input_size_of(path: str | os.PathLike[str]) -> int:
-    """Return the size in bytes of its files that hold the states of training inputs."""
+    """Return the size in bytes of the training inputs' states in the checkpoint `path`."""
     sizes = sizes_of(Path(path))
     return sum(size for name, size in sizes.items() if name.startswith(f"{Path(path).name}.input-"))
 
@@ -97,7 +107,9 @@ def num_shards(path: str | os.PathLike[str]) -> int:
 
 
 def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
-    """Return names, sizes and modification times of the files of `path`; it changes if one is rewritten."""
+    """Return (name, bytes, modification time in ns) of each file of the checkpoint `path`, to detect changes. The file
+    of evaluation results is left out.
+    """
     path = Path(path)
     facts = []
     for name, size in sorted(sizes_of(path).items()):
@@ -108,9 +120,7 @@ def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...
 
 
 def time_of(path: str | os.PathLike[str]) -> float | None:
-    """Return when the checkpoint `path` was written, in seconds since 1970; None if it has neither manifest nor
-    index.
-    """
+    """Return when the checkpoint `path` was written, in seconds since 1970; None if it has no manifest and no index."""
     path = Path(path)
     try:
         return time_in(path.parent, path.name, [f"{path.name}.index"])
@@ -119,7 +129,14 @@ def time_of(path: str | os.PathLike[str]) -> float | None:
 
 
 def time_in(directory: Path, name: str, files: list[str]) -> float:
-    """Return when the checkpoint `name` was written: by its manifest, else its index, else its remaining files."""
+    """Return when the checkpoint `name` was written, in seconds since 1970: the time in its manifest, else the
+    modification time of its index, else that of its first file.
+
+    Args:
+      directory: the folder of the checkpoint.
+      name: its name.
+      files: names of its files.
+    """
     manifest = read_manifest(directory / name)
     if manifest is not None:
         return float(manifest["time"])
@@ -128,7 +145,9 @@ def time_in(directory: Path, name: str, files: list[str]) -> float:
 
 
 def sizes_of(path: Path) -> dict[str, int]:
-    """Return file -> bytes of the checkpoint `path`, without files that another process removes meanwhile."""
+    """Return name -> size in bytes of the files of the checkpoint `path`; files that another process deletes meanwhile
+    are left out.
+    """
     sizes = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for file in os.listdir(path.parent):

@@ -1,4 +1,4 @@
-"""Open a checkpoint: values by variable name, the runner's own state, and iterator positions."""
+"""Read a checkpoint: values by variable name, the runner's own state, and iterator states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runner.tf_private import graphs, tensor_bundle
 GLOBAL_STEP = "global_step"
 EXTRA = "_runner/"
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""Key of the object graph in a checkpoint of objects, which maps its other keys to variables."""
+"""Key of the object graph in a checkpoint of tf.train.Checkpoint, which maps the other keys to variables."""
 
 ITERATOR = "iterator"
 
@@ -30,21 +30,21 @@ _log = logging.getLogger(__name__)
 
 
 class Reader:
-    """Reads one checkpoint: the runner's, one of a Saver or tf.estimator, or one of tf.train.Checkpoint.
+    """Reads one checkpoint of the runner, of tf.estimator or a Saver, or of tf.train.Checkpoint.
 
-    The keys of tf.train.Checkpoint are paths of objects: `layer_with_weights-0/kernel/.ATTRIBUTES/VARIABLE_VALUE`. Its
-    variables can be read by these keys, or like all others by their names in the graph: `dense/kernel`.
+    The keys of tf.train.Checkpoint are paths of objects: `layer_with_weights-0/kernel/.ATTRIBUTES/VARIABLE_VALUE`. The
+    methods take these keys, too, as well as variable names: `dense/kernel`.
 
     Args:
-      path: the checkpoint's prefix, as from latest_checkpoint. It is opened by the first call.
+      path: the checkpoint's prefix, as returned by latest_checkpoint. The first call of a method opens the checkpoint.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
 
     def names(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
-        """Return variable name -> (shape, dtype), without the runner's own state; the slices of a variable count as
-        one.
+        """Return variable name -> (shape, dtype), without the runner's own state. A variable that is stored in slices
+        has its whole shape.
         """
         own = {name: facts for name, facts in self._entries.items() if not name.startswith(EXTRA)}
         if not self.is_of_objects:
@@ -52,18 +52,18 @@ class Reader:
         of_objects = {name: self._entries[key] for name, key in self._keys_of_objects.items()}
         if not self.is_of_a_run:
             return of_objects
-        # A run whose Scaffold has a tf.train.Checkpoint stores variables that no object holds by name.
+        # If a Scaffold has a tf.train.Checkpoint, the runner stores variables that none of its objects holds by name.
         taken = {OBJECT_GRAPH, *self._keys_of_objects.values()}
         return {name: facts for name, facts in own.items() if name not in taken} | of_objects
 
     @property
     def is_of_objects(self) -> bool:
-        """Whether its keys are paths of objects, not names."""
+        """Whether the keys are paths of objects, as in tf.train.Checkpoint, not variable names."""
         return OBJECT_GRAPH in self._entries
 
     @property
     def is_of_a_run(self) -> bool:
-        """Whether the runner wrote it, with state of its own."""
+        """Whether the runner wrote the checkpoint: it then has the runner's own state."""
         return any(name.startswith(EXTRA) for name in self._entries)
 
     def key(self, name: str) -> str:
@@ -87,7 +87,7 @@ class Reader:
         return self.get_many([name])[name]
 
     def get_many(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return name -> array of its shape and dtype; reading many together is faster than one by one.
+        """Return name -> value of each variable in `names`. One call is faster than one per variable.
 
         Raises:
           KeyError: as in `get`.
@@ -101,7 +101,7 @@ class Reader:
         return {name: values[key].numpy() for name, key in keys.items()}
 
     def in_parts(self, sources: Mapping[str, str]) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the values in parts of bounded size, each a dict name -> array of its shape and dtype.
+        """Yield the values of variables in parts of bounded size, each a dict name -> array.
 
         Args:
           sources: name in the result -> variable name in the checkpoint.
@@ -115,9 +115,9 @@ class Reader:
         return {name: values[there] for name, there in sources.items()}
 
     def entries_in_parts(self, sources: Mapping[str, str]) -> Iterator[list[tensor_bundle.Entry]]:
-        """Yield the values in parts of bounded size, as entries of a new bundle with other names.
+        """Yield the values of variables in parts of bounded size, as entries for a new bundle.
 
-        A variable that parameter servers wrote in parts may be larger than the memory, so it comes in slices of rows.
+        A variable that parameter servers wrote may be larger than this host's memory, so it comes in slices of rows.
 
         Args:
           sources: name in the new bundle -> name in the checkpoint.
@@ -140,8 +140,8 @@ class Reader:
         ]
 
     def extra(self) -> dict[str, Any]:
-        """Return the values of Snapshot.extra: arrays as arrays, the rest as JSON returns it; {} if another program
-        wrote it.
+        """Return the runner's own state, `Snapshot.extra`: arrays, and values as JSON returns them. {} if another
+        program wrote the checkpoint.
         """
         values = self.get_many(name for name in self._entries if name.startswith(EXTRA))
         return {
@@ -166,10 +166,11 @@ class Reader:
 
 
 def checkpoint_step(path: str | os.PathLike[str]) -> int:
-    """Return the global step of the checkpoint `path`: the value of its global_step, else the number in its name.
+    """Return the global step of the checkpoint `path`: the value of its variable global_step, else the number at the
+    end of its name.
 
     Raises:
-      ValueError: it has neither, or there is no such checkpoint.
+      ValueError: the checkpoint has neither, or does not exist.
     """
     reader = Reader(path)
     if reader.has(GLOBAL_STEP):
@@ -177,18 +178,21 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
     step = layout.step_of(reader.path)
     if step is None:
         raise ValueError(
-            f"The step of {reader.path} is unknown: it has no global_step, and its name does not end in a number."
+            f"the global step of {reader.path} is unknown: the checkpoint has no variable global_step, and its name "
+            "does not end in a number."
         )
     return step
 
 
 def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
-    """Return name -> name in a checkpoint of tf.estimator, for variables that have another name there.
+    """Return name -> name in the checkpoint, for variables of the model that have another name there.
 
-    In TensorFlow 2.15, input and model shared a graph. After `dataset.repeat(3)`, which makes an operation `count`, a
-    `tf.Variable(name="count")` was named `count_1`, and its slots `count_1/Adam`. In a checkpoint of the runner,
-    `count_1` is another variable, of a model that was changed since. Earlier versions of the runner prefixed a variable
-    made in a branch with the branch's scope: `cond/beta1_power`.
+    In a checkpoint of tf.estimator, the name may end in `_1`. Input and model shared a graph in TensorFlow 2.15, and
+    `dataset.repeat(3)` made an operation `count`. So a `tf.Variable(name="count")` was named `count_1`, and its slots
+    `count_1/Adam`. In a checkpoint of the runner, `count_1` is another variable, and is not considered.
+
+    In a checkpoint of an earlier version of the runner, a variable made in a branch of `tf.cond` has the branch's scope
+    as a prefix: `cond/beta1_power`.
 
     Args:
       reader: the checkpoint.
@@ -210,7 +214,9 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
     if found:
         shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
         _log.info(
-            "Renamed because tf.estimator's input had operations of the same names: %s has %s.", reader.path, shown
+            "Variables that have another name in %s, because tf.estimator's input had operations of the same name: %s.",
+            reader.path,
+            shown,
         )
     return found
 
@@ -218,7 +224,13 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
 def _named_by_branches(
     reader: Reader, shapes: Mapping[str, tf.TensorShape], missing: Mapping[str, tf.TensorShape]
 ) -> dict[str, str]:
-    """Return name -> the name with the scope of its `tf.cond` that an earlier version used."""
+    """Return variable name -> its name in the checkpoint, which begins with the scope of a `tf.cond` or `while` loop.
+
+    Args:
+      reader: a checkpoint of the runner, perhaps of an earlier version.
+      shapes: variable name -> shape, of all of the model's variables.
+      missing: those of `shapes` that the checkpoint lacks.
+    """
     there, found = reader.names(), {}
     for name, shape in missing.items():
         scoped = [
@@ -256,14 +268,13 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
         tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise ValueError(
-            f"The training input is built differently than when {path} was saved, so its position cannot be restored. "
-            "Use the "
-            f"input function of that run, or remove {input_path(path, worker).name}.* and the manifest to start the "
-            "input anew."
+            f"the training input is built differently than when {path} was saved, so its position cannot be restored. "
+            f"Use the input function of that run; or delete {input_path(path, worker).name}.* and "
+            f"{path.name}{manifest.MANIFEST} to read the input from its beginning."
         ) from error
     return True
 
 
 def input_path(path: Path, worker: int) -> Path:
-    """Return the path of the bundle with the input position of `worker` beside the checkpoint `path`."""
+    """Return the path of the bundle beside the checkpoint `path` with the state of the input of `worker`."""
     return path.with_name(f"{path.name}.input-{worker}")

@@ -1,11 +1,11 @@
-"""Which checkpoints to keep: the newest, the best by a metric, and one every N hours. No TensorFlow.
+"""Decide which checkpoints to keep: the newest, the best by a metric, and one every N hours. No TensorFlow.
 
-The results of an evaluation lie beside the checkpoint, in `model.ckpt-<step>.metrics.json`, so they survive a restart
-and are deleted with it. All else follows from the times in the manifests and the time of the first save, which is in
-the state file because the first checkpoint may be deleted.
+The results of evaluations are in `model.ckpt-<step>.metrics.json` beside the checkpoint, so they survive a restart and
+are deleted with the checkpoint. The time of a checkpoint is in its manifest. The time of the first save is in the state
+file, because the first checkpoint may be deleted.
 
-An evaluator process may still read a checkpoint when it is due to be deleted; a lease keeps it until its metrics are
-known.
+A checkpoint that an evaluator process is reading is not deleted: the evaluator holds a lease on it until its metrics
+are written.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from runner.run_config import KeepBest, RunConfig
 from runner.system.files import read_json, write_json
 
 LEASE = "evaluating.json"
-"""File in model_dir with the checkpoint that the evaluator reads. There is only one evaluator."""
+"""File in model_dir that names the checkpoint that the evaluator is reading; there is at most one evaluator."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Keep:
-    """The reasons to keep a checkpoint; one is enough.
+    """The reasons to keep a checkpoint; one of them is enough.
 
     Attributes:
-      newest: keep this many of the newest; None or 0: all.
-      best: keep this many of the best by a metric; None: none.
-      every_hours: keep one permanently every N hours, counted from the first save, which is not one of them; None:
-        none.
+      newest: keep this many of the newest checkpoints; None or 0: all.
+      best: keep a number of the best by a metric; None: none.
+      every_hours: keep one permanently every N hours, counted from the first save, which is not kept for this reason;
+        None: none.
     """
 
     newest: int | None = 5
@@ -47,10 +47,15 @@ class Keep:
 
 
 def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics: Mapping[str, float]) -> None:
-    """Write the results of an evaluation like `note_metrics`, and check that they have the metric of `best`.
+    """Write the results of an evaluation with `note_metrics`, and check that they have the metric of `best`.
+
+    Args:
+      path: path of the checkpoint.
+      best: the metric by which checkpoints are kept; None: no check.
+      metrics: metric name (eval/accuracy) -> value.
 
     Raises:
-      ValueError: the evaluation has no such metric.
+      ValueError: `metrics` are results of the evaluation that `best` names, but lack its metric.
     """
     note_metrics(path, metrics)
     if best is None:
@@ -61,20 +66,24 @@ def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics
 
 
 def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> None:
-    """Write the results of an evaluation beside the checkpoint `path`, next to those of other evaluations."""
+    """Add the results of an evaluation to the file of results beside the checkpoint `path`. If the checkpoint has been
+    deleted, do nothing.
+    """
     if os.path.exists(f"{os.fspath(path)}.index"):  # else it was deleted meanwhile
         write_json(Path(f"{os.fspath(path)}{manifest.METRICS}"), {**metrics_of(path), **metrics})
 
 
 def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
-    """Return the evaluations' results of the checkpoint `path`, by their names in the journal (eval/accuracy)."""
+    """Return metric name (eval/accuracy) -> value, of all evaluations of the checkpoint `path`."""
     noted = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
     return {name: float(value) for name, value in noted.items() if isinstance(value, int | float)}
 
 
 @contextlib.contextmanager
 def lease(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep the checkpoint `path` while another process trains and saves; it may have been deleted just before."""
+    """Keep the checkpoint `path` from being deleted inside this context, which an evaluator enters to read it. The
+    checkpoint may have been deleted just before.
+    """
     file = Path(path).parent / LEASE
     write_json(file, {"checkpoint": Path(path).name})
     try:
@@ -84,15 +93,22 @@ def lease(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def release(model_dir: str | os.PathLike[str]) -> None:
-    """End the lease of a process that was killed."""
+    """End the lease of an evaluator that was killed."""
     (Path(model_dir) / LEASE).unlink(missing_ok=True)
 
 
 def expire(model_dir: Path, latest: str, keep: Keep) -> None:
-    """Make `latest` the latest checkpoint, and delete every file of checkpoints that nothing keeps.
+    """Write the state file with `latest` as the latest checkpoint, and delete the files of checkpoints that `keep` does
+    not keep.
 
-    Incomplete and damaged checkpoints do not count, and are deleted when they are old enough. A checkpoint without a
-    manifest that the state file does not name was put there by the user and stays.
+    Incomplete checkpoints do not count as newest ones. They are deleted once `keep.newest` complete ones are newer. A
+    checkpoint without a manifest that the state file does not name was put there by the user and is not deleted. If all
+    checkpoints are kept, nothing is deleted.
+
+    Args:
+      model_dir: the folder of the checkpoints.
+      latest: name of the latest checkpoint.
+      keep: the reasons to keep a checkpoint.
     """
     state = layout.read_state(model_dir)
     groups = {
@@ -117,10 +133,9 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
 
 
 def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
-    """Return the name of each complete checkpoint -> the reasons why it is kept, in words; none: the next save deletes
-    it.
+    """Return name -> reasons why the checkpoint is kept, as readable texts, for each complete checkpoint.
 
-    A checkpoint without a reason may also be the user's own, or have been the best until a later evaluation.
+    The next save deletes a checkpoint without a reason, unless the user put it there.
     """
     state, groups = layout.read_state(model_dir), layout.groups(model_dir)
     whole = [
@@ -132,16 +147,17 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
 
 
 def _began(model_dir: Path, state: layout.State, groups: Mapping[str, list[str]]) -> float:
-    """Return the time of the first save; if it is not noted, that of the oldest checkpoint."""
+    """Return the time of the first save: that in the state file, else that of the oldest checkpoint."""
     if state.began is not None:
         return state.began
     return min((manifest.time_in(model_dir, name, files) for name, files in groups.items()), default=math.inf)
 
 
 def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None) -> list[str]:
-    """Return the names, oldest first and `latest` last.
+    """Return the names of checkpoints, oldest first and `latest` last.
 
-    Sorted by time, so that after a rollback to an earlier step the new checkpoints outlive the abandoned ones.
+    They are sorted by time, not by step: after a rollback to an earlier step, new checkpoints must outlive abandoned
+    ones with higher steps.
     """
     ages = {
         name: (name == latest, manifest.time_in(model_dir, name, files), layout.step_of(name) or 0)
@@ -153,11 +169,14 @@ def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None
 def _reasons(
     model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep, began: float
 ) -> dict[str, list[str]]:
-    """Return name -> why it is kept.
+    """Return name -> reasons why the checkpoint is kept, for each of `whole`.
 
     Args:
-      whole: the complete checkpoints by age.
-      began: the time of the first save.
+      model_dir: the folder of the checkpoints.
+      whole: names of the complete checkpoints, oldest first.
+      groups: name -> names of its files.
+      keep: the reasons to look for.
+      began: the time of the first save, in seconds since 1970.
     """
     leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
     times = {name: manifest.time_in(model_dir, name, groups[name]) for name in whole}
@@ -171,7 +190,7 @@ def _reasons(
 
 
 def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]:
-    """Return the names, best first; of equal ones the older first."""
+    """Return the names of the checkpoints to keep for their metric, best first; of equal ones, the older first."""
     if best is None:
         return []
     values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
@@ -179,8 +198,13 @@ def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]
 
 
 def _hourly(times: Mapping[str, float], hours: float | None, began: float) -> list[str]:
-    """Return the first checkpoint of each period of `hours` after the first save, as a v1 Saver keeps them: one per
-    period on average, even if saves do not divide hours evenly.
+    """Return the names of the checkpoints to keep permanently: the first of each period of `hours`, counted from the
+    first save, except for the first period. tf.compat.v1.train.Saver does the same.
+
+    Args:
+      times: name -> time in seconds since 1970.
+      hours: length of a period; None: keep none.
+      began: the time of the first save.
     """
     if hours is None:
         return []

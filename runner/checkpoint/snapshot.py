@@ -1,4 +1,4 @@
-"""The contents of a checkpoint, and a copy of them in memory that training cannot change."""
+"""The contents of a checkpoint, and copies of them in memory that training does not change."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from runner.tf_private import tensor_bundle
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The contents of a checkpoint; the tensors must not change while they are written.
+    """The contents of a checkpoint. The tensors must not change while they are written.
 
     Attributes:
+      step: the global step.
       tensors: variable name -> tensor or array of its shape and dtype, or a tuple of the variable's slices along axis
         0.
       extra: the runner's own state: arrays, or values that JSON can hold.
@@ -29,26 +30,26 @@ class Snapshot:
 
     @property
     def bytes(self) -> int:
-        """The size of all tensors together, in bytes."""
+        """The total size of the tensors in bytes."""
         parts = (part for value in self.tensors.values() for part in (value if isinstance(value, tuple) else (value,)))
         return sum(int(np.prod(part.shape, dtype=np.int64)) * tf.as_dtype(part.dtype).size for part in parts)
 
 
 class SnapshotMemory:
-    """Holds one copy of the values, in buffers that the next copy reuses.
+    """Holds one copy of a snapshot's values, in buffers that the next copy reuses.
 
-    TensorFlow could copy on write: the tensor that `read_value` returned shares the variable's buffer, and the next
-    step allocates a new one for each variable that it updates. That moves the copy into the step after the save, and
-    into new memory. A copy into existing pages is faster (256 MB on a virtual machine: 17 ms, against 30 ms to 1.3 s
-    into new pages), and does not depend on how each kernel treats a shared buffer. The cost is memory for one copy of
-    the variables during training. Variables of a parameter server are copied there.
+    TensorFlow could copy on write instead: the tensor that `read_value` returned shares the variable's buffer, and the
+    next step allocates a new buffer for each variable that it updates. The step after a save would then be slower. A
+    copy into reused memory is faster than one into new memory (256 MB on a virtual machine: 17 ms instead of 30 ms to
+    1.3 s), and does not depend on how each kernel treats a shared buffer. It costs memory for one copy of the variables
+    during training. Variables on a parameter server are copied on that server.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, int], tf.Tensor] = {}
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return a copy of `snapshot`; the previous copy is no longer valid."""
+        """Return a copy of `snapshot`. It overwrites the previous copy."""
         tensors: dict[str, Any] = {}
         for name, value in snapshot.tensors.items():
             parts = value if isinstance(value, tuple) else (value,)
@@ -57,9 +58,9 @@ class SnapshotMemory:
         return dataclasses.replace(snapshot, tensors=tensors)
 
     def missing(self, snapshot: Snapshot) -> int:
-        """Return the bytes of this host's memory that a copy of `snapshot` needs beyond what is held here.
+        """Return how many bytes of this host's memory a copy of `snapshot` needs, in addition to the buffers held here.
 
-        Variables of a parameter server are copied there and need none.
+        Variables on a parameter server are copied on that server and count as 0.
         """
         return sum(
             tensor_bundle.size_of(part.shape, tf.as_dtype(part.dtype))
@@ -89,7 +90,7 @@ class SnapshotMemory:
 
 
 def _memory(tensor: tf.Tensor) -> np.ndarray | None:
-    """Return the bytes of a tensor on this host, without a copy; None for dtypes that do not show them (strings,
+    """Return an array over the memory of a tensor on this host; None for dtypes without such access (strings,
     bfloat16).
     """
     try:

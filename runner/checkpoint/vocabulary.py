@@ -1,4 +1,4 @@
-"""Map the rows of a variable to a changed vocabulary, by their tokens."""
+"""Copy the rows of a variable from a checkpoint with another vocabulary, matched by their tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a variable's rows, here and in the checkpoint it starts from. Names are those of VocabInfo.
+    """The tokens of a variable's rows, in the new model and in the checkpoint that it starts from.
+
+    The attributes have the names of `tf.compat.v1.train.VocabInfo`.
 
     Attributes:
       new_vocab: file of the variable's tokens, one per line, in the order of its rows.
-      new_vocab_size: use only this many lines; None: all.
-      old_vocab, old_vocab_size: the same for the variable in the checkpoint.
-      num_oov_buckets: number of rows after the tokens' rows, for unknown tokens. They are initialized anew.
+      new_vocab_size: use only the first lines, this many; None: all.
+      old_vocab: file of the tokens of the variable in the checkpoint.
+      old_vocab_size: like new_vocab_size, for old_vocab.
+      num_oov_buckets: number of rows for unknown tokens, after the tokens' rows. They get initial values.
       axis: 0: tokens are rows; 1: tokens are columns, as in the kernel of a layer with a unit per class.
       initial: function (shape, dtype) -> values for tokens that the checkpoint lacks; None: the model's own initial
         values.
@@ -43,13 +46,14 @@ class Vocabulary:
                 raise ValueError(f"{name}={getattr(self, name)} of a vocabulary: must not be negative.")
 
     def remapped(self, name: str, new: np.ndarray, old: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return (value, number of tokens found): `new` with the rows of tokens that `old` has.
+        """Return (value, number of tokens found). In the value, tokens that `old` has get their rows from `old`; other
+        rows get initial values.
 
         Args:
           name: the variable's name, for messages.
           new: the initial value, [tokens + num_oov_buckets, ...] along `axis`.
-          old: the value in the checkpoint, [tokens of the old vocabulary or more, ...] along `axis`; other sizes as in
-            `new`.
+          old: the value in the checkpoint, with at least one row per token of the old vocabulary along `axis`; the
+            other dimensions are those of `new`.
 
         Raises:
           ValueError: a vocabulary does not fit its variable, or a file is missing, is too short or has a token twice.
@@ -82,7 +86,7 @@ class Vocabulary:
 
 
 def _tokens(file: str, size: int | None) -> list[str]:
-    """Return the first `size` lines of a file; None: all."""
+    """Return the first `size` lines of a file; all lines if `size` is None."""
     if not tf.io.gfile.exists(file):
         raise ValueError(f"there is no vocabulary file {file}.")
     with tf.io.gfile.GFile(file, "rb") as lines:

@@ -1,4 +1,4 @@
-"""Warm start: load values of another checkpoint into a new model, and report which variables they set."""
+"""Warm start: load values from another model's checkpoint into a new model, and report which variables were loaded."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Loaded:
       sources: name of each loaded variable -> its name in the checkpoint.
       shapes: name of each loaded variable -> its shape.
       not_found: variable name -> the name that the checkpoint lacks.
-      skipped: variable name -> why it was not looked for.
-      tokens: name of each variable with a vocabulary -> number of tokens found.
+      skipped: name of each variable that was not to be loaded -> why.
+      tokens: name of each variable with a vocabulary -> how many of its tokens the checkpoint has.
     """
 
     path: str
@@ -46,7 +46,7 @@ class Loaded:
         rows = []
         for name, source in self.sources.items():
             said = "loaded" if source == name else f"loaded from {source}"
-            said += f", {self.tokens[name]} of its tokens" if name in self.tokens else ""
+            said += f", {self.tokens[name]} tokens" if name in self.tokens else ""
             rows.append([name, str(list(self.shapes[name])), said])
         for name, source in self.not_found.items():
             where = "" if source == name else f" as {source}"
@@ -70,13 +70,13 @@ def load(
     initial: Callable[[str], np.ndarray],
     assign: Callable[[Mapping[str, np.ndarray]], object],
 ) -> Loaded:
-    """Load the values of a warm start, in parts.
+    """Load the values of a warm start in parts of bounded size.
 
     Args:
-      settings: the WarmStart.
+      settings: the checkpoint, and which variables to load.
       specs: name -> spec (shape and dtype) of the model's variables.
-      initial: returns the current value of a variable; called for those with a vocabulary.
-      assign: called with name -> array for each part before the next is read.
+      initial: returns the current value of the variable of that name; called for those with a vocabulary.
+      assign: called for each part with name -> value, before the next part is read.
 
     Raises:
       ValueError: there is no such checkpoint; a variable has another shape there; a variable named in full in `include`
@@ -108,7 +108,9 @@ def load(
 
 
 def _name_in(source: Reader, wanted: str) -> str | None:
-    """Return the name of `wanted` in a checkpoint; for a tf.train.Checkpoint also a unique path that ends in it."""
+    """Return the name in the checkpoint of the variable `wanted`; None if there is none. In a tf.train.Checkpoint, this
+    may be the only path that ends in `/<wanted>`.
+    """
     names = source.names()
     if wanted in names:
         return wanted
@@ -117,7 +119,11 @@ def _name_in(source: Reader, wanted: str) -> str | None:
 
 
 def _checkpoint(where: str, setting: str) -> str:
-    """Return the path of the checkpoint.
+    """Return the path of the checkpoint to load.
+
+    Args:
+      where: a checkpoint, a folder of checkpoints, or a SavedModel.
+      setting: the user's name for this setting, for messages.
 
     Raises:
       ValueError: there is none, or it is damaged.
@@ -136,7 +142,7 @@ def _checkpoint(where: str, setting: str) -> str:
 
 
 def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[list[str], dict[str, str]]:
-    """Return (names of the variables to look for, name -> why not for the others)."""
+    """Return (names of the variables to load, name of each other variable -> why it is not loaded)."""
     state = optimizer_state(specs)
     chosen: list[str] = []
     skipped: dict[str, str] = {}
@@ -160,9 +166,10 @@ def _chosen(settings: WarmStart, specs: Mapping[str, VariableSpec]) -> tuple[lis
 
 
 def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
-    """Return the names of optimizer variables, as v1, tf_keras and Keras 3 name them.
+    """Return the names of the optimizer's variables among `specs`, as v1, tf_keras and Keras 3 name them.
 
-    v1 and tf_keras: `dense/kernel/Adam`, `beta1_power`. Keras 3: `adam/dense_kernel_momentum`, `adam/iteration`.
+    Examples: `dense/kernel/Adam` and `beta1_power` (v1, tf_keras); `adam/dense_kernel_momentum` and `adam/iteration`
+    (Keras 3).
     """
     weights = [name for name, spec in specs.items() if spec.trainable]
     flat = [weight.replace("/", "_") for weight in weights]
@@ -179,9 +186,10 @@ def optimizer_state(specs: Mapping[str, VariableSpec]) -> set[str]:
 
 
 def _renamed(name: str, rename: Mapping[str, str]) -> tuple[str, str]:
-    """Return (name in the checkpoint, the rule that gave it or "").
+    """Return (name in the checkpoint, key of `rename` that applies, "" if none does).
 
-    A rule for the whole name comes first, then a regular expression that matches all of it, then the longest prefix.
+    A key that equals the name comes first, then a regular expression that matches all of the name, then the longest
+    prefix of the name.
     """
     if name in rename:
         return rename[name], name
@@ -234,14 +242,14 @@ def _check_shapes(
 ) -> None:
     words, there = settings.words, source.names()
     wrong = [
-        f"{name!r} is {specs[name].shape.as_list()} here and {list(there[found][0])} there"
+        f"{name!r} is {specs[name].shape.as_list()} in the model and {list(there[found][0])} in the checkpoint"
         for name, found in sources.items()
         if name not in settings.vocabularies and not specs[name].shape.is_compatible_with(there[found][0])
     ]
     if wrong:
         raise ValueError(
-            f"{words.settings}: shapes differ from those of {source.path}: {'; '.join(wrong)}. Leave these variables "
-            f"out with a regular expression in {words.include}: (?!head/).* is all but head/."
+            f"{words.settings}: shapes differ from those in {source.path}: {'; '.join(wrong)}. Exclude these variables "
+            f"with a regular expression in {words.include}; (?!head/).* means all but those in head/."
         )
 
 

@@ -1,6 +1,6 @@
 """Write a checkpoint: variables, the runner's own state and the input position of one step.
 
-`runner.checkpoint.layout` describes the files and why a crash cannot harm them.
+`runner.checkpoint.layout` describes the files, and why a crash leaves the latest checkpoint intact.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class CheckpointWriter:
     """Writes the checkpoints of one model_dir, in one process.
 
     Args:
-      keep_max: how many of the newest to keep, None or 0: all; or a `Keep` with further reasons.
+      model_dir: the folder; it is made if it does not exist.
+      keep_max: number of newest checkpoints to keep; None or 0: all. Or a `Keep`, with further reasons.
       clock: returns seconds since 1970.
       written: called with the path of each checkpoint that has become durable, in the thread that wrote it.
-      keeps_input: called with the size in bytes of an input's written state and that of the variables, in the same
-        thread; if it returns False, the state is removed again.
+      keeps_input: called in the same thread with (bytes of a written input state, bytes of the variables); if it
+        returns False, the state is deleted again.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class CheckpointWriter:
 
         Args:
           snapshot: the values.
-          iterators: iterator by worker. If one cannot be saved, the checkpoint says "skip" and a warning says once what
-            that costs.
+          iterators: worker index -> iterator. If the state of one cannot be saved, the manifest says "skip" for it, and
+            a warning says once what happens on resume.
         """
         return self.write(snapshot, self.serialize(iterators or {}))
 
@@ -74,7 +75,7 @@ class CheckpointWriter:
         return str(self.model_dir / f"{layout.PREFIX}{step}")
 
     def serialize(self, iterators: Mapping[int, tf.data.Iterator]) -> dict[int, tf.Tensor | None]:
-        """Return the serialized state of each iterator for `write`: a variant tensor, or None if it cannot be saved."""
+        """Return worker index -> state of its iterator, a scalar variant tensor; None if it cannot be saved."""
         states: dict[int, tf.Tensor | None] = {}
         for worker, iterator in iterators.items():
             try:
@@ -84,8 +85,10 @@ class CheckpointWriter:
         return states
 
     def _serialize_as_asked(self, iterator: tf.data.Iterator, error: tf.errors.OpError) -> tf.Tensor | None:
-        """Return the state of an iterator without the external state that `error` is about, if the options of its
-        dataset ask for that; else None. Say once what it means.
+        """Return the state of an iterator whose dataset has external state, which `error` is about.
+
+        If the dataset's `experimental_external_state_policy` is WARN or IGNORE, return the state without the external
+        part; else None. Log once what this means for a resumed run.
         """
         policy = datasets.external_state_policy(iterator)
         if policy is None or policy == _Policy.FAIL:
@@ -100,17 +103,27 @@ class CheckpointWriter:
             self._warned = True
             _log.log(
                 logging.INFO if policy == _Policy.IGNORE else logging.WARNING,
-                "The position in the training input is saved without the state that TensorFlow cannot save (%s): the "
-                "input function's options say experimental_external_state_policy=%s. A resumed run may read other "
-                "values than one that was not interrupted; checkpoint.input_state=counted reads the batches again "
+                "The position in the training input is saved without the state that TensorFlow cannot save (%s), as "
+                "asked by experimental_external_state_policy=%s in the dataset's options. A resumed run may read other "
+                "values than an uninterrupted one; set checkpoint.input_state=counted to read the batches again "
                 "instead.",
                 _reason_of(error), policy.name,
             )  # fmt: skip
         return state
 
     def leave_input(self, snapshot: Snapshot, worker: int, state: tf.Tensor) -> bool:
-        """Write the input state of `worker` for the process that will `write` this checkpoint. Return False if it is
-        not kept.
+        """Write the state of this worker's input to a file, for the chief to move into the checkpoint.
+
+        Args:
+          snapshot: the values of the checkpoint.
+          worker: index of this worker.
+          state: a result of `serialize`.
+
+        Returns:
+          False if `keeps_input` did not keep the state.
+
+        Raises:
+          DiskFullError: there is not enough space.
         """
         self._hold_folder()
         path, free = self.left_input(snapshot.step, worker), free_bytes(self.model_dir)
@@ -121,11 +134,11 @@ class CheckpointWriter:
                 raise
             remove_bundle(path)
             needs = f"the state of the training input of worker {worker}, which takes {format_bytes(_size_of(state))}"
-            said = f"no space left in {self.model_dir} for {needs}: {format_bytes(free)} were free."
+            said = f"no space left in {self.model_dir} for {needs}; {format_bytes(free)} were free."
             raise DiskFullError(said) from error
 
     def _write_input(self, path: Path, state: tf.Tensor, snapshot: Snapshot) -> bool:
-        """Write the state of an input, or remove it again if it is not to be kept. Return whether it is kept."""
+        """Write the state of an input; delete it again if `keeps_input` returns False. Return whether it is kept."""
         tensor_bundle.write_bundle(path, {ITERATOR: state})
         if self._keeps_input(manifest.size_of(path), snapshot.bytes):
             return True
@@ -133,25 +146,25 @@ class CheckpointWriter:
         return False
 
     def left_input(self, step: int, worker: int) -> Path:
-        """Return the path that `leave_input` writes to, for `inputs` of `write`."""
+        """Return the path to which `leave_input` writes and from which `write` moves the state."""
         return input_path(self.model_dir / f"{layout.LEFT}{step}", worker)
 
     def remove_left_inputs(self) -> None:
-        """Remove the input states left for checkpoints that were never written."""
+        """Delete the files of `leave_input` for checkpoints that were never written."""
         for file in self.model_dir.glob(f"{layout.LEFT}*"):
             file.unlink(missing_ok=True)
 
     def write(self, snapshot: Snapshot, inputs: Inputs, *, is_evaluated: bool = False) -> str:
-        """Write a checkpoint and return its path; callable from any thread. If it fails, the latest checkpoint stays
-        the latest.
+        """Write a checkpoint and return its path. If this fails, the latest checkpoint is still the one before.
 
-        Bundle, input states and manifest are written to a scratch folder and then moved to model_dir. The state file
-        follows, and checkpoints that nothing keeps are deleted.
+        Bundle, input states and manifest are written to a scratch folder and then moved to model_dir. Then the state
+        file is written, and checkpoints that no reason keeps are deleted. Any thread may call this.
 
         Args:
           snapshot: the values.
-          inputs: by worker: the state of its input, the path of that state, or None if it cannot be saved.
-          is_evaluated: the checkpoint of this step exists with the same values, so its evaluations' results stay valid.
+          inputs: worker index -> the state of its input, the path of a file with the state, or None if it cannot be
+            saved.
+          is_evaluated: a checkpoint of this step exists with the same values, so results of its evaluations stay valid.
 
         Raises:
           DiskFullError: there is not enough space.
@@ -172,18 +185,18 @@ class CheckpointWriter:
         except Exception as error:
             if is_disk_full(error):
                 raise DiskFullError(self._disk_full(path, snapshot, inputs, free)) from error
-            self._hold_folder()  # the folder may have been deleted meanwhile
+            self._hold_folder()  # raises the clearer error if the folder was deleted meanwhile
             error.add_note(f"while saving {path}; earlier checkpoints are unchanged")
             raise
         return path
 
     def _hold_folder(self) -> None:
-        """Make model_dir if it never existed.
+        """Make model_dir if it has not existed before.
 
-        A deleted folder is not made anew: it would lack the run's config, journals and earlier checkpoints.
+        A deleted folder is not made anew, because it would lack the run's config, journals and earlier checkpoints.
 
         Raises:
-          FolderLostError: it existed and was deleted.
+          FolderLostError: the folder existed and was deleted.
         """
         if self._folder is None:
             self.model_dir.mkdir(parents=True, exist_ok=True)
@@ -207,44 +220,44 @@ class CheckpointWriter:
         and_input = f", the state of its input {format_bytes(states)}" if states else ""
         return (
             f"no space left for the checkpoint {path}: its variables need {format_bytes(snapshot.bytes)}{and_input}, "
-            f"and {format_bytes(free)} were free in {self.model_dir}. The checkpoints before it are as they were, the "
-            f"latest is {latest or 'none'}. Make space, or keep fewer (checkpoint.keep_max={self.keep.newest}), and "
-            "run the same again: it goes on from there."
+            f"but only {format_bytes(free)} were free in {self.model_dir}. Earlier checkpoints are unchanged; the "
+            f"latest is {latest or 'none'}. Free some space, or keep fewer checkpoints (now "
+            f"checkpoint.keep_max={self.keep.newest}), and run the same command again to resume."
         )
 
     def _warn(self, error: tf.errors.OpError) -> None:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "The position in the training input cannot be saved (%s) A resumed run reads and drops every batch up "
-                "to its step before it continues. The position in files and arrays can be saved; from_generator, "
-                "py_function and stateful tf.random ops prevent it.",
+                "The position in the training input cannot be saved (%s) A resumed run will read and drop all batches "
+                "up to its step before it continues. Datasets over files and arrays can be saved, but not "
+                "from_generator, py_function and stateful tf.random operations.",
                 _reason_of(error),
             )
 
 
 def _reason_of(error: tf.errors.OpError) -> str:
-    """Return TensorFlow's words, such as `RandomUniform is stateful.`, without the operation that it adds to them."""
+    """Return TensorFlow's message, such as `RandomUniform is stateful.`, without the name of the operation."""
     return str(error.message.split(" [Op:")[0].rpartition("}} ")[2])
 
 
 def serialize_iterator(iterator: tf.data.Iterator, policy: Any = _Policy.FAIL) -> tf.Tensor:
-    """Return the state of `iterator`, its shuffle and prefetch buffers included: a scalar variant tensor for a bundle.
+    """Return the state of `iterator`, including its shuffle and prefetch buffers, as a scalar variant tensor.
 
     Args:
-      iterator: of a tf.data.Dataset.
-      policy: a tf.data.experimental.ExternalStatePolicy. FAIL: state outside of the iterator is an error, not lost
-        silently.
+      iterator: an iterator over a tf.data.Dataset.
+      policy: a tf.data.experimental.ExternalStatePolicy. FAIL: raise an error if part of the state is outside of the
+        iterator, such as that of a Python generator.
 
     Raises:
-      FailedPreconditionError, UnimplementedError: a source or a function of the dataset has state of its own.
+      FailedPreconditionError, UnimplementedError: the dataset has state outside of the iterator.
     """
-    # Like tf.train.Checkpoint(iterator=...) without its object graph: 0.5 ms instead of 4, and it can be written later.
+    # tf.train.Checkpoint(iterator=...) would also build an object graph (4 ms instead of 0.5 ms), and write at once.
     return tf.raw_ops.SerializeIterator(resource_handle=handle_of(iterator), external_state_policy=policy.value)
 
 
 def remove_bundle(path: Path) -> None:
-    """Remove the existing files of the bundle `path`."""
+    """Delete the files of the bundle `path`, if there are any."""
     for name in manifest.sizes_of(path):
         (path.parent / name).unlink(missing_ok=True)
 
@@ -257,7 +270,7 @@ def _size_of(state: tf.Tensor | Path | None) -> int:
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return key -> tensors of the bundle."""
+    """Return key in the bundle -> tensor, or tuple of slices: the variables, and the runner's own state."""
     tensors = dict(snapshot.tensors)
     tensors.setdefault(GLOBAL_STEP, np.int64(snapshot.step))
     for key, value in snapshot.extra.items():
@@ -266,7 +279,7 @@ def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _encode(key: str, value: Any) -> Any:
-    """Return arrays unchanged, and other values as JSON in a scalar string."""
+    """Return `value` as it is stored in a bundle: an array unchanged, another value or a scalar string as JSON text."""
     if isinstance(value, np.ndarray | np.generic | tf.Tensor) and not (
         value.shape == () and tf.as_dtype(value.dtype) == tf.string
     ):
@@ -274,5 +287,5 @@ def _encode(key: str, value: Any) -> Any:
     try:
         return json.dumps(value)
     except TypeError as error:
-        error.add_note(f"in the runner's state {key!r}: a checkpoint holds arrays and values that JSON can hold")
+        error.add_note(f"in the state {key!r} of the checkpoint: it must be an array, or a value that JSON can hold")
         raise

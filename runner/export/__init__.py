@@ -1,7 +1,7 @@
-"""SavedModels: graph, signatures, request receivers, and the exporters that write them.
+"""SavedModels: graph, signatures, inputs of requests, and the exporters that write them during training.
 
-`saved_model` writes a SavedModel with the values of its variables. `graph` builds its functions from a traced model_fn,
-`outputs` the signatures of `EstimatorSpec.export_outputs`, and `receivers` what requests fill (`ServingInputReceiver`).
-`session_values` holds values that are in no checkpoint: those of a new model, or of a saver's own `restore`.
-`exporters` are the objects of an EvalSpec: latest, final, best.
+`saved_model` writes a SavedModel with the values of its variables. `graph` builds its graph by calling model_fn.
+`receivers` makes the placeholders that requests fill (`ServingInputReceiver`), and `outputs` the signatures of
+`EstimatorSpec.export_outputs`. `session_values` holds values that no checkpoint has: those of a new model, or those
+that a Scaffold's saver restores by its own code. `exporters` has the exporters of an EvalSpec: latest, final and best.
 """

@@ -1,6 +1,6 @@
-"""Exporters: when to write a SavedModel during training, each to a folder of its own.
+"""Exporters: decide when to write a SavedModel during training. Each writes to a folder of its own.
 
-An exporter notes beside its exports which checkpoint and metrics each has. A run that was killed therefore knows the
+An exporter records the checkpoint and metrics of each export in a file beside its exports. So a restarted run knows the
 best value so far, and does not export a checkpoint twice.
 """
 
@@ -24,39 +24,44 @@ from runner.tracking import tensorboard
 FILE = "exports.json"
 
 CompareFn = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
-"""(best result so far, result) -> whether the second is the better one."""
+"""A function (best result so far, current result) -> whether the current one is better. A result is metric name ->
+value."""
 
 
 class Exporter(abc.ABC):
-    """Base class of exporters, which write a model during training; `EvalSpec(exporters=)` takes one or several."""
+    """Base class of exporters, which export models during training. `EvalSpec(exporters=)` takes one or several."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name of the folder of its exports."""
+        """The name of the exporter, and of the folder of its exports."""
 
     @abc.abstractmethod
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:  # fmt: skip
-        """Export the checkpoint if due. Called after each evaluation, in one process.
+        """Export a checkpoint if this exporter wants it. Called after each evaluation, in the process that evaluates.
 
         Args:
           estimator: the Estimator that trains.
-          export_path: `<model_dir>/export/<name>`.
-          checkpoint_path: the evaluated checkpoint.
-          eval_result: metric name -> number, of that checkpoint.
-          is_the_final_export: training has ended, for whatever reason; the last checkpoint may then be passed a second
-            time.
+          export_path: the exporter's folder, `<model_dir>/export/<name>`.
+          checkpoint_path: path of the evaluated checkpoint.
+          eval_result: metric name -> value for this checkpoint.
+          is_the_final_export: training has ended, for whatever reason. The last checkpoint may be passed twice: without
+            and with this flag.
 
         Returns:
-          The path of the export; None: nothing was written.
+          The path of the export; None if nothing was written.
         """
 
 
 def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
-    """Return `given` (an exporter, several or None) as a tuple.
+    """Return the exporters as a tuple, and check them.
+
+    Args:
+      what: the setting that has them, for messages.
+      given: an exporter, several, or None.
 
     Raises:
       ValueError: an object is not an Exporter, or two have the same name.
@@ -65,11 +70,12 @@ def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
     for one in exporters:
         if not isinstance(one, Exporter):
             raise ValueError(
-                f"{what}: {one!r} is not an Exporter. Use one of the runner's, or subclass runner.Exporter."
+                f"{what}: {one!r} is not an Exporter. Use LatestExporter, FinalExporter, BestExporter or a subclass of "
+                "runner.Exporter."
             )
     names = [one.name for one in exporters]
     if len(set(names)) < len(names):
-        raise ValueError(f"{what}: exporters need different names, one folder each; got {names}.")
+        raise ValueError(f"{what}: two exporters have the same name: {names}. Each needs its own, for its folder.")
     return exporters
 
 
@@ -77,13 +83,14 @@ class LatestExporter(Exporter):
     """Exports every evaluated checkpoint, and keeps the newest exports.
 
     Args:
-      name: name of its folder.
-      serving_input_receiver_fn: returns the receiver of requests.
-      assets_extra, as_text: as in `Estimator.export_saved_model`.
+      name: name of the exporter and of its folder.
+      serving_input_receiver_fn: returns the `ServingInputReceiver` of the exported model.
+      assets_extra: as in `Estimator.export_saved_model`.
+      as_text: as in `Estimator.export_saved_model`.
       exports_to_keep: number of newest exports to keep; None: all.
 
     Raises:
-      ValueError: exports_to_keep is not positive, or `name` is not a folder's name.
+      ValueError: exports_to_keep is not positive, or `name` cannot be the name of a folder.
     """
 
     name = ""
@@ -93,9 +100,9 @@ class LatestExporter(Exporter):
         as_text: bool = False, exports_to_keep: int | None = 5,
     ) -> None:  # fmt: skip
         if exports_to_keep is not None and exports_to_keep <= 0:
-            raise ValueError(f"exports_to_keep={exports_to_keep}: must be positive; None keeps all.")
+            raise ValueError(f"exports_to_keep={exports_to_keep} must be positive; use None to keep all exports.")
         if not name or os.sep in name:
-            raise ValueError(f"exporter name {name!r}: must be the name of a folder.")
+            raise ValueError(f"exporter name {name!r}: it must be the name of a folder, without {os.sep!r}.")
         self.name, self._keep = name, exports_to_keep
         self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
 
@@ -120,10 +127,9 @@ class LatestExporter(Exporter):
 
 
 class FinalExporter(LatestExporter):
-    """Exports the last checkpoint of training, and keeps all exports.
+    """Exports the last checkpoint of training, and keeps all exports by default.
 
-    Args:
-      As in `LatestExporter`.
+    The arguments are those of `LatestExporter`.
     """
 
     def __init__(
@@ -137,16 +143,18 @@ class FinalExporter(LatestExporter):
 
 
 class BestExporter(LatestExporter):
-    """Exports a checkpoint if it is better than all before it, those before a restart included.
+    """Exports a checkpoint if it is better than all earlier ones, including those before a restart.
 
     Args:
-      name: name of its folder.
-      serving_input_receiver_fn: returns the receiver of requests.
-      event_file_pattern: ignored: the best value is kept beside the exports. (tf.estimator read it from the event
-        files, and started over if there were none.)
-      compare_fn: (best result so far, current result) -> whether the current one is better. Arguments called
-        best_eval_result and current_eval_result are passed by name. None: the smaller `loss` is better.
-      exports_to_keep: number of best exports to keep; None: all.
+      name: name of the exporter and of its folder.
+      serving_input_receiver_fn: returns the `ServingInputReceiver` of the exported model. Required.
+      event_file_pattern: ignored. tf.estimator read the best value from the event files; here a file beside the exports
+        has it.
+      compare_fn: a function (best result so far, current result) -> whether the current one is better. Arguments with
+        the names best_eval_result and current_eval_result are passed by name. None: the smaller `loss` is better.
+      assets_extra: as in `Estimator.export_saved_model`.
+      as_text: as in `Estimator.export_saved_model`.
+      exports_to_keep: number of newest exports to keep, which are the best ones; None: all.
 
     Raises:
       ValueError: there is no receiver function, exports_to_keep is not positive, or compare_fn does not take two
@@ -160,8 +168,7 @@ class BestExporter(LatestExporter):
     ) -> None:  # fmt: skip
         if serving_input_receiver_fn is None:
             raise ValueError(
-                "BestExporter(serving_input_receiver_fn=None): it must be a function that returns a "
-                "ServingInputReceiver."
+                "BestExporter(serving_input_receiver_fn=None): give a function that returns a ServingInputReceiver."
             )
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         self._is_better = better("loss", "min") if compare_fn is None else _by_name(compare_fn)
@@ -172,11 +179,11 @@ class BestExporter(LatestExporter):
 
 
 def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
-    """Return `compare_fn` as a function of (best result so far, current result), passed by tf.estimator's names if it
-    has them.
+    """Return a function (best result, current result) that calls `compare_fn`, by name if it has the argument names
+    of tf.estimator.
 
     Raises:
-      ValueError: it cannot be called with two results.
+      ValueError: `compare_fn` cannot be called with two results.
     """
     names = ("best_eval_result", "current_eval_result")
     try:
@@ -187,17 +194,19 @@ def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
         signature.bind(None, None)
     except TypeError:
         raise ValueError(
-            f"BestExporter(compare_fn={compare_fn!r}): it must take two results of evaluations, {' and '.join(names)}."
+            f"BestExporter(compare_fn={compare_fn!r}): the function must take two arguments, {' and '.join(names)}."
         ) from None
     return compare_fn
 
 
 def better(metric: str, mode: str) -> CompareFn:
-    """Return a function (best result, current result) -> whether the current `metric` is better; NaN never is.
+    """Return a function (best result, current result) -> whether the current result is better by `metric`.
+
+    NaN is worse than any number.
 
     Args:
       metric: name of the metric.
-      mode: min or max.
+      mode: "min" if smaller values are better, "max" if larger values are.
     """
     compare = operator.lt if mode == "min" else operator.gt
 
@@ -215,7 +224,9 @@ def _value(result: Mapping[str, Any], metric: str) -> float:
 
 
 class _Notes:
-    """Notes on the exports in a folder: export -> checkpoint, step, metrics. The last one is the best so far."""
+    """The checkpoint and metrics of each export in a folder, stored in `exports.json`. For a BestExporter, the newest
+    export is the best.
+    """
 
     def __init__(self, export_path: str) -> None:
         self._base = export_path
@@ -225,14 +236,14 @@ class _Notes:
 
     @property
     def best(self) -> dict[str, float] | None:
-        """The metrics of the newest export; None: there is none."""
+        """The metrics of the newest export; None if there is no export."""
         if not self._exports:
             return None
         newest = self._exports[max(self._exports, key=int)]
         return {name: float(value) for name, value in newest["metrics"].items()}
 
     def has(self, checkpoint_path: str, eval_result: Mapping[str, Any]) -> bool:
-        """Report whether this checkpoint was exported: one of the same name with the same results."""
+        """Report whether a checkpoint of the same name with the same results was exported."""
         return _facts(checkpoint_path, eval_result) in self._exports.values()
 
     def add(self, path: str, checkpoint_path: str, eval_result: Mapping[str, Any]) -> None:
@@ -241,6 +252,6 @@ class _Notes:
 
 
 def _facts(checkpoint_path: str, eval_result: Mapping[str, Any]) -> dict[str, Any]:
-    # JSON has no NaN, so it is written as text that float() reads.
+    # JSON has no NaN, so write numbers as text, which float() reads.
     found = {name: repr(value) for name, value in tensorboard.scalars(eval_result).items()}
     return {"checkpoint": os.path.basename(checkpoint_path), "metrics": found}

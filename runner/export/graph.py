@@ -1,8 +1,7 @@
-"""The graph of an exported model: model_fn on placeholders, with its own variables, reduced to what the signatures
-need.
+"""Build the graph of an exported model: call model_fn on placeholders and keep what the signatures need.
 
-It is a session's graph, as in tf.estimator: TensorFlow's SavedModel builder, its loaders and TensorFlow Serving know
-placeholders, lookup tables and their files. No strategy takes part.
+This is a TensorFlow 1 graph for a session, as in tf.estimator, because TensorFlow's SavedModel builder, its loaders and
+TensorFlow Serving support its placeholders, lookup tables and their files. It is built outside of any strategy.
 """
 
 from __future__ import annotations
@@ -41,15 +40,18 @@ class ExportGraph:
     """The exported graph of one mode.
 
     Attributes:
-      specs: variable name -> spec of each variable that model_fn requested and that a checkpoint holds.
-      variables: name -> variable of `graph`, or the parts of one made with a v1 partitioner; those of `specs` that the
-        signatures need.
+      graph: the graph.
+      specs: variable name -> spec, of all variables that model_fn requested and that belong in a checkpoint.
+      variables: variable name -> variable of `graph`, for those of `specs` that the signatures need. A list of parts if
+        a v1 partitioner divided the variable.
       signatures: name -> SignatureDef.
-      assets: string scalar tensors with the paths of files that fill its tables.
-      init_op: fills tables and initializes variables that no checkpoint holds.
-      keys: variable name -> its key in the checkpoint, if the Scaffold's saver uses another than its name.
-      restore: (path of a checkpoint, parts of name -> value found by name, names) -> parts of name -> value of these,
-        by the user's own `restore` of the saver; None: there is none.
+      assets: string scalar tensors with the paths of files that fill lookup tables.
+      init_op: fills lookup tables and initializes variables that do not belong in a checkpoint.
+      keys: variable name -> its key in the checkpoint, for variables that the Scaffold's saver stores under another
+        name.
+      restore: a function that runs the `restore` that the user's class of saver overrides; None: it does not override
+        it. Called with (path of a checkpoint, dicts name -> value of the variables found by name, names), it yields
+        dicts name -> value for `names`.
     """
 
     graph: tf.Graph
@@ -73,15 +75,15 @@ def build_graph(
     """Call model_fn in `mode` on the tensors of `receiver_fn`, and return the graph.
 
     Args:
-      model_call: (features, labels, mode) -> spec.
-      receiver_fn: returns a ServingInputReceiver, or a SupervisedInputReceiver for TRAIN and EVAL.
+      model_call: calls model_fn: (features, labels, mode) -> EstimatorSpec.
+      receiver_fn: returns a ServingInputReceiver in PREDICT, a SupervisedInputReceiver in TRAIN and EVAL.
       mode: one of ModeKeys.
-      seed: seed of the graph; None: none.
-      with_initial_values: keep the variables' own initializers, for those that no checkpoint holds; False: zeros, which
-        are always overwritten.
+      seed: seed of the graph.
+      with_initial_values: give all variables their own initial values, to export a new model. False: variables that a
+        checkpoint will overwrite start with zeros.
 
     Raises:
-      ValueError: receiver_fn returned something else, or model_fn's result cannot be exported.
+      ValueError: receiver_fn returned another type, or model_fn's result cannot be exported.
     """
     store, graph = VariableStore(None, seed), tf.Graph()
     with graph.as_default():
@@ -108,12 +110,19 @@ def build_graph(
 
 @dataclasses.dataclass
 class _Made:
-    """The variables made in a graph, by name."""
+    """The variables made in a graph.
+
+    Attributes:
+      store: has the specs of the variables.
+      requested: the variables that model_fn requested.
+      variables: name -> variable; each part of a partitioned variable is one.
+      protos: name -> VariableDef of the variable when it was made.
+    """
 
     store: VariableStore
     requested: RequestedVariables
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # the variables as they were made: init_from_checkpoint changes them
+    # init_from_checkpoint changes the initializers of variables later.
     protos: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def is_local(self, name: str) -> bool:
@@ -121,12 +130,12 @@ class _Made:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """Return name -> variable, or PartitionedVariable, of all that belong in a checkpoint."""
+        """Return name -> variable, or PartitionedVariable, for all that belong in a checkpoint."""
         variables = {name: variable for name, variable in self.variables.items() if not self.is_local(name)}
         return folded(variables, slices_of(variables))
 
     def proto(self, name: str) -> Any:
-        """Return the VariableDef of the variable for a MetaGraphDef."""
+        """Return the VariableDef of a variable, with the initializer that it was made with."""
         proto, made = self.variables[name].to_proto(), self.protos[name]
         proto.initializer_name, proto.initial_value_name = made.initializer_name, made.initial_value_name
         return proto
@@ -134,7 +143,9 @@ class _Made:
 
 @contextlib.contextmanager
 def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bool) -> Iterator[_Made]:
-    """Make requested variables in `graph`, under the names of checkpoints, inside this context."""
+    """Inside this context, make the variables that model_fn requests in `graph`, with the names that they have in
+    checkpoints.
+    """
     is_making = False
 
     def make(spec: VariableSpec) -> Any:
@@ -168,8 +179,8 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
 
 
 def _exactly(graph: tf.Graph, name: str) -> str:
-    """Return `name` in a form that a variable gets unchanged, even if a name scope of that name exists."""
-    name = name.lstrip("_")  # names of evaluation's random state begin with it, which a graph does not allow
+    """Return the argument `name` with which a new variable gets exactly this name, even if a name scope has it, too."""
+    name = name.lstrip("_")  # the names of evaluation's random state begin with "_", which a graph does not allow
     try:
         graph.get_operation_by_name(name)
     except KeyError:
@@ -199,7 +210,7 @@ def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput],
 
 
 def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]]:
-    """Return name -> (value, update) of all kinds of metrics: scalar tensors."""
+    """Return name -> (value, update), tensors, for all kinds of metrics in `spec.eval_metric_ops`."""
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         if isinstance(metric, tuple | list):
@@ -217,8 +228,9 @@ def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]
 
 
 def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation:
-    """Return the operation that takes a step. An `optimizer` is applied directly: the options of `train` are the
-    runner's.
+    """Return the operation that takes a training step.
+
+    An `optimizer` is applied directly, without options of the runner such as train.clip_global_norm.
     """
     if spec.train_op is not None:
         return tf.group(spec.train_op, *_writes(made, made.requested.keras_variables()))
@@ -242,7 +254,7 @@ def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
 
 
 def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
-    """Return the operations that fill tables, and the Scaffold's own."""
+    """Return the operations that fill lookup tables, and the Scaffold's local_init_op."""
     found = [one for one in v1.get_collection(_KEYS.TABLE_INITIALIZERS) if one is not None]
     own = getattr(spec.scaffold, "local_init_op", None)
     return list(dict.fromkeys([*found, *operations([own] if own is not None else [])]))
@@ -251,7 +263,18 @@ def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
 def _restored(
     made: _Made, saver: Any, path: str, parts: Iterator[Mapping[str, Any]], names: Iterable[str]
 ) -> Iterator[dict[str, Any]]:
-    """Return the values of `names`, in parts, after `saver` restored `path` over those that were found by name."""
+    """Restore a checkpoint in a session with the user's saver, and return an iterator over the variables' values.
+
+    Args:
+      made: the variables of the graph.
+      saver: the saver, whose class overrides `restore`.
+      path: path of the checkpoint.
+      parts: dicts name -> value of the variables that were found by name; assigned before `saver` runs.
+      names: the variables whose values are returned.
+
+    Returns:
+      An iterator over dicts name -> value.
+    """
     saved, graph = made.saved, made.variables[GLOBAL_STEP].graph
     names_of = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in saved.items()}
 
@@ -281,11 +304,20 @@ def _cut(
     train_op: tf.Operation | None,
     initializers: Iterable[tf.Operation],
 ) -> ExportGraph:
-    """Return the part of `graph` that the signatures need: no optimizer slots, no summaries, no training."""
+    """Return the part of `graph` that the signatures and the training operation need. Everything else is left out, such
+    as summaries, and optimizer slots outside of TRAIN.
+
+    Args:
+      graph: the graph in which model_fn was called.
+      made: its variables.
+      signatures: name -> SignatureDef.
+      train_op: the training operation; None outside of TRAIN.
+      initializers: operations that fill tables; only those of which the exported part has an operation are kept.
+    """
     ends_of_signatures = [info for one in signatures.values() for info in (*one.inputs.values(), *one.outputs.values())]
     wanted = [*_operations_of(graph, ends_of_signatures), *([train_op] if train_op is not None else [])]
     running = set(needed(graph, wanted))
-    # A group has no inputs of its own: count what depends on its members.
+    # A tf.group has no inputs, so look at the operations that it runs.
     filling = [one for one in initializers if not running.isdisjoint(needed(graph, [one]))]
     running |= set(needed(graph, filling))
     used = {name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP}
@@ -310,7 +342,7 @@ def _cut(
             if variable.trainable and not is_local:
                 exported.add_to_collection(_KEYS.TRAINABLE_VARIABLES, variable)
         exported.add_to_collection(_KEYS.GLOBAL_STEP, variables[GLOBAL_STEP])
-        if train_op is not None:  # the place where tf.estimator left it
+        if train_op is not None:  # tf.estimator put it into this collection
             exported.add_to_collection(_KEYS.TRAIN_OP, exported.get_operation_by_name(train_op.name))
     return ExportGraph(
         exported,
@@ -326,7 +358,9 @@ def _cut(
 
 
 def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:
-    """Remove the inputs on which no output depends; otherwise every request would have to provide them."""
+    """Remove the inputs on which no output depends, since every request would have to provide them. Keep all inputs if
+    no output depends on any.
+    """
     used = set(needed(graph, _operations_of(graph, signature.outputs.values())))
     unused = [name for name, info in signature.inputs.items() if used.isdisjoint(_operations_of(graph, [info]))]
     for name in unused if len(unused) < len(signature.inputs) else ():
@@ -334,7 +368,7 @@ def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:
 
 
 def _operations_of(graph: tf.Graph, infos: Iterable[Any]) -> list[tf.Operation]:
-    """Return the operations behind TensorInfos."""
+    """Return the operations that compute the tensors of `infos` (TensorInfo protos)."""
     return operations(v1.saved_model.get_tensor_from_tensor_info(info, graph) for info in infos)
 
 
@@ -345,7 +379,7 @@ def _names_in(proto: Any) -> list[str]:
 
 
 def _definition(graph: tf.Graph, running: set[tf.Operation]) -> Any:
-    """Return the GraphDef of these operations with the functions that they call."""
+    """Return the GraphDef of the operations `running`, with the functions that they call."""
     whole = graph.as_graph_def()
     names = {operation.name for operation in running}
     part = v1.GraphDef(versions=whole.versions)

@@ -20,7 +20,7 @@ DEFAULT = "serving_default"
 """Name of the signature that TensorFlow Serving runs by default."""
 
 SINGLE_RECEIVER = "input"
-"""Name of an input that was given without a name."""
+"""Name of the input if `receiver_tensors` is one tensor instead of a dict."""
 
 
 class ExportOutput(abc.ABC):
@@ -28,18 +28,18 @@ class ExportOutput(abc.ABC):
 
     @abc.abstractmethod
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
-        """Return the SignatureDef from these inputs to the outputs.
+        """Return the SignatureDef with the given inputs and these outputs.
 
         Args:
           receiver_tensors: name -> input placeholder.
 
         Raises:
-          ValueError: this kind of output does not allow these inputs; the message says why.
+          ValueError: TensorFlow Serving does not allow these inputs for this kind of output.
         """
 
 
 class PredictOutput(ExportOutput):
-    """Any tensors, by name.
+    """Outputs that may be any tensors.
 
     Args:
       outputs: a dict of tensors, or one tensor, which is then named `output`. A key may be a tuple of strings, joined
@@ -58,14 +58,14 @@ class PredictOutput(ExportOutput):
 
 @dataclasses.dataclass(eq=False)
 class ClassificationOutput(ExportOutput):
-    """Scores and names of classes.
+    """Outputs of a classifier: scores and names of classes; one of them may be left out.
 
     Args:
       scores: float, `[batch, classes]`.
       classes: string, `[batch, classes]` or `[classes]`.
 
     Raises:
-      ValueError: neither is given, or one has another dtype.
+      ValueError: both are None, or one has another dtype.
     """
 
     scores: Any = None
@@ -90,7 +90,7 @@ class ClassificationOutput(ExportOutput):
 
 @dataclasses.dataclass(eq=False)
 class RegressionOutput(ExportOutput):
-    """One number per example.
+    """Output of a regressor: one number per example.
 
     Args:
       value: float, `[batch]` or `[batch, 1]`.
@@ -111,7 +111,13 @@ class RegressionOutput(ExportOutput):
 
 
 class _SupervisedOutput(ExportOutput):
-    """The outputs of a model with labels: `loss`, `predictions/<name>`, `metrics/<name>/value` and `/update_op`."""
+    """Outputs of a model with labels: `loss`, `predictions/<name>`, `metrics/<name>/value`, `metrics/<name>/update_op`.
+
+    Args:
+      loss: scalar; None: no loss.
+      predictions: a tensor or a dict of tensors; None: no predictions.
+      metrics: name -> (value, update) tensors; None: no metrics.
+    """
 
     method_name = ""
 
@@ -140,12 +146,12 @@ class EvalOutput(_SupervisedOutput):
 
 
 def outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
-    """Return signature name -> outputs of a PREDICT spec: its `export_outputs`, else its predictions.
+    """Return signature name -> outputs for the EstimatorSpec of PREDICT: its `export_outputs`, else its predictions.
 
-    A single signature is also `serving_default`.
+    If there is only one signature, it is also `serving_default`.
 
     Raises:
-      ValueError: export_outputs contains something else, or several outputs without a default.
+      ValueError: a value of export_outputs is not an ExportOutput, or none of several is named `serving_default`.
     """
     assert spec.mode == ModeKeys.PREDICT
     outputs = dict(spec.export_outputs or {}) or {DEFAULT: PredictOutput(spec.predictions)}
@@ -159,8 +165,8 @@ def outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
         outputs.setdefault(DEFAULT, next(iter(outputs.values())))
     if DEFAULT not in outputs:
         raise ValueError(
-            f"export_outputs has {', '.join(map(repr, outputs))}. Name one of them {DEFAULT!r}: it is the default "
-            "signature."
+            f"export_outputs has {', '.join(map(repr, outputs))}, but no {DEFAULT!r}. Give one this name: "
+            "TensorFlow Serving runs it by default."
         )
     return outputs
 
@@ -171,19 +177,19 @@ def signatures_of(
     alternatives: Mapping[str, Mapping[str, Any]],
     otherwise: ExportOutput | None = None,
 ) -> dict[str, Any]:
-    """Return name -> SignatureDef of each output from the inputs, and `<alternative>:<name>` from each of the
-    `alternatives`.
+    """Return signature name -> SignatureDef.
 
-    An output that does not allow these inputs is left out, and the log says why.
+    Each output gives a signature `<name>` with the inputs `receiver_tensors`, and `<alternative>:<name>` with each of
+    the `alternatives`. A combination that TensorFlow Serving does not allow is left out, and the log says why.
 
     Args:
       outputs: signature name -> output.
       receiver_tensors: name -> input placeholder.
-      alternatives: name -> other inputs; None: none.
-      otherwise: the default output if the default is left out; None: there is then no default.
+      alternatives: name of the alternative -> other inputs, each name -> placeholder.
+      otherwise: the output of `serving_default` if that one is left out; None: there is then no such signature.
 
     Raises:
-      ValueError: all outputs are left out.
+      ValueError: all signatures are left out.
     """
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
@@ -203,7 +209,7 @@ def signatures_of(
             + " Add a PredictOutput to export_outputs, or use build_parsing_serving_input_receiver_fn."
         )
     for name, why in left_out.items():
-        instead = " The predictions take its place." if name == DEFAULT and DEFAULT in found else ""
+        instead = " It has the predictions as outputs instead." if name == DEFAULT and DEFAULT in found else ""
         _log.info("Signature %r is left out: %s%s", name, why, instead)
     return found
 
@@ -214,7 +220,8 @@ def _single_string(receiver_tensors: Mapping[str, Any], what: str) -> Any:
         kinds = [f"{name} ({tf.as_dtype(tensor.dtype).name})" for name, tensor in receiver_tensors.items()]
         shown = ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
         raise ValueError(
-            f"A {what} needs one input, a string tensor of serialized tf.Examples; this model has {shown}."
+            f"A {what} signature needs exactly one input, a string tensor of serialized tf.Examples, but the inputs "
+            f"are {shown}."
         )
     return found[0]
 
@@ -238,7 +245,7 @@ def _named(outputs: Any, default: str, what: str) -> dict[str, Any]:
         if not isinstance(key, str):
             raise ValueError(f"{what} has the key {key!r}. Names of outputs must be strings.")
         if not tf.is_tensor(value):
-            raise ValueError(f"{what}[{key!r}] is a {type(value).__name__}, and must be a tensor.")
+            raise ValueError(f"{what}[{key!r}] must be a tensor, not {type(value).__name__}.")
         named[key] = value
     return named
 

@@ -1,4 +1,4 @@
-"""The inputs of an exported model: the placeholders that requests fill, and the features made from them."""
+"""Inputs of an exported model: placeholders that requests fill, and the features computed from them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class _ServingInputReceiver(NamedTuple):
 
 
 class ServingInputReceiver(_ServingInputReceiver):
-    """The result of a `serving_input_receiver_fn`: the placeholders that requests fill, and the features for model_fn.
+    """The result of a `serving_input_receiver_fn`: placeholders that requests fill, and the features for model_fn.
 
     Args:
       features: a dict of dense, sparse or ragged tensors `[batch, ...]`, with strings or ints as keys; one tensor
         becomes `{"feature": tensor}`.
-      receiver_tensors: a dict of placeholders, with the names of the signature's inputs; one tensor is named `input`.
-      receiver_tensors_alternatives: name -> other tensors that may be fed instead; each makes further signatures of
-        that name.
+      receiver_tensors: input name of the signatures -> placeholder; one tensor becomes `{"input": tensor}`.
+      receiver_tensors_alternatives: name -> other tensors that requests may fill instead. Each adds signatures
+        `<name>:<signature>`.
 
     Raises:
-      ValueError: one of them is missing, a key is not a string, or a value is not a tensor.
+      ValueError: features or receiver_tensors are None, a key is neither a string nor an int, or a value is not a
+        tensor.
     """
 
     def __new__(
@@ -52,7 +53,7 @@ class ServingInputReceiver(_ServingInputReceiver):
 
     labels: Any = None
     asks_for_all = True
-    """Whether signatures require inputs that no output depends on, as in tf.estimator."""
+    """Whether signatures have inputs on which no output depends, as in tf.estimator."""
 
     @classmethod
     def _checked_features(cls, features: Any) -> Any:
@@ -60,24 +61,26 @@ class ServingInputReceiver(_ServingInputReceiver):
 
 
 class _OfInput(ServingInputReceiver):
-    """A receiver for all features of an input function, of which the model may use only some."""
+    """A receiver with a placeholder for each feature of an input function. Signatures have only those that the model
+    uses.
+    """
 
     asks_for_all = False
 
 
 class TensorServingInputReceiver(ServingInputReceiver):
-    """A ServingInputReceiver whose `features` are a single tensor, passed to model_fn as it is.
+    """A ServingInputReceiver whose `features` are one tensor, which model_fn gets without a dict around it.
 
     Raises:
-      ValueError: as in ServingInputReceiver; or `features` is not a tensor.
+      ValueError: as in ServingInputReceiver, or `features` is not a tensor.
     """
 
     @classmethod
     def _checked_features(cls, features: Any) -> Any:
         if not _is_tensor(features):
             raise ValueError(
-                f"TensorServingInputReceiver(features) is a {type(features).__name__}; it must be one tensor. Use "
-                "ServingInputReceiver for several."
+                f"TensorServingInputReceiver(features=...) must be one tensor, but is a {type(features).__name__}. Use "
+                "ServingInputReceiver for several tensors."
             )
         return features
 
@@ -89,10 +92,11 @@ class _SupervisedInputReceiver(NamedTuple):
 
 
 class SupervisedInputReceiver(_SupervisedInputReceiver):
-    """The result of a receiver function for TRAIN and EVAL: features and labels.
+    """The result of a receiver function for TRAIN and EVAL: placeholders, and the features and labels for model_fn.
 
     Args:
-      features, labels: a tensor or a dict of tensors, each `[batch, ...]`.
+      features: a tensor or a dict of tensors, each `[batch, ...]`.
+      labels: a tensor or a dict of tensors, each `[batch, ...]`.
       receiver_tensors: as in ServingInputReceiver.
 
     Raises:
@@ -111,11 +115,13 @@ class SupervisedInputReceiver(_SupervisedInputReceiver):
 def build_parsing_serving_input_receiver_fn(
     feature_spec: Mapping[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Return a receiver function for serialized `tf.train.Example`s: one string input `[batch]` named `examples`.
+    """Return a receiver function for requests of serialized `tf.train.Example`s.
+
+    The signatures have one input, a string tensor `[batch]` named `examples`.
 
     Args:
       feature_spec: feature name -> tf.io.FixedLenFeature, VarLenFeature, ...
-      default_batch_size: number of examples per request; None: any.
+      default_batch_size: number of examples per request; None: any number.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
@@ -128,11 +134,11 @@ def build_parsing_serving_input_receiver_fn(
 def build_raw_serving_input_receiver_fn(
     features: Any, default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """Return a receiver function for requests that hold the features themselves, each under its name.
+    """Return a receiver function for requests that hold the features as tensors, without parsing.
 
     Args:
-      features: a dict of tensors or TensorSpecs `[batch, ...]`, whose shapes and dtypes are used; or one of them. A
-        scalar means one example of `[batch]`.
+      features: feature name -> tensor or TensorSpec `[batch, ...]`, whose shape and dtype the placeholder gets; or one
+        of them, which is named `feature`. A scalar gets the shape `[batch]`.
       default_batch_size: size of the first dimension; None: any number of examples.
     """
 
@@ -146,20 +152,23 @@ def build_raw_serving_input_receiver_fn(
 def build_raw_supervised_input_receiver_fn(
     features: Any, labels: Any, default_batch_size: int | None = None
 ) -> Callable[[], SupervisedInputReceiver]:
-    """Return a receiver function like `build_raw_serving_input_receiver_fn`, for features and labels.
+    """Return a receiver function for TRAIN and EVAL, for requests that hold features and labels as tensors.
 
     Args:
-      features, labels: a dict of tensors or TensorSpecs `[batch, ...]`, or one of them.
+      features: as in `build_raw_serving_input_receiver_fn`.
+      labels: like features; one tensor is named `label`.
       default_batch_size: size of the first dimension; None: any number of examples.
 
     Raises:
-      ValueError: one of them is missing, or a feature and a label have the same name.
+      ValueError: features or labels are None, or a feature and a label have the same name.
     """
     if features is None or labels is None:
         raise ValueError("build_raw_supervised_input_receiver_fn: features and labels are both required.")
     if isinstance(features, Mapping) and isinstance(labels, Mapping) and set(features) & set(labels):
         both = ", ".join(map(repr, sorted(set(features) & set(labels))))
-        raise ValueError(f"{both}: used by a feature and by a label. Each input of a signature needs its own name.")
+        raise ValueError(
+            f"{both}: a feature and a label have the same name. Each input of a signature needs a name of its own."
+        )
 
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
         of_features = _placeholders(_batches(features), default_batch_size, _SINGLE_FEATURE)
@@ -174,11 +183,15 @@ def build_raw_supervised_input_receiver_fn(
 
 
 def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
-    """Return a receiver function for requests like the data of an input function: the features that the model uses, any
-    number of examples.
+    """Return a receiver function for requests with the features of an input function.
+
+    Requests hold any number of examples, and only the features that the model uses.
 
     Args:
-      features: TensorSpecs `[batch, ...]` of a batch: one, which is then named `input`, or a nested structure.
+      features: feature name -> TensorSpec `[batch, ...]` of a batch; or one TensorSpec, for an input named `input`.
+
+    Returns:
+      The function. It raises ValueError if `features` is another structure.
     """
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
@@ -187,8 +200,8 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
             return _OfInput(placeholders, placeholders)
         if tf.nest.is_nested(features):
             raise ValueError(
-                f"the features of the input are a {type(features).__name__}, whose parts have no names for a request. "
-                "Return a dict from the input function, or set export.receiver_fn."
+                f"the features of the input are a {type(features).__name__}, so its tensors have no names that a "
+                "request could use. Return a dict of features from the input function, or set export.receiver_fn."
             )
         placeholder = _placeholders(features, None, SINGLE_RECEIVER)[SINGLE_RECEIVER]
         return TensorServingInputReceiver(placeholder, {SINGLE_RECEIVER: placeholder})
@@ -213,7 +226,7 @@ def _placeholder(name: Any, spec: Any, batch_size: int | None) -> Any:
     """Return a placeholder like `spec` (a tensor or TensorSpec `[batch, ...]`) for `batch_size` examples."""
     if isinstance(spec, Mapping):
         raise ValueError(
-            f"feature {name!r} is a dict of features. Inputs of a signature are tensors: flatten the dict."
+            f"feature {name!r} is a dict, but each input of a signature must be a tensor. Flatten the dict."
         )
     if isinstance(spec, tf.RaggedTensor | tf.RaggedTensorSpec):
         rank = spec.ragged_rank
@@ -236,16 +249,16 @@ def _is_tensor(value: Any) -> bool:
 
 def _checked(tensors: Any, single: str, what: str) -> dict[Any, Any]:
     if tensors is None:
-        raise ValueError(f"{what}=None: a receiver needs {what}.")
+        raise ValueError(f"{what}=None: {what} are required.")
     tensors = tensors if isinstance(tensors, Mapping) else {single: tensors}
     for name, tensor in tensors.items():
         if not isinstance(name, str | int):
             raise ValueError(f"{what} has the key {name!r}. A name must be a string or an int.")
         if not _is_tensor(tensor):
-            raise ValueError(f"{what}[{name!r}] is a {type(tensor).__name__}, and must be a tensor.")
+            raise ValueError(f"{what}[{name!r}] must be a tensor, not {type(tensor).__name__}.")
     return dict(tensors)
 
 
 def _checked_receivers(tensors: Any, what: str) -> dict[str, Any]:
-    # Names of a signature's inputs are strings; features that are their own receivers may be named by ints.
+    # Names of a signature's inputs are strings, but the keys of features, which may be passed here, can be ints.
     return {str(name): tensor for name, tensor in _checked(tensors, SINGLE_RECEIVER, what).items()}

@@ -1,7 +1,7 @@
-"""Write a SavedModel: the graph of model_fn, the values of a checkpoint, and the files of its tables.
+"""Write a SavedModel: the graph of model_fn, the values of a checkpoint, and the files of its lookup tables.
 
-The format is tf.estimator's, which `tf.saved_model.load`, `tf.compat.v1.saved_model.load`, `saved_model_cli` and
-TensorFlow Serving read.
+The format is that of tf.estimator. `tf.saved_model.load`, `tf.compat.v1.saved_model.load`, `saved_model_cli` and
+TensorFlow Serving can read it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 
 TAGS = {ModeKeys.TRAIN: ["train"], ModeKeys.EVAL: ["eval"], ModeKeys.PREDICT: ["serve"]}
-"""Mode -> the tags by which its graph is found in a SavedModel."""
+"""Mode -> tags of its graph in a SavedModel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,10 @@ class Written:
     """A SavedModel that was written.
 
     Attributes:
-      signatures: signature name -> its inputs and outputs as readable text.
-      tensors: dense tensors of the default signature: "inputs" and "outputs" -> name -> [dtype, shape with -1 for any
-        size].
+      path: its folder.
+      signatures: signature name -> names of its inputs and outputs as readable text: "x, y -> z".
+      tensors: "inputs" and "outputs" -> name -> [dtype, shape with -1 for any size], for the dense tensors of the
+        default signature. {} if there is no default signature.
     """
 
     path: str
@@ -59,12 +60,12 @@ _ATTEMPTS = 100
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The values of an exported model.
+    """The model to export, and where its values come from.
 
     Attributes:
-      model_call: (features, labels, mode) -> spec.
-      checkpoint: path of the checkpoint; None: a new model, which begins with `config.warm_start`.
-      config: has the seed, and says whether the weights or their moving averages are exported.
+      model_call: calls model_fn: (features, labels, mode) -> EstimatorSpec.
+      checkpoint: path of the checkpoint; None: a new model with initial values, or those of `config.warm_start`.
+      config: has the seed. With `ema_decay`, the moving averages of the weights are exported instead of the weights.
     """
 
     model_call: Callable[..., EstimatorSpec]
@@ -80,21 +81,24 @@ def write_saved_model(
     assets_extra: Mapping[str, str] | None = None,
     as_text: bool = False,
 ) -> Written:
-    """Write `base`/<seconds since 1970>; it is complete as soon as it appears.
+    """Write a SavedModel to `<base>/<seconds since 1970>`. The folder appears only when it is complete.
 
     Args:
       base: parent folder.
-      receiver_fns: mode -> receiver function; one graph each, tagged train, eval or serve.
-      source: where the values come from.
-      assets_extra: path below `assets.extra` -> the file to copy there.
+      receiver_fns: mode -> receiver function. Each mode gives a graph, with the tag train, eval or serve.
+      source: the model and its values.
+      assets_extra: path below `assets.extra` in the SavedModel -> file to copy there; None: no files.
       as_text: write saved_model.pbtxt instead of saved_model.pb.
 
     Raises:
-      ValueError: no mode is given, `build_graph` raises it, the checkpoint lacks a variable, or a file does not exist.
+      ValueError: there is no receiver function, model_fn's result cannot be exported, the checkpoint lacks a variable,
+        or a file of `assets_extra` does not exist.
     """
     modes = [mode for mode in TAGS if receiver_fns.get(mode) is not None]
     if not modes:
-        raise ValueError(f"Nothing to export: no receiver function for any of the modes {', '.join(map(repr, TAGS))}.")
+        raise ValueError(
+            f"nothing to export: give a receiver function for at least one of the modes {', '.join(map(repr, TAGS))}."
+        )
     extra = assets_extra or {}
     _check_extra(extra)
     is_new, temporary = source.checkpoint is None, _temporary_folder(base)
@@ -137,7 +141,7 @@ def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: 
     }
     with exported.graph.as_default():
         saver = v1.train.Saver(dict(exported.variables), sharded=True, allow_empty=True)
-        # The builder would read the values from a session. Write them directly instead.
+        # The builder would read the values from a session. `write_in_parts` writes them instead.
         saver = Overlay(saver, save=lambda *args, **kwargs: None)
         if is_first:
             builder.add_meta_graph_and_variables(None, tags, dict(exported.signatures), saver=saver, **given)
@@ -147,7 +151,7 @@ def _add(builder: Any, exported: ExportGraph, tags: Sequence[str], *, is_first: 
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Silence TensorFlow's advice against sessions, one message for each deprecated name."""
+    """Silence TensorFlow's deprecation warnings about session APIs, which this module must use."""
     logger = logging.getLogger("tensorflow")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -158,7 +162,7 @@ def _without_advice() -> Iterator[None]:
 
 
 def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
-    """Return the inputs and outputs of a signature; nothing if there is no signature."""
+    """Return `Written.tensors` for a SignatureDef; {} for None."""
     parts = {"inputs": signature.inputs, "outputs": signature.outputs} if signature is not None else {}
     return {
         part: {
@@ -176,15 +180,16 @@ def _tensors(signature: Any) -> dict[str, dict[str, Sequence[Any]]]:
 def values_of(
     graphs: Sequence[ExportGraph], checkpoint: str | None, config: RunConfig, *, trains: bool
 ) -> Iterator[Sequence[Entry]]:
-    """Return the value of each variable of `graphs`, in parts that are read when they are asked for.
+    """Return an iterator over parts of the variables' values, each a list of entries of a bundle.
 
-    If the model is new, or if a Scaffold's saver has a `restore` of its own, a session holds all values meanwhile.
+    A part is read when the iterator reaches it. If the model is new, or if the user's saver overrides `restore`, a
+    session holds all values until the iterator ends.
 
     Args:
       graphs: the exported graphs.
-      checkpoint: path of the checkpoint; None: a new model, which begins with `config.warm_start`.
-      config: says whether the weights or their moving averages are exported.
-      trains: one of the graphs is a training graph, which needs the weights themselves.
+      checkpoint: path of the checkpoint; None: a new model with initial values, or those of `config.warm_start`.
+      config: with `ema_decay`, moving averages are exported instead of the weights.
+      trains: one of the graphs is a training graph, which needs the weights, not their averages.
 
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape, or has no averages to export.
@@ -210,7 +215,12 @@ def _entries(values: Mapping[str, Any]) -> Sequence[Entry]:
 
 
 def _check_keys(graphs: Sequence[ExportGraph]) -> None:
-    """Check that a variable has one value in all graphs, because a SavedModel can hold only one."""
+    """Check that each variable has the same key in the checkpoint in all graphs, because a SavedModel holds only one
+    value of it.
+
+    Raises:
+      ValueError: a variable has different keys, or there are several graphs and a saver overrides `restore`.
+    """
     sources = [{name: graph.keys.get(name, name) for name in graph.variables} for graph in graphs]
     differ = [
         name for one in sources for name, key in one.items() if any(other.get(name, key) != key for other in sources)
@@ -218,14 +228,13 @@ def _check_keys(graphs: Sequence[ExportGraph]) -> None:
     if differ or (len(graphs) > 1 and any(graph.restore is not None for graph in graphs)):
         raise ValueError(
             f"the savers of model_fn's Scaffolds read {', '.join(dict.fromkeys(differ)) or 'variables'} under "
-            "different keys in different modes, but a SavedModel holds one value for each. Export the modes one by "
-            "one: "
-            "export_saved_model(..., experimental_mode=)."
+            "different keys in different modes, but a SavedModel holds only one value of each variable. Export each "
+            "mode on its own: export_saved_model(..., experimental_mode=)."
         )
 
 
 def _found_by_name(reader: Reader, graph: ExportGraph) -> Iterator[Mapping[str, Any]]:
-    """Return the values that a checkpoint has of the variables of one graph, in parts."""
+    """Return an iterator over dicts name -> value, of those variables of a graph that the checkpoint has."""
     renamed = _renamed(reader, graph)
     there = {name: renamed.get(name, name) for name in graph.specs if reader.has(renamed.get(name, name))}
     check_shapes(reader, {name: graph.specs[name].shape for name in there}, keys=renamed)
@@ -233,7 +242,9 @@ def _found_by_name(reader: Reader, graph: ExportGraph) -> Iterator[Mapping[str, 
 
 
 def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, str]:
-    """Return variable name -> its name in the checkpoint, for each variable of one graph."""
+    """Return variable name -> name in the checkpoint of the value to export, for each variable of one graph. This is a
+    moving average if `config.ema_decay` is set and `trains` is False.
+    """
     renamed = _renamed(reader, graph)
     check_shapes(reader, {name: spec.shape for name, spec in graph.specs.items()}, keys=renamed)
     averaged: dict[str, str] = {}
@@ -243,9 +254,7 @@ def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains
 
 
 def _renamed(reader: Reader, graph: ExportGraph) -> dict[str, str]:
-    """Return variable name -> its name in the checkpoint, for variables that a Scaffold's saver stores under another
-    name.
-    """
+    """Return variable name -> its name in the checkpoint, for variables that have another name there."""
     known = {name: spec.shape for name, spec in graph.specs.items() if name not in graph.keys}
     return {**numbered(reader, known), **graph.keys}
 
@@ -253,11 +262,11 @@ def _renamed(reader: Reader, graph: ExportGraph) -> dict[str, str]:
 def _new_values(
     graphs: Sequence[ExportGraph], config: RunConfig, specs: Mapping[str, VariableSpec]
 ) -> Iterator[Mapping[str, Any]]:
-    """Return the initial values, in parts, overwritten by those of the warm start."""
+    """Return an iterator over dicts name -> value: initial values, or those of the warm start."""
     owners: dict[str, SessionValues] = {}
     with contextlib.ExitStack() as held:
         for exported in graphs:
-            with exported.graph.as_default():  # else a variable does not tell its initial value
+            with exported.graph.as_default():  # `initial_value` can only be read inside the graph
                 pieces = {
                     name: [Piece(part, part.initializer, part.initial_value) for part in _parts_of(variable)]
                     for name, variable in exported.variables.items()
@@ -286,7 +295,7 @@ def _new_values(
 
 
 def _parts_of(variable: Any) -> Sequence[Any]:
-    """Return the parts of a partitioned variable; another in a list."""
+    """Return the list of parts of a partitioned variable, or a list that holds only `variable`."""
     return variable if isinstance(variable, list) else [variable]
 
 
@@ -302,18 +311,21 @@ def exports_in(base: str) -> list[str]:
 
 
 def _temporary_folder(base: str) -> str:
-    """Return an unused path whose name contains the later name of the export."""
+    """Return an unused path `<base>/temp-<seconds since 1970>`; the number will be the name of the export."""
     taken = [int(os.path.basename(path)) for path in exports_in(base)]
     stamp = max(int(time.time()), max(taken, default=0) + 1)
     for attempt in range(_ATTEMPTS):
         temporary = os.path.join(base, f"{TEMPORARY}{stamp + attempt}")
         if not tf.io.gfile.exists(temporary) and not tf.io.gfile.exists(os.path.join(base, str(stamp + attempt))):
             return temporary
-    raise RuntimeError(f"{base} has {_ATTEMPTS} unfinished exports. Remove its folders {TEMPORARY}*.")
+    raise RuntimeError(f"{base} has {_ATTEMPTS} unfinished exports. Delete the folders {TEMPORARY}* in it.")
 
 
 def _published(temporary: str, base: str) -> str:
-    """Rename a complete export, so that TensorFlow Serving, which watches `base`, never sees half of one."""
+    """Rename the folder of a complete export to its number and return the new path.
+
+    TensorFlow Serving, which watches `base`, thus never sees an incomplete export.
+    """
     stamp = int(os.path.basename(temporary).removeprefix(TEMPORARY))
     while tf.io.gfile.exists(os.path.join(base, str(stamp))):
         stamp += 1
@@ -325,6 +337,6 @@ def _published(temporary: str, base: str) -> str:
 def _check_extra(files: Mapping[str, str]) -> None:
     for name, file in files.items():
         if not tf.io.gfile.exists(file):
-            raise ValueError(f"assets_extra[{name!r}]={file}: no such file.")
+            raise ValueError(f"assets_extra[{name!r}]={file!r}: there is no such file.")
         if os.path.isabs(name) or ".." in name.split("/"):
-            raise ValueError(f"assets_extra[{name!r}]: must be a path below the folder assets.extra.")
+            raise ValueError(f"assets_extra[{name!r}]: must be a relative path below assets.extra.")

@@ -1,4 +1,4 @@
-"""The values of a graph's variables in a session: of a new model, or as a saver's own `restore` left them."""
+"""Values of variables in a session: those of a new model, or those that a user's saver restored."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ v1 = tf.compat.v1
 
 
 class Piece(NamedTuple):
-    """A variable of a graph: one of the checkpoint's, or one part of it that a v1 partitioner made.
+    """A variable of a graph: a whole variable of the model, or one part of a variable that a v1 partitioner divided.
 
     Attributes:
-      initializer: the operation that sets it, or its name.
-      initial_value: the tensor that `initializer` sets it to, or its name.
+      variable: the tf.Variable.
+      initializer: the operation that assigns the initial value, or its name.
+      initial_value: the tensor that `initializer` assigns, or its name.
     """
 
     variable: Any
@@ -31,7 +32,7 @@ class Piece(NamedTuple):
 
 
 class SessionValues:
-    """Variables in a session of their own, which holds their values until it is closed.
+    """The variables of a graph, and a session that holds their values until `close`.
 
     Args:
       graph: graph of the variables; operations that read them are added to it.
@@ -45,16 +46,16 @@ class SessionValues:
         self._pieces, self._specs = pieces, specs
         with graph.as_default():
             self._reads = {name: [one.variable.read_value() for one in some] for name, some in pieces.items()}
-        # A session only passes values on.
+        # The session only computes initial values and passes values on, so it needs no GPU.
         on_cpu = v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=True)
         self.session = v1.Session(graph=graph, config=on_cpu)
 
     def initialize(self) -> None:
-        """Set all variables to their initial values, in one run: they may share random numbers."""
+        """Set all variables to their initial values, in one run because initial values may share random numbers."""
         self.session.run([one.initializer for some in self._pieces.values() for one in some])
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
-        """Set variables by name to arrays of their whole shape, one after the other."""
+        """Set variables, one after the other, to `values`: name -> array of the whole variable."""
         for name, value in values.items():
             some, parts = self._pieces[name], [value]
             if len(some) > 1:
@@ -64,7 +65,7 @@ class SessionValues:
             self.session.run([one.initializer for one in some], fed)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return name -> whole value of the variables."""
+        """Return name -> value of the whole variable."""
         found = self.session.run({name: self._reads[name] for name in names})
         return {
             name: values[0] if len(values) == 1 else np.concatenate(values, self._axis(name))
@@ -72,11 +73,11 @@ class SessionValues:
         }
 
     def size_of(self, name: str) -> int:
-        """Return the bytes of a variable; 0 if its shape is not known."""
+        """Return the size of a variable in bytes; 0 if its shape is not known."""
         return size_of(self._specs[name])
 
     def close(self) -> None:
-        """Let go of the values."""
+        """Close the session and free the values."""
         self.session.close()
 
     def _axis(self, name: str) -> int:
@@ -89,8 +90,8 @@ def read_in_parts(owners: Mapping[str, SessionValues], held: contextlib.ExitStac
     """Yield the values of variables in parts of bounded size, each a dict name -> array.
 
     Args:
-      owners: variable name -> what holds it; those of one owner follow one another.
-      held: closed at the end.
+      owners: variable name -> the SessionValues that hold it. Variables with the same SessionValues stand together.
+      held: closed when the generator ends.
     """
     with held:
         for _, names in itertools.groupby(owners, lambda name: id(owners[name])):

@@ -327,7 +327,7 @@ def test_a_disk_that_is_really_full(small_disk: Path) -> None:
     saver.wait()
     for step, asynchronous in ((2, True), (3, False)):
         saver.begin(Snapshot(step, {"w": tf.ones([1_000_000])}), {}, asynchronous=asynchronous)
-        with pytest.raises(DiskFullError, match=r"its variables need 4.0 MB, and \d.\d MB were free"):
+        with pytest.raises(DiskFullError, match=r"its variables need 4.0 MB, but only \d.\d MB were free"):
             saver.wait()
     assert [(info.step, find_damage(info.path)) for info in list_checkpoints(small_disk)] == [(1, None)]
     assert not (small_disk / SCRATCH).exists()

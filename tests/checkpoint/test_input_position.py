@@ -77,7 +77,7 @@ def test_what_was_read_is_read_again_and_one_warning_names_the_cost(source: str,
         first = losses(source, tmp_path / "b", 14)  # past the end of an epoch of twelve
         said = [record.message for record in caplog.records if record.name.startswith("runner")]
         assert len(said) == 1 and "cannot be saved" in said[0]
-        assert "reads and drops every batch up to its step before it continues" in said[0]
+        assert "read and drop all batches up to its step before it continues" in said[0]
         assert first + losses(source, tmp_path / "b", 16) == undisturbed
         again = [record.message for record in caplog.records if record.name.startswith("runner")][1:]
     assert again[0].startswith("Reading 14 batches again, to continue where ")

@@ -163,8 +163,8 @@ def test_a_shuffle_whose_seed_another_process_does_not_have_is_saved(tmp_path: P
         train(tmp_path / "c", 8, tf_random_seed=None, checkpoint_input_state="counted")
     assert input_bytes(tmp_path / "a", 8) and input_bytes(tmp_path / "b", 8) and not input_bytes(tmp_path / "c", 8)
     said = said_of(caplog)
-    assert "by a seed that each process draws anew" in said and "Shuffle has no seed" in said
-    assert "checkpoint.input_state=counted: a resumed run reads the input again and may get other" in said
+    assert "each process draws a new shuffle seed" in said and "Shuffle has no seed" in said
+    assert "checkpoint.input_state=counted: a resumed run reads the input again, and may read other" in said
 
 
 def test_a_shuffle_within_a_function_counts_as_drawn_only_without_a_seed() -> None:
@@ -181,7 +181,7 @@ def test_a_shuffle_within_a_function_counts_as_drawn_only_without_a_seed() -> No
 def test_another_seed_is_said_where_batches_are_read_again(tmp_path: Path, caplog: Any) -> None:
     train(tmp_path, 8)
     train(tmp_path, 8, tf_random_seed=8)
-    assert "They were shuffled by run.seed=7, and now by 8: some examples" in said_of(caplog)
+    assert "The batches were shuffled with run.seed=7, and are now with 8: some examples" in said_of(caplog)
 
 
 def test_a_state_that_cannot_be_saved_is_said_where_it_was_asked_for(tmp_path: Path, caplog: Any) -> None:
@@ -206,7 +206,7 @@ def test_a_full_disk_names_what_the_state_of_the_input_needs(small_disk: Path) -
     with pytest.raises(DiskFullError) as caught:
         train(small_disk, 30, checkpoint_input_state="saved", keep_checkpoint_max=None)
     said = str(caught.value)
-    assert "its variables need 12 B, the state of its input" in said and "MB, and " in said, said
+    assert "its variables need 12 B, the state of its input" in said and "MB, but only " in said, said
 
 
 def test_a_full_disk_is_said_by_whoever_notes_something_on_it(small_disk: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_lack_of_memory_is_no_damage(estimator: Estimator, monkeypatch: pytest
     monkeypatch.setattr(tensor_bundle, "read_entries", read)
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
         again.latest_checkpoint()
-    assert "model.ckpt-4 was read to see whether it is whole" in raised.value.__notes__[0]
+    assert "model.ckpt-4 tensor by tensor to find damage" in raised.value.__notes__[0]
     with pytest.raises(tf.errors.ResourceExhaustedError):
         estimator.evaluate(points(2), checkpoint_path=f"{estimator.model_dir}/model.ckpt-2")
 

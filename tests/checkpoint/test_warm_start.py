@@ -163,7 +163,7 @@ def test_a_run_that_resumes_keeps_its_own_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("settings", "params", "message"), [
-    ({}, {"outputs": 3}, r"'out/kernel' is \[8, 3\] here and \[8, 1\] there. Leave these variables out"),
+    ({}, {"outputs": 3}, r"'out/kernel' is \[8, 3\] in the model and \[8, 1\] in the checkpoint. Exclude these"),
     ({"include": ["hiden/.*"]}, {}, "include: 'hiden/.*' matches no variable. (Did you mean|There are: )"),
     ({"include": ["out/kernel"], "rename": {"out/kernel": "head/kernel"}}, {},
      "has no variable 'head/kernel' for 'out/kernel'"),
@@ -245,7 +245,7 @@ def test_rows_go_with_their_tokens_by_a_config(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert Reader(tmp_path / "new" / "model.ckpt-1").get("in/table").tolist() == [[3, 30], [8, 8], [1, 10], [8, 8]]
-    assert "loaded, 2 of its tokens" in result.stdout + result.stderr
+    assert "loaded, 2 tokens" in result.stdout + result.stderr
 
 
 MODEL_OF_TOKENS = """

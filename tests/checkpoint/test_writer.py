@@ -216,7 +216,7 @@ def test_damage_is_found(tmp_path: Path, name: str, part: str) -> None:
         assert "model.ckpt-5" in str(find_damage(path)), at
         (tmp_path / name).write_bytes(whole)
     (tmp_path / name).write_bytes(whole[:-1])
-    assert find_damage(path) == f"{name} has {len(whole) - 1} bytes and was written with {len(whole)}"
+    assert find_damage(path) == f"{name} has {len(whole) - 1} bytes instead of {len(whole)}"
     (tmp_path / name).unlink()
     assert find_damage(path) == f"{name} is missing"
 
@@ -418,7 +418,7 @@ def test_step_of_a_checkpoint_without_global_step(tmp_path: Path) -> None:
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "a-12"), tensor_names=["w"], shape_and_slices=[""], tensors=[KERNEL])
     assert checkpoint_step(tmp_path / "a-12") == 12
     tf.raw_ops.SaveV2(prefix=str(tmp_path / "a"), tensor_names=["w"], shape_and_slices=[""], tensors=[KERNEL])
-    with pytest.raises(ValueError, match="The step of .*/a is unknown"):
+    with pytest.raises(ValueError, match="the global step of .*/a is unknown"):
         checkpoint_step(tmp_path / "a")
 
 
@@ -492,7 +492,7 @@ def test_input_that_cannot_be_saved_is_said_once_and_marked(
     next(iterator)
     save(tmp_path, 4, 5, iterators={0: iterator})
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "cannot be saved" in caplog.text and "reads and drops every batch up to its step" in caplog.text
+    assert "cannot be saved" in caplog.text and "read and drop all batches up to its step" in caplog.text
     assert [info.input for info in list_checkpoints(tmp_path)] == [{"0": "skip"}, {"0": "skip"}]
     assert not [name for name in files(tmp_path) if "input" in name]
     path = latest_checkpoint(tmp_path)
@@ -524,12 +524,15 @@ def test_options_of_the_dataset_say_whether_it_is_saved_without_its_external_sta
     (said,) = (record for record in caplog.records if "training input" in record.getMessage())
     assert said.levelno == level
     assert "(RandomUniform is stateful.)" in said.getMessage()
-    assert f"options say experimental_external_state_policy={policy}. A resumed run may read" in said.getMessage()
+    assert (
+        f"asked by experimental_external_state_policy={policy} in the dataset's options. A resumed run may"
+        in said.getMessage()
+    )
 
 
 def test_another_pipeline_is_refused(tmp_path: Path) -> None:
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS), {0: iter(shuffled())})
-    with pytest.raises(ValueError, match="The training input is built differently than when .*model.ckpt-5 was saved"):
+    with pytest.raises(ValueError, match="the training input is built differently than when .*model.ckpt-5 was saved"):
         restore_iterator(path, 0, iter(tf.data.Dataset.range(100).map(lambda x: (x, x)).batch(5)))
 
 

@@ -94,9 +94,7 @@ def test_a_comparison_gets_its_results_by_name_in_whatever_order(tmp_path: Path)
     for step, accuracy in enumerate((0.5, 0.4, 0.6)):
         exporter.export(estimator, str(tmp_path), f"model.ckpt-{step}", {"accuracy": accuracy}, False)
     assert estimator.exported == ["model.ckpt-0", "model.ckpt-2"]
-    with pytest.raises(
-        ValueError, match="it must take two results of evaluations, best_eval_result and current_eval_res"
-    ):
+    with pytest.raises(ValueError, match="must take two arguments, best_eval_result and current_eval_res"):
         BestExporter(serving_input_receiver_fn=RECEIVER, compare_fn=lambda result: True)  # type: ignore[arg-type, misc]
 
 
@@ -120,12 +118,12 @@ def test_the_final_one_waits_for_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: LatestExporter("a", RECEIVER, exports_to_keep=0), "exports_to_keep=0: must be positive"),
-        (lambda: BestExporter(), "it must be a function that returns a ServingInputReceiver"),
+        (lambda: LatestExporter("a", RECEIVER, exports_to_keep=0), "exports_to_keep=0 must be positive"),
+        (lambda: BestExporter(), "give a function that returns a ServingInputReceiver"),
         (lambda: FinalExporter("a/b", RECEIVER), "must be the name of a folder"),
         (
             lambda: EvalSpec(eval_input(9), exporters=[Recording("a"), Recording("a")]),
-            r"need different names.*\['a', 'a'\]",
+            r"two exporters have the same name: \['a', 'a'\]",
         ),
         (lambda: EvalSpec(eval_input(9), exporters=["a"]), "'a' is not an Exporter"),  # type: ignore[list-item]
     ],

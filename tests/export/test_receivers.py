@@ -66,7 +66,7 @@ def test_classifications_and_regressions_take_serialised_examples() -> None:
     assert set(ClassificationOutput(scores=floats()).as_signature_def(request).outputs) == {"scores"}
     value = RegressionOutput(floats("value")).as_signature_def(request)
     assert names(value) == ({"inputs": "s:0"}, {"outputs": "value:0"}, "tensorflow/serving/regress")
-    with pytest.raises(ValueError, match=r"A classification needs one input, a string tensor .* this model has x"):
+    with pytest.raises(ValueError, match=r"A classification signature needs exactly one input, .* the inputs are x"):
         ClassificationOutput(scores=floats()).as_signature_def({"x": floats()})
 
 
@@ -88,9 +88,9 @@ def test_supervised_outputs_prefix_what_they_hold() -> None:
         (lambda: ClassificationOutput(classes=floats()), "tf.as_string"),
         (lambda: RegressionOutput(strings()), "must be a float tensor"),
         (lambda: PredictOutput({1: floats()}), "Names of outputs must be strings"),
-        (lambda: PredictOutput({"a": 1}), r"PredictOutput\(outputs\)\['a'\] is a int"),
+        (lambda: PredictOutput({"a": 1}), r"PredictOutput\(outputs\)\['a'\] must be a tensor, not int"),
         (lambda: ServingInputReceiver(None, floats()), "features=None"),
-        (lambda: ServingInputReceiver({"a": 1}, floats()), r"features\['a'\] is a int"),
+        (lambda: ServingInputReceiver({"a": 1}, floats()), r"features\['a'\] must be a tensor, not int"),
         (lambda: ServingInputReceiver({2.5: floats()}, floats()), "has the key 2.5"),
         (lambda: ServingInputReceiver(floats(), None), "receiver_tensors=None"),
         (
@@ -98,8 +98,11 @@ def test_supervised_outputs_prefix_what_they_hold() -> None:
             "receiver_tensors_alternatives is a list",
         ),
         (lambda: TensorServingInputReceiver({"a": floats()}, floats()), "must be one tensor"),
-        (lambda: build_raw_supervised_input_receiver_fn({"a": floats()}, {"a": floats()}), "'a': used by a fea"),
-        (lambda: receiver_fn_of_spec((floats(), floats()))(), "parts have no names"),
+        (
+            lambda: build_raw_supervised_input_receiver_fn({"a": floats()}, {"a": floats()}),
+            "'a': a feature and a label",
+        ),
+        (lambda: receiver_fn_of_spec((floats(), floats()))(), "tensors have no names"),
     ],
 )
 def test_mistakes_are_named(build: Any, said: str) -> None:
@@ -147,7 +150,7 @@ def test_the_only_output_is_the_default_and_of_several_one_must_be() -> None:
     one = spec._replace(export_outputs={"mine": PredictOutput(floats("a"))})
     assert set(outputs_of(one)) == {"serving_default", "mine"}
     two = spec._replace(export_outputs={name: PredictOutput(floats(name)) for name in ("b", "c")})
-    with pytest.raises(ValueError, match="has 'b', 'c'. Name one of them"):
+    with pytest.raises(ValueError, match="has 'b', 'c', but no 'serving_default'. Give one this name"):
         outputs_of(two)
     with pytest.raises(ValueError, match=r"export_outputs\['d'\] is a"):
         outputs_of(spec._replace(export_outputs={"d": floats("d")}))
@@ -160,6 +163,6 @@ def test_an_output_that_the_inputs_cannot_have_is_left_out(caplog: pytest.LogCap
     assert set(found) == {"serving_default", "predict", "ex:serving_default", "ex:predict"}
     assert found["serving_default"].method_name == "tensorflow/serving/predict"
     assert found["ex:serving_default"].method_name == "tensorflow/serving/regress"
-    assert "Signature 'serving_default' is left out: A regression needs one input" in caplog.text
+    assert "Signature 'serving_default' is left out: A regression signature needs exactly one input" in caplog.text
     with pytest.raises(ValueError, match="no signature can be exported: 'a': A regression needs one input"):
         signatures_of({"a": RegressionOutput(floats("w"))}, {"x": floats("x2")}, {})
