@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.hydra import Hydra
@@ -33,6 +35,7 @@ from yaml import MarkedYAMLError
 
 import runner
 from runner.config import changed_keys, parsing, schema
+from runner.config.composed_files import ComposedFiles
 from runner.config.error_messages import did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.schema import ConfigError
@@ -165,6 +168,7 @@ class Composition:
         self._composed: tuple[list[str], DictConfig | Exception | None] = ([], None)
         self._build_optuna = build_optuna
         self._sweeper: Any = None
+        self._files = ComposedFiles()
 
     @property
     def num_jobs(self) -> int | None:
@@ -192,6 +196,14 @@ class Composition:
             return loaded
 
         ConfigLoaderImpl._load_single_config = load_renamed  # type: ignore
+        self._create_list = config_loader_impl.create_defaults_list
+        config_loader_impl.create_defaults_list = functools.partial(self._files.defaults_list, self._create_list)
+        self._compose_files = compose_files = ConfigLoaderImpl._compose_config_from_defaults_list
+
+        def compose(loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+            return self._files.config(functools.partial(compose_files, loader), defaults, repo)
+
+        ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore
         self._apply = apply = ConfigLoaderImpl._apply_overrides_to_config
 
         def apply_noted(overrides: list[Override], cfg: DictConfig) -> None:
@@ -245,6 +257,7 @@ class Composition:
 
         def instantiate_ours(plugins: Plugins, **settings: Any) -> Sweeper:
             """Build the runner's own sweeper, which is not a plugin, or else the plugin."""
+            self._files.is_on = True
             target = str(settings["config"].hydra.sweeper._target_)
             if target == OPTUNA and self._build_optuna is not None:
                 self._sweeper = self._build_optuna()
@@ -284,6 +297,8 @@ class Composition:
         Composition._is_under_way = False
         del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
         ConfigLoaderImpl._load_single_config = self._load  # type: ignore
+        config_loader_impl.create_defaults_list = self._create_list
+        ConfigLoaderImpl._compose_config_from_defaults_list = self._compose_files  # type: ignore[method-assign]
         Hydra.get_mode = self._get_mode  # type: ignore[method-assign]
         ConfigLoaderImpl.load_configuration = self._load_configuration  # type: ignore[method-assign]
         Plugins.instantiate_sweeper = self._instantiate_sweeper  # type: ignore

@@ -288,13 +288,15 @@ class Supervisor:
     def _build_shippers(self) -> Shippers:
         tracking = self.config.tracking
         shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
-        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)}
+        name = self.member.name or tracking.run_name or self.model_dir.name
+        trackers = build_trackers(tracking, self.model_dir, name, self.env, Path.cwd())
+        # Two commands of git give the revision: not for a run that is recorded nowhere.
+        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)} if trackers else {}
         if self.member.parent_run_id:
             tags["mlflow.parentRunId"] = self.member.parent_run_id
-        name = self.member.name or tracking.run_name or self.model_dir.name
         return Shippers(
             self.model_dir,
-            build_trackers(tracking, self.model_dir, name, self.env, Path.cwd()),
+            trackers,
             self.record,
             RunDescription(name, schema.flatten(masked(schema.to_tree(shown))), tags),
             warn=lambda text: say(mask_text(text, self.secrets)),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
 from hydra.errors import MissingConfigException
+from hydra.types import RunMode
+from omegaconf import Container, DictConfig, OmegaConf
 
 from runner.config import hydra, saved_config
 from runner.config.schema import Config
@@ -145,6 +149,81 @@ def test_a_sweep_may_be_asked_for_by_hydra_mode(
     assert app.run_command_line() == 0
     said = capsys.readouterr().out
     assert "job 1/2: " in said and "job 2/2: " in said and "seed=2" in said
+
+
+CHOICES = [
+    ["model.params.learning_rate=0.1", "train.max_steps=5"],
+    ["model.params.learning_rate=0.2", "run.seed=4"],
+    ["+model.params.new=[1,2]", "~model.params.learning_rate"],
+    ["+input.train.params.nested={a:{b:1}}", "++train.max_steps=7", "model_dir=${run.seed}"],
+    ["model=linear", "strategy=mirrored"],
+    ["model=linear", "strategy=mirrored", "strategy.virtual_devices=2"],
+    ["strategy=mirrored", "model=linear"],
+    ["experiment=mine"],
+    ["experiment=mine", "train.max_steps=5"],
+    ["experiment=mine", "model=digits", "hydra.sweep.dir=elsewhere"],
+    ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"],
+    ["hydra.searchpath=[file://more]", "model=other"],
+    ["hydra.searchpath=[file://more]", "model=other", "model.params.width=3"],
+]
+
+
+def test_jobs_that_share_their_files_get_the_config_that_hydra_composes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    night = "# @package _global_\ndefaults:\n  - override /model: linear\ntrain:\n  max_steps: 9\n"
+    write(tmp_path / "conf" / "experiment" / "mine.yaml", night)
+    write(tmp_path / "more" / "model" / "other.yaml", "fn: model_fns.digits\nparams: {width: 7}\n")
+    composed = [composed_of(CHOICES, keeps=keeps) for keeps in (False, True)]
+    assert composed[0] == composed[1]
+    again = composed_of([*CHOICES, *reversed(CHOICES)], keeps=True)
+    assert again == composed[0] + composed[0][::-1]
+
+
+def composed_of(choices: Sequence[Sequence[str]], *, keeps: bool) -> list[Any]:
+    """Return for each list of overrides what Hydra composes: its text, and the flags and types of each node."""
+    hydra.prepare()
+    search_path = create_config_search_path(hydra.conf_path())
+    loader = ConfigLoaderImpl(config_search_path=search_path)
+    found = []
+    with hydra.Composition() as composition:
+        composition._files.is_on = keeps
+        for overrides in choices:
+            config = loader.load_configuration(
+                config_name="runner", overrides=list(overrides), run_mode=RunMode.RUN, from_shell=True
+            )
+            found.append((OmegaConf.to_yaml(config), list(nodes_of(config)), composition.declared))
+            OmegaConf.set_struct(config, False)
+            OmegaConf.update(config, "train.max_steps", -1)  # a job changes its own config only
+    return found
+
+
+def nodes_of(node: Any) -> Iterator[Any]:
+    metadata = {**vars(node._metadata), "resolver_cache": None}  # it has the time
+    yield str(node._get_full_key("")), type(node), metadata
+    if isinstance(node, Container) and not node._is_none() and not node._is_missing() and not node._is_interpolation():
+        for key in node if isinstance(node, DictConfig) else range(len(node)):  # type: ignore[arg-type]
+            yield from nodes_of(node._get_node(key))
+
+
+def test_the_jobs_of_a_sweep_compose_their_files_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    composed = []
+    compose = ConfigLoaderImpl._compose_config_from_defaults_list
+
+    def noted(loader: ConfigLoaderImpl, *arguments: Any, **settings: Any) -> DictConfig:
+        composed.append(loader)
+        return compose(loader, *arguments, **settings)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", noted)
+    monkeypatch.setattr(sys, "argv", ["runner", "-m", "command=dry_run", "run.seed=1,2,3", "model=digits,linear"])
+    monkeypatch.setattr("runner.launch.supervisor.run", lambda *arguments, **settings: 0)
+    assert app.run_command_line() == 0
+    assert capsys.readouterr().out.count("job ") >= 6
+    assert len(composed) <= 3 + 2  # the sweep's own, by Hydra three times, and one for each model
 
 
 def test_a_mistake_is_composed_no_more_often_than_by_hydra(
