@@ -45,6 +45,7 @@ from runner.programs.model import Model
 from runner.programs.program import Program
 from runner.run_config import DrawnSeed, RunConfig, with_model_dir
 from runner.system.console import NullProgress, Progress, format_table, relative
+from runner.tf_private import graphs
 from runner.tracking.backends.session import NullRecord
 from runner.tracking.journal import Journal, NullJournal
 from runner.tracking.tensorboard import EventWriters
@@ -316,6 +317,7 @@ class Estimator:
         if self.collectives.is_chief:
             secs = time.monotonic() - started
             evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
+        graphs.drop_scalars()
         return {**metrics, "global_step": step}
 
     def prepare_evaluation(self, input_fn: InputFn, name: str | None = None) -> EvalSetup:

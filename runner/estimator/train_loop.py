@@ -23,6 +23,7 @@ from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import WhenDue
 from runner.programs.train_loop import LoopResult
+from runner.tf_private import graphs
 from runner.tracing.numeric_checks import NotFiniteError
 from runner.types import StepRequest, StepResult
 
@@ -157,6 +158,7 @@ class TrainingRun:
                     for hook in due:
                         hook.after_step(self, result)
                 self._checkpoints.poll()
+                graphs.drop_scalars()  # one of each step that was written to an event file
                 # A clock, a signal or a hook of one worker concerns all: a worker that acts alone leaves the others
                 # waiting in a collective. After a rollback the checkpoint of this step exists already.
                 self._saves_here = self._agree(
