@@ -16,7 +16,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, EstimatorSpec, Hook, Input, ModeKeys, RunConfig
+from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunConfig
 from tests.support.models import STYLES, classic, eval_input, native, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -403,6 +403,28 @@ def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strate
     assert len(model._programs) == traces
     assert [function.experimental_get_tracing_count() for function in functions] == counts == [1, 1]
     assert psutil.Process().memory_info().rss - before < 20e6
+
+
+class GivesNumbers(Hook):
+    """Gives TensorFlow other numbers at each step, as hooks do that write events, and notes the memory in bytes."""
+
+    every = Every(steps=1)
+
+    def __init__(self) -> None:
+        self.rss: list[int] = []
+
+    def after_step(self, run: Any, result: Any) -> None:
+        for number in range(20_000):
+            tf.constant(result.last_step * 20_000 + number, tf.int64)
+        self.rss.append(psutil.Process().memory_info().rss)
+
+
+def test_numbers_that_hooks_give_to_tensorflow_are_not_kept(tmp_path: Path) -> None:
+    """TensorFlow keeps a tensor of each number for ever: 15 MB of those of a step here."""
+    hook = GivesNumbers()
+    trainer = Estimator(native, tmp_path, config("default"))
+    trainer.train(train_input(8), hooks=[hook], max_steps=12)
+    assert hook.rss[-1] - hook.rss[1] < 75e6  # 150 MB if they were kept
 
 
 def _functions(program: Any) -> list[Any]:
