@@ -1,6 +1,7 @@
 """Keys of the config that were added, removed or renamed.
 
-A removed key is refused with a sentence about what to do instead. A renamed key works for one more minor version, with
+A removed key is refused with a sentence that says what to do instead. A renamed key still works, with a warning, until
+the second minor version after the renaming. Both are accepted in the config.yaml of an earlier run.
 a warning. Both are accepted in the config.yaml of an earlier run.
 """
 
@@ -33,7 +34,7 @@ REMOVED: Mapping[str, Removed] = {
     "cluster.standby": Removed(False, "A restarted task imports TensorFlow itself. Remove the key."),
     **{
         f"eval_strategy.{name}": Removed(
-            None, f"No strategy of evaluation takes it; leave it out, or set strategy.{name}."
+            None, f"No evaluation strategy uses this key. Remove it, or set strategy.{name}."
         )
         for name in ("communication", "timeout_secs", "bytes_per_pack", "partitioner", "address", "zone", "project")
     },
@@ -62,11 +63,11 @@ ADDED: Mapping[str, Any] = {
         "min_lr": 0.0,
     },
 }  # fmt: skip
-"""Key or group that was added after commit 8664505 -> its default, with which a job computes the same as before."""
+"""Key or group that was added after commit 8664505 -> its default, with which a job computes the same as without it."""
 
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:
-    """Return the words of a command line with new names for renamed keys, and warn of each old one."""
+    """Return a command line's words with renamed keys under their new names, and print a warning for each old name."""
     words = []
     for word in overrides:
         for old, new in RENAMED.items():
@@ -90,20 +91,24 @@ def rename_in(tree: DictConfig) -> list[str]:
 
 
 def update_saved(tree: DictConfig, file: str) -> None:
-    """Update the config that an earlier version saved; report settings that are dropped."""
+    """Update, in place, the config that an earlier version saved, and warn of settings that are dropped.
+
+    Args:
+      tree: the config.
+      file: the path of the config, for warnings.
+    """
     rename_in(tree)  # without warnings, because the next start writes the new names
     for key, removed in REMOVED.items():
         node = _take(tree, key)
         if node is not None and node._value() != removed.default:
-            warn(f"{file}: {key}={node._value()} is ignored: this key was removed. {removed.instead}")
+            warn(f"{file}: {key}={node._value()} is ignored, because this key was removed. {removed.instead}")
 
 
 def with_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tree` with removed keys at their defaults, renamed keys under their old names, and without added keys at
-    their defaults.
+    """Return `tree` as an earlier version would have written it, to compute the same folder name for a sweep's job.
 
-    The folder of a sweep's job is a hash of its config. With the earlier keys, a sweep of an earlier version is
-    resumed.
+    The name is a hash of the job's config, and with it a sweep of an earlier version is resumed. Removed keys are added
+    with their defaults, renamed keys get their old names, and added keys that have their defaults are left out.
     """
     node = OmegaConf.create(dict(tree))
     for old, new in RENAMED.items():

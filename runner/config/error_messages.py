@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def did_you_mean(name: str, names: Iterable[str], n: int = 1) -> str:
-    """Return " Did you mean 'x' or 'y'?" with up to `n` of `names` similar to `name`; '' if none is."""
+    """Return " Did you mean 'x' or 'y'?", with up to `n` of `names` that are similar to `name`; '' if none is."""
     return _suggestion(nearest(str(name), names, n=n))
 
 
@@ -41,10 +41,12 @@ def _suggestion(names: list[str]) -> str:
 def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     """Return the error for a key that the schema does not have, or no longer has.
 
-    It names the nearest key, which may be in another group.
+    The message suggests the nearest key, which may be in another group.
 
     Args:
-      typed: the override, if it sets something below `key`.
+      key: the key, dotted.
+      value: the value that the user gave it.
+      typed: the override as the user typed it, if it sets something below `key`; '': it sets `key`.
     """
     shown = masked_override(typed or f"{key}={value}") if typed or value is not None else key
     if key in REMOVED:
@@ -54,7 +56,7 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     siblings = [setting.name for setting in dataclasses.fields(owner)] if owner else []
     close = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
     same = [other for other in everywhere if other.rpartition(".")[2] == name]
-    # A key without a group was probably meant for another group: seed is run.seed, not a misspelt sweep.
+    # A key without a group was probably meant for some group: `seed` means run.seed, not a misspelt `sweep`.
     close = (close or same) if parent else (same or close)
     hint = _suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))
     if not hint and not parent:
@@ -65,7 +67,12 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
 
 
 def unknown_flag(flag: str, value: str = "") -> ConfigError:
-    """Return the error for a word with dashes that is not a flag: `--max_steps=3`, or `--max_steps` before `value`."""
+    """Return the error for a word that begins with dashes and is no flag: `--max_steps=3`, or `--max_steps 3`.
+
+    Args:
+      flag: the word.
+      value: the word after it; '' if it does not look like a value.
+    """
     name, _, given = flag.lstrip("-").partition("=")
     key, everywhere = name.replace("-", "_"), list(_all_keys(Config, ""))
     same = [other for other in everywhere if other == key or other.rpartition(".")[2] == key]
@@ -113,7 +120,9 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
     """Check a value, or each value of a list, against the limits of its field.
 
     Args:
-      written: returns "key=value" for a value, as the user wrote it.
+      limits: the limits.
+      value: the value.
+      written: returns the setting as the user would write it, "key=value", for a value.
 
     Raises:
       ConfigError: a value is not allowed.
@@ -127,7 +136,7 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
             choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
             hint = did_you_mean(one, choices)
             raise ConfigError(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-    # Comparisons are written so that NaN, for which both are false, is refused.
+    # The comparisons are written so that they refuse NaN, for which every comparison is false.
     if limits.minimum is not None and not value >= limits.minimum:
         raise ConfigError(f"{written(value)} must be at least {limits.minimum}.")
     above, below = limits.above, limits.below

@@ -1,4 +1,7 @@
-"""`--help KEY`, `--help GROUP`, `--help WORD` and `--version`, from the comments of `conf/`, without composing."""
+"""The texts of `--help KEY`, `--help GROUP`, `--help WORD` and `--version`, taken from the comments of `conf/`.
+
+They need no composed config.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ class Entry:
     """A key of a config file.
 
     Attributes:
-      key: with its group: `train.max_steps`.
-      value: as in the file; '' if keys below it follow.
-      comment: the comment over it.
-      option: the file in the group: `default`.
+      key: the key with its group: `train.max_steps`.
+      value: the value as written in the file; '' if further keys are nested below.
+      comment: the comment above the key.
+      option: the name of the file, which is an option of the group: `default`.
     """
 
     key: str
@@ -95,7 +98,7 @@ def _help_on(word: str) -> str:
 
 
 def _texts(key: str, entries: Sequence[Entry]) -> str:
-    """Return the help on a key, for each file of the group if they differ."""
+    """Return the help on a key; if the files of its group differ in it, one text for each."""
     texts: dict[str, str] = {}
     for entry in entries:
         texts.setdefault(entry.text, entry.option)
@@ -114,7 +117,7 @@ def _groups(files: Sequence[Path]) -> list[str]:
 
 
 def _files() -> list[Path]:
-    """Return the config files, the user's first; a user's file replaces the runner's file of the same name."""
+    """Return the config files, the user's first. A user's file replaces the runner's of the same group and name."""
     package = Path(runner.__file__).parent
     ours = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
     found: dict[Path, Path] = {}
@@ -133,7 +136,7 @@ def head_of(path: Path) -> str:
 
 
 def entries_in(path: Path) -> Iterator[Entry]:
-    """Yield the keys of a file; for `runner.yaml` only its own keys, which are in no group."""
+    """Yield the keys of a config file. Of `runner.yaml`, only the keys that belong to no group are yielded."""
     group = "" if path.stem == "runner" else path.parent.name
     if group == "experiment":
         return

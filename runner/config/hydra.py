@@ -1,4 +1,4 @@
-"""Everything that depends on Hydra: where it finds configs, how it stays fast, and its errors in the runner's words."""
+"""All code that depends on Hydra: where Hydra finds configs, what makes it faster, and clearer texts for its errors."""
 
 from __future__ import annotations
 
@@ -63,17 +63,20 @@ def register_schema() -> None:
 
 @dataclass
 class OptunaSettings:
-    """The settings of `hydra/sweeper=optuna`. It is not a plugin in `hydra_plugins`, which every Hydra app would
-    import.
+    """The settings of `hydra/sweeper=optuna`.
+
+    The sweeper is registered here and not as a plugin in `hydra_plugins`, because every Hydra app on the machine would
+    import such a plugin.
 
     Attributes:
-      n_trials: number of jobs, those of earlier starts included.
-      sampler, sampler_params: suggests values: tpe, random, qmc, gp, cmaes, or a class by its dotted name.
-      pruner, pruner_params: stops jobs by their evaluations: median, percentile, hyperband, successive_halving,
-        threshold, or a class by its dotted name; None: no pruning.
+      n_trials: number of jobs of the sweep, including those of earlier starts.
+      sampler, sampler_params: the class that suggests values (tpe, random, qmc, gp, cmaes, or a dotted name), and its
+        arguments.
+      pruner, pruner_params: the class that stops jobs early because of their evaluations (median, percentile,
+        hyperband, successive_halving, threshold, or a dotted name), and its arguments; None: no pruning.
       seed: the sampler's seed; None: run.seed.
       storage: URL of Optuna's storage; None: a file in the sweep's folder.
-      params: key -> values to choose from, as on the command line.
+      params: key -> values to choose from, written as on the command line.
     """
 
     _target_: str = OPTUNA
@@ -88,15 +91,15 @@ class OptunaSettings:
 
 
 def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
-    """Register the schema, resolvers and search path with Hydra; may be called again.
+    """Register the schema, resolvers and search path with Hydra. Calling it again is harmless.
 
     Args:
-      note_sweep: called with the folder of the sweep when Hydra asks for it.
+      note_sweep: called with the sweep's folder when Hydra asks for it.
     """
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
-        # A URL is refused later.
+        # A folder that is a URL is refused later, with a better message.
         directory = given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"
         note_sweep(directory)
         return directory
@@ -115,9 +118,7 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RefusedJob:
-    """The return value of a job in another launcher's process that was refused for its config; that process printed
-    why.
-    """
+    """The return value of a job that another process of a launcher refused for its config, after printing why."""
 
     folder: Path
     name: str
@@ -125,10 +126,10 @@ class RefusedJob:
 
 
 def in_order(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, flags first: argparse expects `-m` and `--cfg job` before overrides.
+    """Return the words of a command line with flags first: argparse expects `-m` and `--cfg job` before overrides.
 
     Raises:
-      ConfigError: a word with dashes is not a flag of Hydra, or has a value that the flag does not allow.
+      ConfigError: a word that begins with dashes is no flag of Hydra, or has a value that the flag does not allow.
     """
     parser = get_args_parser()
 
@@ -145,17 +146,18 @@ def in_order(words: Sequence[str]) -> list[str]:
 
 
 class Composition:
-    """The context in which Hydra composes: it replaces methods of Hydra, and restores them at its end.
-
-    Attributes:
-      refused: folder -> the job in another process whose config was refused there.
-      declared: the last composed config before the command line changed values of it; None: nothing was composed here.
+    """A context in which Hydra composes configs. It replaces some of Hydra's methods, and restores them at its end.
 
     Args:
       build_optuna: builds the sweeper of `hydra/sweeper=optuna`.
 
+    Attributes:
+      refused: folder -> RefusedJob, of the jobs whose configs were refused in other processes.
+      declared: the last composed config, as it was before the command line changed its values; None: nothing has been
+        composed in this process.
+
     Raises:
-      RuntimeError: it is entered again before it was left.
+      RuntimeError: the context is entered while it is active.
     """
 
     _is_under_way = False
@@ -180,7 +182,8 @@ class Composition:
         if Composition._is_under_way:
             raise RuntimeError("A config is already being composed, and Hydra's methods can be replaced only once.")
         Composition._is_under_way = True
-        # Hydra 1.3 copies its whole store for each group that --help lists, 125 times (0.55 s); `load` returns
+        # For each of the 125 groups that --help lists, Hydra 1.3 copies its whole store (0.55 s), although `load`
+        # returns copies anyway. Remove this once Hydra no longer does that.
         # copies anyway. Remove this once Hydra does.
         ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
         self._load = load = ConfigLoaderImpl._load_single_config
@@ -215,9 +218,9 @@ class Composition:
             self._mode = cfg.hydra.mode
             apply(overrides, cfg)
             if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
-                raise ConfigError("hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.")
-            # A user's conf/runner.yaml may set it, but Hydra would write before the run has locked its folder, and
-            # make files that everybody can read.
+                raise ConfigError("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
+            # A user's conf/runner.yaml may set it as well. Hydra would then write before the run has locked its folder,
+            # and its files would be readable by everybody.
             cfg.hydra.output_subdir = None
 
         ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
@@ -225,10 +228,10 @@ class Composition:
         self._load_configuration = load_configuration = ConfigLoaderImpl.load_configuration
 
         def mode_from_files(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-            """Return the mode that a config file sets, or None, and keep what was composed for `load_composed`.
+            """Return the mode that a config file sets, or None, and keep the composed config for `load_composed`.
 
             Hydra 1.3 composes each config twice: once to find its mode, and once more with the mode added to its
-            overrides. The second is a third of the time until a config is refused or accepted.
+            overrides. The second time takes a third of the time that a command needs to check its config.
             """
             if any(word.lstrip("+").startswith("hydra.mode=") for word in overrides):
                 return get_mode(hydra, config_name, overrides)
@@ -236,7 +239,7 @@ class Composition:
             composed: DictConfig | Exception
             try:
                 composed = hydra.compose_config(config_name, to_run, RunMode.RUN)
-            except Exception as error:  # perhaps only a run refuses it: several values of a key
+            except Exception as error:  # perhaps no mistake in a sweep: several values of a key fail only in a run
                 composed = error
             self._composed = (to_run, composed)
             is_run = self._mode is None and not isinstance(composed, Exception)
@@ -246,7 +249,7 @@ class Composition:
             to_run, composed = self._composed
             if settings["overrides"] != to_run or composed is None:
                 return load_configuration(loader, **settings)
-            self._composed = ([], None)  # the run changes it
+            self._composed = ([], None)  # used once, because the run changes the config
             if isinstance(composed, Exception):
                 raise composed
             return composed
@@ -256,7 +259,7 @@ class Composition:
         self._instantiate_sweeper = instantiate = Plugins.instantiate_sweeper
 
         def instantiate_ours(plugins: Plugins, **settings: Any) -> Sweeper:
-            """Build the runner's own sweeper, which is not a plugin, or else the plugin."""
+            """Build the runner's own sweeper, which is not a Hydra plugin; any other sweeper is built by Hydra."""
             self._files.is_on = True
             target = str(settings["config"].hydra.sweeper._target_)
             if target == OPTUNA and self._build_optuna is not None:
@@ -274,7 +277,7 @@ class Composition:
             return sweeper
 
         Plugins.instantiate_sweeper = instantiate_ours  # type: ignore
-        # Hydra's note of a sweep contains the config, so it must never be readable by others.
+        # Hydra saves a note of a sweep that contains the config, so the file must at no time be readable by others.
         self._save = OmegaConf.save
         OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
         self._launcher = launcher_of = Plugins.instantiate_launcher
@@ -288,7 +291,7 @@ class Composition:
             return launcher_of(plugins, *arguments, **named)
 
         Plugins.instantiate_launcher = private_launcher  # type: ignore
-        # Hydra prints the overrides of a failed job in another process, secrets included.
+        # Hydra prints the overrides, with their secrets, of a job that failed in another process.
         self._return_value: Any = utils.JobReturn.return_value
         utils.JobReturn.return_value = property(self._result_of, self._return_value.fset)  # type: ignore
         return self
@@ -308,7 +311,7 @@ class Composition:
         utils.JobReturn.return_value = self._return_value  # type: ignore[method-assign]
 
     def _result_of(self, job: utils.JobReturn) -> Any:
-        """Return what a job returned.
+        """Return the value that a job returned; replaces Hydra's `JobReturn.return_value`.
 
         Raises:
           Exception: the error with which the job ended.
@@ -322,7 +325,7 @@ class Composition:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Restore Hydra's methods while a job runs, which may use Hydra itself."""
+        """Restore Hydra's methods inside this context, in which a job runs that may use Hydra itself."""
         self.__exit__()
         try:
             yield
@@ -331,11 +334,11 @@ class Composition:
 
 
 def _keep_private(config: DictConfig) -> None:
-    """Make the folder in which submitit pickles jobs, with their configs, accessible only to its owner."""
+    """Restrict the folder in which submitit pickles jobs to its owner, because a job contains its config."""
     given = OmegaConf.select(config, "hydra.launcher.submitit_folder")
     if given:
-        folder = Path(str(given).partition("%")[0])  # %j: the number of a job
-        is_ours = not folder.exists() or folder.name == ".submitit"  # in the folder of the sweep, by default
+        folder = Path(str(given).partition("%")[0])  # submitit replaces %j by the job's number
+        is_ours = not folder.exists() or folder.name == ".submitit"  # the default is in the sweep's folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if is_ours:
             folder.chmod(0o700)
@@ -346,13 +349,18 @@ def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:
 
 
 def conf_path() -> str:
-    """Return the path of the runner's `conf/`: packed as `runner.conf` in a wheel, beside the package in a checkout."""
+    """Return the path of the runner's `conf/`: in a wheel the package `runner.conf`, in a checkout the folder beside
+    it.
+    """
     package = Path(runner.__file__).parent
     return "pkg://runner.conf" if (package / "conf").is_dir() else str(package.parent / "conf")
 
 
 class UsersConf(SearchPathPlugin):
-    """Adds the user's `./conf` before the runner's: it adds options to every group, and its files take precedence."""
+    """Adds the user's `./conf` to Hydra's search path before the runner's.
+
+    It may add options to every group, and its files take precedence over the runner's.
+    """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         users = Path.cwd() / "conf"
@@ -361,7 +369,7 @@ class UsersConf(SearchPathPlugin):
 
 
 def run_dir(command: str, given: str | None, new: str) -> str:
-    """Return Hydra's folder of a run: its model_dir for a training run; no other command makes one."""
+    """Return Hydra's run folder: model_dir for a command that trains; the other commands do not create a folder."""
     return (given or new) if command in schema.TRAINING_RUNS and not is_url(given) else "."
 
 
@@ -373,24 +381,24 @@ def job_dir(*, _root_: DictConfig) -> str:
             value = _root_[name]
             is_node = OmegaConf.is_config(value)
             tree[name] = OmegaConf.to_container(value, resolve=True) if is_node else value
-    if tree.get("command") == "dry_run":  # in a sweep, which lists the jobs of the training sweep
+    if tree.get("command") == "dry_run":  # a dry run of a sweep lists the jobs, with the folders of its training jobs
         tree["command"] = "train_and_evaluate"
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
 
 
 def check_groups(overrides: Sequence[str]) -> None:
-    """Check that no group has a list of options, which Hydra would load one over the other.
+    """Check that no group is given a list of options; Hydra would merge these options one over the other.
 
     Raises:
-      ConfigError: the message says what to write.
+      ConfigError: a group is given a list; the message says what to write.
     """
     groups = {setting.name for setting in dataclasses.fields(schema.Config) if schema.class_at(setting.name)}
-    # Parsing a word by Hydra's grammar takes 1.5 ms at each start (measured), so parse only words with a bracket.
+    # Parse only words with a bracket: parsing one word by Hydra's grammar takes 1.5 ms (measured), at each start.
     for text in (text for text in overrides if "[" in text):
         try:
             override = OverridesParser.create().parse_override(text)
-        except (HydraException, ValueError):  # Hydra reports it
+        except (HydraException, ValueError):  # Hydra itself reports a word that it cannot parse
             continue
         value = override.value()
         options = value.list if isinstance(value, ChoiceSweep) else [value]
@@ -405,26 +413,28 @@ def check_groups(overrides: Sequence[str]) -> None:
         raise ConfigError(f"{group}=[{','.join(names)}]: a run takes one option of the group {group!r}. {write}.")
 
 
-# --- params that a group or an experiment declares -------------------------------------------------------------------
+# --- params: the command line may set only those that a group or an experiment declares ------------------------------
 
 _PARAMS = re.compile(r"((?:model|input\.(?:train|predict|eval(?:\.(?!params\.)[^.]+)?))\.params)\.(.+)")
 
 _HANDED_OVER = ("batch_size", "shuffle_seed")
-"""Params of an input that are set by keys of their own; `runner.config.validation` reports them."""
+"""Names in an input's params that are keys of the input itself; `runner.config.validation` reports them."""
 
 
 def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any], final: Mapping[str, Any]) -> None:
     """Check that the params on the command line are declared by the chosen group, experiment or saved run.
 
-    A misspelt param would be passed to a model_fn that never reads it. Not checked are `params: {}`, params of a
-    function that the command line itself names, and tables of named things (`columns`).
+    Otherwise a misspelt param would be passed to a model_fn that never reads it. These params are not checked: those of
+    a function whose group declares none (`params: {}`), those of a function that the command line itself names, and
+    entries of tables such as `columns`, whose keys are free names.
 
     Args:
+      overrides: the words of the command line.
       declared: the config before the command line changed its values.
       final: the config after that.
 
     Raises:
-      ConfigError: a param is not declared and not written with `+`.
+      ConfigError: a param is not declared, and its override does not begin with `+`.
     """
     added: list[str] = []
     for text in overrides:
@@ -444,7 +454,7 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
         return
     at, path = match[1], match[2].split(".")
     block = at.removesuffix(".params")
-    # a named evaluation inherits from it
+    # A named evaluation inherits the params of input.eval.
     blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]
     function = next(filter(None, (_at(declared, f"{one}.fn") for one in blocks)), None)
     given = next(filter(None, (_at(final, f"{one}.fn") for one in blocks)), None)
@@ -468,7 +478,7 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of what an override sets: `a={b: 1, c: 2}` sets two."""
+    """Yield (dotted key, value) for each value that an override sets: `a={b: 1, c: 2}` sets a.b and a.c."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _leaves(f"{key}.{name}", inner)
@@ -490,7 +500,12 @@ def _plain(value: Any) -> Any:
 
 
 def worded(error: Exception, argv: Sequence[str]) -> str:
-    """Return one message for `error`, with what was typed, its value and what is allowed."""
+    """Return the message for an error of Hydra: what the user typed, its value and what is allowed.
+
+    Args:
+      error: the error.
+      argv: the words of the command line.
+    """
     cause = error.__cause__
     if isinstance(error, HydraException):
         in_defaults = _in_defaults(f"{error}\n{cause}", argv)
@@ -517,7 +532,7 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
             key, is_unknown = str(cause.full_key), False
         if key:
             typed = _values_typed(argv, key)
-            # If a key is given twice, find the value that the error is about: Hydra sets one after the other.
+            # If the key is given twice, find the value that the error is about: Hydra sets the values in order.
             blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
             value = next(iter(blamed or typed), None)
             if not is_unknown:
@@ -526,8 +541,8 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
             return str(unknown_key(key, value, next(iter(below), "")))
     if str(error).startswith("BasicSweeper does not support sweep type"):
         return (
-            "interval(...) in a sweep: Hydra's own sweeper needs a list of values. Add hydra/sweeper=optuna, or list "
-            "them."
+            "interval(...) in a sweep: Hydra's own sweeper needs a list of values. Add hydra/sweeper=optuna, or write "
+            "a list of values."
         )
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
@@ -544,11 +559,14 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
 
 
 def _in_defaults(said: str, argv: Sequence[str]) -> str | None:
-    """Return the message for a group chosen twice, on the command line or in an experiment's defaults; None: another
-    error.
+    """Return the message for a group that is chosen twice, on the command line or in an experiment's defaults list.
 
     Args:
       said: Hydra's message.
+      argv: the words of the command line.
+
+    Returns:
+      The message; None if `said` is another error.
     """
     match = re.search(r"Multiple values for ([\w/]+)\. To override a value use 'override [\w/]+: (.*)'", said)
     if match and f"+{match[1]}={match[2]}" in argv:
@@ -616,7 +634,9 @@ def _in_a_file(name: str, error: OmegaConfBaseException) -> str:
 
 
 def _missing_option(error: MissingConfigException) -> str:
-    """Return the message for `strategy=mirored`: the option, the nearest one and all that exist."""
+    """Return the message for an option that does not exist (`strategy=mirored`), with the nearest and all existing
+    ones.
+    """
     missing, options = str(error.missing_cfg_file or ""), list(error.options or ())
     group, _, name = missing.rpartition("/")
     if not options:

@@ -1,4 +1,4 @@
-"""The identity of sweeps and jobs: folder names that follow from what was asked for."""
+"""The names of sweeps and jobs. A name is a hash of what was asked for, so the same command finds the same folder."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ _SHOWN_ONLY = (
     "run.progress", "run.inline", "run.freeze_secs", "run.log_level", "run.memory_growth", "run.preload",
     "run.preemption_notice", "run.secrets", "sweep", "tracking",
 )  # fmt: skip
-"""Keys that change how a run is shown, watched, ranked or recorded, not what it computes."""
+"""Keys that change only how a run is shown, watched, ranked or recorded, and not what it computes."""
 
 
 def sweep_id(overrides: Iterable[str]) -> str:
     """Return the name of a sweep: a hash of its sorted overrides, without the number of parallel jobs.
 
-    With `command=dry_run` it is the name of the sweep that is listed.
+    A dry run of a sweep (`command=dry_run`) has the name of the sweep itself.
     """
     kept = (text for text in overrides if text != "command=dry_run")
     return _hash(sorted(text for text in kept if not is_shown_only(text.lstrip("+~").partition("=")[0])))
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
-    """Return the name of a job: a hash of its resolved config without its paths.
+    """Return the name of a job: a hash of its resolved config, without model_dir and the keys in `_SHOWN_ONLY`.
 
     Args:
-      reads_a_run: the job reads the run in `model_dir`, which is then part of the identity.
+      tree: the config.
+      reads_a_run: the job reads the run in `model_dir`, so model_dir is part of the hash.
     """
     without = ("model_dir", *_SHOWN_ONLY) if not reads_a_run else _SHOWN_ONLY
     return _hash(_pruned(tree, without))
 
 
 def _pruned(tree: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
-    """Return `tree` without the keys `without`, of one or two parts."""
+    """Return `tree` without the keys in `without`; such a key has one or two parts."""
     pruned = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
     for key in without:
         group, _, name = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""Names of metrics in journal, MLflow and config keys (`eval_<name>/loss`), and which value is best."""
+"""Names of metrics in the journal, MLflow and config keys (`eval_<name>/loss`), and which value of a metric is best."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LARGER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "r2", "iou",
 
 
 def evaluation_prefix(name: str | None) -> str:
-    """Return the part before the slash in metrics of the evaluation `name`; None or '': the only evaluation."""
+    """Return the part of a metric's name before the slash: `eval_<name>`; or `eval` if `name` is None or ''."""
     return f"eval_{name}" if name else "eval"
 
 
 def evaluation_of(metric: str) -> str:
-    """Return the name of the evaluation to which `metric` belongs; '': the only one."""
+    """Return the name of the evaluation to which `metric` belongs; '' if the run has only one, without a name."""
     return metric.partition("/")[0].removeprefix("eval").removeprefix("_")
 
 
@@ -35,17 +35,18 @@ def unknown_metric(key: str, metric: str, names: Iterable[str]) -> str:
 
 
 def rank_by(values: Mapping[str, float], metric: str, mode: str | None = None) -> list[str]:
-    """Return the names in `values`, best first; equal ones in the given order. Values that are not numbers are left
-    out.
+    """Return the names in `values`, best first; equal values keep their order, and NaNs are left out.
 
     Args:
       values: name -> value of the metric, a float.
+      metric: the metric's name.
+      mode: "min" or "max", whether the smallest or largest value is best; None: decided by the metric's name.
     """
     sign = 1 if mode_of(metric, mode) == "min" else -1
     return sorted((name for name in values if not math.isnan(values[name])), key=lambda name: sign * values[name])
 
 
 def mode_of(metric: str, mode: str | None = None) -> str:
-    """Return min or max: `mode`, or if that is None, decided by the metric's name."""
+    """Return "min" or "max", whether the smallest or largest value of `metric` is best; `mode` if that is given."""
     name = metric.rpartition("/")[2].lower()
     return mode or ("max" if any(word in name for word in LARGER_IS_BETTER) else "min")

@@ -1,6 +1,7 @@
-"""Which TensorFlow a model was written for, found in its source without importing it.
+"""Finding out for which TensorFlow a model was written, from its source and without importing it.
 
-`model.classic`: put the names of tf.estimator and tf.layers on TensorFlow. `model.keras`: what `tf.keras` is.
+The result decides two keys: `model.classic`, which puts the names of tf.estimator and tf.layers on TensorFlow, and
+`model.keras`, which says whether `tf.keras` is Keras 2 or 3.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MAX_FILES = 200
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """The use of a TensorFlow name in a source file, without `compat.v1`."""
+    """A place where a source file uses a TensorFlow name; the name is given without `compat.v1`."""
 
     name: str
     file: Path
@@ -33,14 +34,17 @@ class Use:
 
 
 def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
-    """Return (`config` with `auto` of `model.classic` and `model.keras` decided, a line with the reason); '' if
-    TensorFlow's default applies.
+    """Return `config` with the `auto` in `model.classic` and `model.keras` decided, and a line with the reason.
 
     Args:
-      env: the environment; TF_USE_LEGACY_KERAS in it decides what `auto` leaves open.
+      config: the config.
+      env: the environment; its TF_USE_LEGACY_KERAS decides if the source does not.
+
+    Returns:
+      (config, line). The line is '' if TensorFlow's defaults apply.
 
     Raises:
-      ConfigError: Keras 2 is needed but not installed.
+      ConfigError: the model needs Keras 2, which is not installed.
     """
     model = config.model
     is_decided = model.classic != "auto" and model.keras == "keras3"
@@ -81,7 +85,11 @@ def _first(uses: list[Use], names: tuple[str, ...]) -> Use | None:
 
 
 def _uses(config: Config) -> tuple[list[Use], bool]:
-    """Return (TensorFlow names in the files of the user's functions, whether one of them imports `keras` itself)."""
+    """Return the TensorFlow names in the files of the user's functions.
+
+    Returns:
+      (uses, whether one of the files imports the package `keras` itself).
+    """
     waiting: list[Path | None] = [user_code.locate(*function).file for function in config.functions()]
     uses: list[Use] = []
     imports_keras = False
@@ -94,7 +102,7 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
         try:
             tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # importing it gives a better message
+            continue  # a file with a mistake is reported when it is imported, with a better message
         imports_keras = imports_keras or bool(source_names.uses(tree, "keras"))
         uses += [Use(one.api_name, file, one.line) for one in source_names.uses(tree)]
         waiting += _files_beside(tree, file)
@@ -102,7 +110,7 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
 
 
 def _files_beside(tree: ast.AST, file: Path) -> list[Path | None]:
-    """Return the user's files that a file imports: those in the directory of the run."""
+    """Return the user's own files that a file imports: those in the current directory."""
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""From what Hydra composed to a checked `Config`; all mistakes are found before TensorFlow is imported.
+"""From the tree that Hydra composed to a checked `Config`; every mistake is found before TensorFlow is imported.
 
 Hydra's schema check is not enough: `++key=value` bypasses it, and it knows types but no limits.
 """
@@ -44,7 +44,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
     hooks = _hooks(config.train.hooks)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start, hooks=hooks))
-    _check_limits(config.run, "run")  # first, because other keys use its seed
+    _check_limits(config.run, "run")  # first, because checks of other keys use run.seed
     _check_limits(config, "")
     for name, vocabulary in warm_start.vocabularies.items():
         _check_limits(vocabulary, f"{_VOCABULARIES}.{name}")
@@ -55,7 +55,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 
 def _secrets_in(tree: Mapping[str, Any]) -> list[str]:
-    """Return the valid names in `run.secrets`."""
+    """Return the names in `run.secrets` that are valid; invalid ones are reported later."""
     settings = tree.get("run")
     names = settings.get("secrets") if isinstance(settings, Mapping) else None
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -66,9 +66,12 @@ def load(path: Path) -> Config:
     return parse(schema.read(path))
 
 
-@functools.cache  # 30 ms (OmegaConf 2.3); all commands of a process that runs several may share it
+@functools.cache  # it takes 30 ms (OmegaConf 2.3), and a process may run several commands
 def schema_node() -> Any:
-    """Return the schema for OmegaConf, which nobody may change; `params`, `tags` and variable names are free."""
+    """Return the schema for OmegaConf. The callers share it and must not change it.
+
+    Every key is declared, except below `params`, `tags` and variable names, where any key is allowed.
+    """
     node = thawed(OmegaConf.structured(Config))
     inputs = node.input
     free = [node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
@@ -78,7 +81,7 @@ def schema_node() -> Any:
 
 
 def thawed(node: Any) -> Any:
-    """Make `node` writable and return it: frozen dataclasses become read-only nodes, into which Hydra cannot merge."""
+    """Make `node` writable and return it: OmegaConf makes nodes of frozen dataclasses read-only, and Hydra merges."""
     OmegaConf.set_readonly(node, None)
     for key in () if node._is_none() else node:
         child = node._get_node(key)
@@ -88,7 +91,7 @@ def thawed(node: Any) -> Any:
 
 
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
-    """Return `tree` as an instance of the dataclass `cls`; `at` is its key, for messages."""
+    """Return `tree` as an instance of the dataclass `cls`; `at` is the key of the tree, for messages."""
     node = schema_node() if cls is Config else thawed(OmegaConf.structured(cls))
     if cls in (InputBlock, HookConfig):
         OmegaConf.set_struct(node.params, False)
@@ -99,10 +102,10 @@ def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
 
 
 def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
-    """Return name -> evaluation input from `input.eval`, which is one block or blocks by name.
+    """Return name -> evaluation input from `input.eval`, which is one block or several blocks by name.
 
-    Settings beside named blocks apply to each block that does not set them itself. Overrides and experiments so change
-    the one block that the input's file has.
+    Settings beside named blocks apply to every block that does not set them itself. So if an override or experiment
+    adds named blocks to the one block of an input's file, they inherit the settings of that block.
     """
     settings = _keys_of(InputBlock)
     common = {name: value for name, value in tree.items() if name in settings}
@@ -150,7 +153,7 @@ def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) 
         raise unknown_key(full_key, value) from error
     if key:
         raise wrong_type(full_key, value) from error
-    for name, child in tree.items():  # a scalar in place of a group: OmegaConf does not name it
+    for name, child in tree.items():  # OmegaConf does not name the key of a scalar that stands in place of a group
         if dataclasses.is_dataclass(schema.class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
             raise ConfigError(f"{name}={child!r} is not a group of settings.") from error
     raise ConfigError(f"{at or 'config'}: {error.msg or error}") from error
@@ -167,7 +170,7 @@ def _keys_of(cls: type) -> list[str]:
 
 
 def _check_limits(value: Any, at: str) -> None:
-    """Check what the fields declare, at every depth."""
+    """Check a dataclass, and those nested in it, against the limits that their fields declare."""
     for setting in dataclasses.fields(value):
         key, found = f"{at}.{setting.name}".lstrip("."), getattr(value, setting.name)
         if dataclasses.is_dataclass(found):
@@ -180,13 +183,13 @@ def _check_limits(value: Any, at: str) -> None:
 
 
 def debugged(config: Config) -> Config:
-    """Return `config` with the changes of `run.debug`; applying it again changes nothing.
+    """Return `config` with the changes that `run.debug` makes; applying it again changes nothing.
 
-    fast_dev: two steps of training, one batch of each evaluation, and no tracking. overfit: the first batch in every
-    step (`runner.task.build` does that), for `train.max_steps`.
+    fast_dev: two steps of training, one batch of each evaluation, and no tracking. overfit: every step trains on the
+    first batch, for `train.max_steps` steps; `runner.task.build` repeats the batch.
 
     Raises:
-      ConfigError: overfit without a limit of steps, or fast_dev with steps to profile that it does not take.
+      ConfigError: overfit without train.max_steps, or fast_dev with run.profile for steps that fast_dev does not take.
     """
     train = config.train
     if config.run.debug == "fast_dev":

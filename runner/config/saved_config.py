@@ -18,7 +18,7 @@ from runner.config.schema import read
 FILE = "config.yaml"
 
 _OF_THIS_COMMAND = ("command", "model_dir", "run.progress", "run.inline", "sweep")
-"""Keys that always come from the command line, even if it leaves their defaults."""
+"""Keys that always come from the command line, even if the command line does not set them."""
 
 
 def read_saved(model_dir: Path) -> dict[str, Any] | None:
@@ -32,10 +32,16 @@ def read_saved(model_dir: Path) -> dict[str, Any] | None:
 
 
 def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return `saved` with the changes of `overrides`, taken from `composed`, where they are applied to the defaults.
+    """Return `saved` with the changes that `overrides` make.
 
-    A chosen group (`strategy=mirrored`) replaces the whole group, a value (`eval.steps=3`) only that value.
-    `experiment=...` and the user's own groups may change anything; with them `composed` is returned.
+    The values are taken from `composed`, the shipped defaults with these overrides applied. A chosen group
+    (`strategy=mirrored`) replaces the whole group, a value (`eval.steps=3`) only that value. `experiment=...` and the
+    user's own groups may change anything, so with one of them `composed` itself is returned.
+
+    Args:
+      saved: the config of the earlier run.
+      composed: the config that Hydra composed for this command.
+      overrides: the words of the command line.
     """
     keys = [_key_of(text) for text in overrides]
     if any("." not in key and key not in composed for key in keys) or "experiment" in keys:
@@ -52,7 +58,7 @@ def _key_of(text: str) -> str:
 
 
 def _take(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Copy the value at `path` from `composed` to `tree`; delete it if `composed` lacks it."""
+    """Copy the value at `path` from `composed` to `tree`; delete it from `tree` if `composed` lacks it."""
     for part in path[:-1]:
         if not isinstance(composed.get(part), Mapping):
             return

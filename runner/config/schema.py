@@ -21,16 +21,16 @@ from runner.system.files import write_atomically
 from runner.system.redaction import secrets_of
 
 ENVIRONMENT_COMMANDS = ("cluster_info", "doctor", "new")
-"""Commands without a run: they need neither functions nor a model_dir, and start no task."""
+"""Commands without a run: they need no user functions and no model_dir, and start no task."""
 COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", *ENVIRONMENT_COMMANDS)
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
 """Commands that need a training input; the others read a model_dir."""
 TRAINING_RUNS = ("train_and_evaluate", "train")
 """Commands that make a model_dir and write its config."""
 UNRECORDED_COMMANDS = ("dry_run", "inspect")
-"""Commands that only print something: they write no files, not even a journal."""
+"""Commands that only print something; they write no files, not even a journal."""
 GCE = "gce"
-"""The value of `run.preemption_notice` that is not a user function: Compute Engine's metadata server."""
+"""The value of `run.preemption_notice` that reads Compute Engine's metadata server; any other names a function."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
 """Commands that need the functions of `input.eval`."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -49,13 +49,13 @@ PACKED_OPS = ("nccl", "hierarchical_copy")
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 """Strategies that train with several processes."""
 CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
-"""Commands in which all processes of such a strategy take part; the others run in one process."""
+"""Commands in which all processes of such a strategy take part; any other command runs in one process."""
 MAX_TASKS = 10_000
 """Largest number of tasks of one type, so that a typo does not fill the memory with addresses."""
 
 
 SEED_BITS = 31
-"""Number of bits of the seed that is drawn for `run.seed=null`."""
+"""Number of bits of the random seed that a run gets if `run.seed` is null."""
 
 
 class ConfigError(ValueError):
@@ -67,10 +67,10 @@ class Limits:
     """The values that a setting may have; `error_messages.check_limits` checks them.
 
     Attributes:
-      choices: allowed values, of the setting or of each list element; (): any.
-      minimum, maximum: smallest and largest number; what TensorFlow counts has at most 64 bits.
+      choices: allowed values of the setting, or of each element of a list; (): any.
+      minimum, maximum: the smallest and largest number, both allowed. TensorFlow counts in 64 bits, hence the default.
       above, below: exclusive bounds of a number.
-      auto: the word auto is allowed in place of an integer.
+      auto: the word "auto" is allowed in place of an integer.
     """
 
     choices: tuple[Any, ...] = ()
@@ -87,12 +87,14 @@ def _setting(default: Any, **limits: Any) -> Any:
 
 
 def _count(default: Any, **limits: Any) -> Any:
-    """Declare a field for a number of things or seconds, limited to 32 bits as waits, loops and devices are."""
+    """Declare a field for a number of things or of seconds. It has at most 32 bits, as TensorFlow's loops and waits
+    have.
+    """
     return _setting(default, **{"maximum": 2**31 - 1, **limits})
 
 
 def _ranking() -> Any:
-    """Declare the field `mode` beside a metric. None: decided by the metric's name (`runner.config.metric_names`)."""
+    """Declare the field `mode` beside a field `metric`: min, max, or None to decide by the metric's name."""
     return _setting(None, choices=("min", "max"))
 
 
@@ -112,7 +114,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class AutotuneConfig:
-    """What tf.data may tune by itself. None: the function's own options apply."""
+    """Settings of tf.data's autotuning. None: the options that the input function sets apply."""
 
     enabled: bool | None = None
     ram_budget: int | None = _setting(None, minimum=1)
@@ -121,7 +123,7 @@ class AutotuneConfig:
 
 @dataclass(frozen=True)
 class DataOptionsConfig:
-    """How tf.data runs an input: settings of tf.data.Options. None: the function's own options apply."""
+    """How tf.data runs an input: settings of tf.data.Options. None: the options that the input function sets apply."""
 
     deterministic: bool | None = None
     private_threadpool_size: int | None = _count(None, minimum=1)
@@ -131,10 +133,11 @@ class DataOptionsConfig:
 
 @dataclass(frozen=True)
 class DataServiceConfig:
-    """The tf.data service that computes an input. `address` None: no service.
+    """The tf.data service that computes an input.
 
     Attributes:
-      job_name: name under which runs share the elements; None: only the workers of this start share them.
+      address: the dispatcher's address; None: no service.
+      job_name: runs that use the same name share the elements between them; None: only the workers of this run do.
     """
 
     address: str | None = None
@@ -144,7 +147,7 @@ class DataServiceConfig:
 
 @dataclass(frozen=True)
 class InputBlock:
-    """One input: its input_fn, params, and how its examples are divided. `batch_size` is global."""
+    """One input: its input_fn, the function's params, and how examples are divided. `batch_size` is the global one."""
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -213,7 +216,7 @@ class StrategyConfig(EvalStrategyConfig):
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The processes of a cluster strategy, and what happens when one is lost.
+    """The processes of a cluster, and what happens when one of them is lost.
 
     Attributes:
       port: port on which tasks listen under Slurm or Kubernetes; None: the resolver chooses.
@@ -254,7 +257,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class EarlyStoppingConfig:
-    """When training ends before its last step. `metric` None: never."""
+    """When training ends before its last step. `metric` None: training does not end early."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -265,7 +268,7 @@ class EarlyStoppingConfig:
 
 @dataclass(frozen=True)
 class ReduceLROnPlateauConfig:
-    """When the learning rate is reduced, and how much. `metric` None: never."""
+    """When and by how much the learning rate is reduced. `metric` None: it is not reduced."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -278,9 +281,10 @@ class ReduceLROnPlateauConfig:
 
 @dataclass(frozen=True)
 class VocabularyConfig:
-    """The tokens of a variable's rows, here and in the checkpoint of a warm start: tf.estimator's VocabInfo.
+    """The vocabularies, in the new model and in the warm-start checkpoint, of a variable's rows: tf.estimator's
+    VocabInfo.
 
-    Both files are required. A size of None: all lines of the file.
+    Both files are required. A size of None means all lines of the file.
     """
 
     new_vocab: str | None = None
@@ -293,10 +297,12 @@ class VocabularyConfig:
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """Values with which a new run begins. `checkpoint` None: initial values; `include` None: all variables.
+    """Values with which a new run begins.
 
     Attributes:
-      vocabularies: variable name -> VocabularyConfig, once parsed.
+      checkpoint: None: initial values.
+      include: None: every trainable variable.
+      vocabularies: variable name -> VocabularyConfig, in a parsed config.
     """
 
     checkpoint: str | None = None
@@ -315,10 +321,10 @@ class HookConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of training: its length, its steps, and its log.
+    """Settings of training: its length, its steps, and what it logs.
 
     Attributes:
-      hooks: HookConfigs, once parsed.
+      hooks: a list of HookConfigs, in a parsed config.
     """
 
     max_steps: int | None = _setting(None, minimum=1)
@@ -345,7 +351,12 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How much and how often to evaluate; `checkpoint` (None: the newest) and `name` are for command=evaluate."""
+    """How much and how often to evaluate.
+
+    Attributes:
+      checkpoint: for command=evaluate: the checkpoint to evaluate; None: the newest.
+      name: for command=evaluate: the name under which results are recorded.
+    """
 
     steps: int | None = _setting(None, minimum=1)
     throttle_secs: int = _count(0, minimum=0)
@@ -361,7 +372,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class KeepBestConfig:
-    """The best checkpoints to keep beside the newest. `metric` None: none."""
+    """The best checkpoints to keep in addition to the newest. `metric` None: none are kept for their metric."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -370,14 +381,15 @@ class KeepBestConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When to write checkpoints and how many to keep. Both cadences None: only at the end.
+    """When to write checkpoints and how many to keep.
 
     Attributes:
+      save_steps, save_secs: cadences; both None: only at the end of training.
       asynchronous: true, false, or auto.
     """
 
     save_steps: int | None = _setting(None, minimum=1)
-    save_secs: int | None = _count(600, above=0)  # RunConfig allows fractions of a second
+    save_secs: int | None = _count(600, above=0)  # RunConfig also accepts fractions of a second
     keep_max: int | None = _count(5, minimum=1)
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     keep_every_hours: float | None = _setting(None, above=0)
@@ -387,7 +399,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class ExportBestConfig:
-    """The criterion of the best model. `metric` None: the loss of the first evaluation."""
+    """The metric by which the best model is exported. `metric` None: the loss of the first evaluation."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -395,10 +407,12 @@ class ExportBestConfig:
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """The SavedModels that a run exports. `exporters` None: none; `dir` None: `export` in model_dir.
+    """The SavedModels that a run exports.
 
     Attributes:
-      receiver_fn: None: requests hold the features of the input.
+      exporters: None: nothing is exported.
+      dir: folder of the exports; None: `export` in model_dir.
+      receiver_fn: None: requests have the features of the input.
       checkpoint: for command=export: best, a step, a name or a path; None: the newest.
       register: name in MLflow's registry under which exports become versions; None: not registered.
       alias: alias of that version; None: no alias.
@@ -420,14 +434,16 @@ TRACKERS = ("mlflow", "csv", "none")
 
 @dataclass(frozen=True)
 class TrackingBackend:
-    """One place where a run is recorded: mlflow, csv, or the dotted name of a class that is called with `params`."""
+    """One place where a run is recorded: mlflow, csv, or the dotted name of a user's class that is called with
+    `params`.
+    """
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_users(self) -> bool:
-        """Whether it is a class of the user."""
+        """Whether the name is the dotted name of a user's class."""
         return self.name not in TRACKERS
 
 
@@ -467,7 +483,7 @@ class TrackingConfig:
         return any(backend.name == "mlflow" for backend in self.backends)
 
     def classes(self) -> list[tuple[str, str, str]]:
-        """Return (config key, dotted name, default class) of each class of the user that records the run."""
+        """Return (config key, dotted name, default class) of each user's class that records the run."""
         return [("tracking.backend", backend.name, "Tracker") for backend in self.backends if backend.is_users]
 
 
@@ -477,8 +493,12 @@ PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parq
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """What command=predict writes. `output` None: predictions.jsonl in model_dir; `keys` None: all predictions;
-    `checkpoint` None: the newest.
+    """What command=predict writes.
+
+    Attributes:
+      output: the file; None: predictions.jsonl in model_dir.
+      keys: names of predictions; None: all.
+      checkpoint: None: the newest.
     """
 
     output: str | None = None
@@ -488,7 +508,7 @@ class PredictConfig:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """The folder of a sweep and the ranking of its jobs. `dir` None: derived from the sweep's identity."""
+    """The folder of a sweep and the ranking of its jobs. `dir` None: a folder named by a hash of the overrides."""
 
     dir: str | None = None
     metric: str | None = None
@@ -498,7 +518,7 @@ class SweepConfig:
 
 @dataclass(frozen=True)
 class NewConfig:
-    """What command=new writes: a project in the folder `path`."""
+    """Settings of command=new: the folder `path` in which it creates a project."""
 
     path: str | None = None
 
@@ -526,7 +546,7 @@ class Config:
 
     @property
     def max_restarts(self) -> int:
-        """`cluster.max_restarts`, or the strategy's default for null."""
+        """`cluster.max_restarts`, or the strategy's default if that is null."""
         if self.cluster.max_restarts is not None:
             return self.cluster.max_restarts
         return 3 if self.is_cluster or self.run.freeze_secs is not None else 0
@@ -545,8 +565,8 @@ class Config:
     def export_input(self) -> tuple[str, InputBlock]:
         """(config key, block) of the input whose features are the requests of an exported model.
 
-        The input of prediction comes last, because users who set training and evaluation may have left the shipped one
-        there.
+        The input of prediction is tried last: it may still be the shipped one, in runs that set only training and
+        evaluation.
         """
         evals = [(eval_key(name), block) for name, block in self.input.evals.items()]
         blocks = [*evals, ("input.train", self.input.train), ("input.predict", self.input.predict)]
@@ -577,17 +597,17 @@ class Config:
 
     @staticmethod
     def notice_function(name: str) -> tuple[str, str, str]:
-        """Return the entry of `functions` for the user's `run.preemption_notice`."""
+        """Return (config key, dotted name, default function) of a user's `run.preemption_notice`, as in `functions`."""
         return ("run.preemption_notice", name, "preemption_notice")
 
 
 def eval_key(name: str) -> str:
-    """Return the config key of the evaluation `name`; '' is the only one."""
+    """Return the config key of the evaluation `name`; the name '' is that of a single evaluation."""
     return f"input.eval.{name}" if name else "input.eval"
 
 
 def class_at(key: str) -> type | None:
-    """Return the dataclass of the settings under `key`; None if anything is allowed there (`model.params`)."""
+    """Return the dataclass of the settings under `key`; None if any key is allowed there, as in `model.params`."""
     cls: Any = Config
     for part in filter(None, key.split(".")):
         if cls is InputConfig and part == "eval":
@@ -599,7 +619,7 @@ def class_at(key: str) -> type | None:
 
 
 def limits_of(setting: dataclasses.Field[Any]) -> Limits:
-    """Return the limits that a field declares; none declared: no limits."""
+    """Return the limits that a field declares; empty limits if it declares none."""
     limits: Limits = setting.metadata.get("limits", Limits())
     return limits
 
@@ -616,7 +636,10 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Return dotted key -> value, for flat stores such as MLflow's parameters. An empty mapping is a value."""
+    """Return dotted key -> value, for stores without nesting such as MLflow's parameters.
+
+    An empty mapping counts as a value.
+    """
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         nested = flatten(value, f"{at}{key}.") if isinstance(value, Mapping) else {}
@@ -630,10 +653,7 @@ def as_yaml(tree: Mapping[str, Any]) -> str:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the config for a child process, a rerun or a reader; never leave half a file.
-
-    A file with secrets is readable only by its owner.
-    """
+    """Write the config to a file, all at once or not at all. A file with secrets is readable only by its owner."""
     tree = to_tree(config)
     write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
 

@@ -11,7 +11,7 @@ V1 = "tensorflow.compat.v1"
 
 
 def canonical(name: str) -> str:
-    """Return the canonical form of a name: `tensorflow.compat.v2.x` is `tensorflow.x`."""
+    """Return the canonical form of a dotted name: `tensorflow.compat.v2.x` is `tensorflow.x`."""
     name = re.sub(r"^tensorflow\.compat\.v2(?=\.|$)", "tensorflow", name)
     shorter = re.sub(r"^(?:tensorflow\.compat\.v1|tensorflow)\.compat\.v1\.compat\.v1(?=\.|$)", V1, name)
     shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v1(?=\.|$)", V1, shorter)
@@ -42,13 +42,9 @@ class Use:
 
 
 class Uses(ast.NodeVisitor):
-    """Follows names from their import: `import ... as`, `from ... import`, and `tf = tf.compat.v1`.
+    """Finds the uses of packages in a source file, following names from their import.
 
-    Args:
-      roots: the packages whose names are followed.
-
-    Attributes:
-      found: the uses, filled by `visit` in order; subclasses may add to them.
+    Names are followed through `import ... as`, `from ... import`, and assignments such as `tf = tf.compat.v1`.
     """
 
     def __init__(self, *roots: str) -> None:
@@ -100,7 +96,7 @@ class Uses(ast.NodeVisitor):
                 self._bind(target.id, str(name))
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._handlers += 1  # imports in the body of `try` count, not their replacements in `except`
+        self._handlers += 1  # imports in `try` are followed; the substitutes that `except` imports are not
         self.generic_visit(node)
         self._handlers -= 1
 
@@ -125,7 +121,7 @@ class Uses(ast.NodeVisitor):
     def visit_BinOp(self, node: ast.BinOp) -> None:
         left: ast.expr = node
         terms: list[ast.expr] = []
-        while isinstance(left, ast.BinOp):  # the tree of a sum of a thousand terms is a thousand levels deep
+        while isinstance(left, ast.BinOp):  # not recursive: a sum of a thousand terms is a tree of a thousand levels
             terms.append(left.right)
             left = left.left
         for term in (left, *reversed(terms)):

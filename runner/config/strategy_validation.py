@@ -1,4 +1,4 @@
-"""Checks of the settings of strategies and clusters that exclude each other."""
+"""Checks of settings of strategies and clusters that do not work together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runner.config.schema import Config, ConfigError, EvalStrategyConfig
 
 
 def check_strategies(config: Config) -> Iterator[str]:
-    """Yield the mistakes in `strategy`, `eval_strategy` and `cluster`, and in a batch size for them."""
+    """Yield the mistakes in `strategy`, `eval_strategy` and `cluster`, and a batch size that does not fit them."""
     yield from _check_cluster(config)
     yield from _check_strategy("strategy", config.strategy)
     yield from _check_strategy("eval_strategy", config.eval_strategy)
@@ -17,14 +17,14 @@ def check_strategies(config: Config) -> Iterator[str]:
     train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
     if train is not None and evaluation is not None and train != evaluation:
         yield (
-            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ, but the CPU of "
-            "a process is split only once. Set both to the same number."
+            f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ, but TensorFlow "
+            "splits the CPU of a process only once. Set both to the same number."
         )
     check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
 
 
 def _check_cluster(config: Config) -> Iterator[str]:
-    """Yield the mistakes of a resolver that does not fit the strategy, and of settings that the resolver ignores."""
+    """Yield a resolver that does not work with the strategy, and settings that the resolver ignores."""
     resolver, strategy = config.cluster.resolver, config.strategy.name
     if resolver == "tpu" and strategy != "tpu":
         yield f"cluster.resolver=tpu works with strategy=tpu only, not with strategy={strategy}."
@@ -40,7 +40,7 @@ def _check_cluster(config: Config) -> Iterator[str]:
 def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
     """Yield options that the chosen strategy would ignore, and those that exclude each other."""
     if strategy.name is None and key == "strategy":
-        yield "strategy.name=null: name a strategy, or leave it at default."
+        yield "strategy.name=null: name a strategy, such as default."
     allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
     for option, value in vars(strategy).items():
         if option != "name" and value is not None and option not in allowed:
@@ -58,9 +58,9 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
     if devices is not None and not devices:
         yield f"{key}.devices=[] names no device. Use null for all devices."
     if devices and len(set(devices)) < len(devices):
-        yield f"{key}.devices={devices} names a device twice."
+        yield f"{key}.devices={devices} names a device twice. Remove one of them."
     if strategy.name == "one_device" and devices and len(devices) != 1:
-        yield f"{key}.devices={devices}: one_device takes exactly one. Use {key}=mirrored for more."
+        yield f"{key}.devices={devices}: one_device takes exactly one device. Use {key}=mirrored for several."
     if devices and num_gpus is not None:
         yield f"{key}.devices and {key}.num_gpus exclude each other. Set one of them."
     if num_gpus and virtual_devices is not None:
@@ -76,7 +76,7 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
 
 
 def _check_eval_strategy(config: Config) -> Iterator[str]:
-    """Yield the mistake of an evaluation with several processes or a TPU, other than the strategy of training."""
+    """Yield an eval_strategy that needs several processes or a TPU and is not the strategy of training."""
     name = config.eval_strategy.name
     if name not in (*schema.CLUSTER_STRATEGIES, "tpu"):
         return
@@ -87,8 +87,8 @@ def _check_eval_strategy(config: Config) -> Iterator[str]:
             "one_device, mirrored or central_storage"
         )
     yield (
-        f"eval_strategy={name} with strategy={config.strategy.name}: processes and TPUs can be joined for one "
-        f"strategy only. Instead, {instead}."
+        f"eval_strategy={name} with strategy={config.strategy.name}: a run can use only one strategy that needs "
+        f"several processes or a TPU. Instead, {instead}."
     )
 
 
@@ -96,11 +96,12 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     """Check that the training batch divides over the replicas, if their number is known without TensorFlow.
 
     Args:
-      num_workers: number of workers of strategy=multi_worker; 1: only the environment says.
-      why: where that number comes from, in a sentence; '': the config.
+      config: the config.
+      num_workers: number of workers of strategy=multi_worker; 1 if only the environment tells the number.
+      why: a sentence that says where that number comes from; '': from the config.
 
     Raises:
-      ConfigError: it does not divide.
+      ConfigError: the batch size does not divide.
     """
     size, strategy, parts = config.input.train.batch_size, config.strategy, config.train.gradient_accumulation
     replicas = 1

@@ -18,7 +18,7 @@ from runner.config.error_messages import did_you_mean
 
 
 class UserCodeError(ValueError):
-    """A dotted name in the config that leads to nothing; the message says what was looked for and where."""
+    """A dotted name in the config to which no object belongs; the message says what was looked for, and where."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ def add_to_path(directory: Path) -> None:
 
 
 def locate(key: str, name: str, default: str) -> Location:
-    """Return the place of `name`, without importing the user's code, which may import TensorFlow and take 4 seconds.
+    """Return the place of `name` without importing the user's code, which may import TensorFlow and so take 4 seconds.
 
     Args:
       key: the config key that holds the name, for messages.
       name: `package.module` or `package.module.function`.
-      default: the function meant by the name of a module: `model_fn`, `input_fn`.
+      default: the function that is meant if `name` is that of a module: `model_fn`, `input_fn`.
 
     Raises:
       UserCodeError: there is no such module, or its source has no such function.
@@ -71,8 +71,12 @@ def locate(key: str, name: str, default: str) -> Location:
 def load(key: str, name: str, default: str) -> Callable[..., Any]:
     """Import and return the object that `name` refers to.
 
+    Args:
+      key, name, default: as in `locate`.
+
     Raises:
-      UserCodeError: it does not exist, or is not callable. Errors from importing the user's module pass through.
+      UserCodeError: the object does not exist or cannot be called. Errors from importing the user's module pass
+        through.
     """
     location = locate(key, name, default)
     found: Any = importlib.import_module(location.module)
@@ -83,18 +87,21 @@ def load(key: str, name: str, default: str) -> Callable[..., Any]:
             hint = did_you_mean(part, [other for other in dir(found) if not other.startswith("_")])
             raise UserCodeError(f"{key}={name}: {location.module} has no {location.attribute!r}.{hint}") from None
     if not callable(found):
-        raise UserCodeError(f"{key}={name} is a {type(found).__name__}, which cannot be called. Name a function.")
+        said = f"{key}={name} is a {type(found).__name__}, which cannot be called."
+        raise UserCodeError(f"{said} Name a function or class.")
     function: Callable[..., Any] = found
     return function
 
 
 def _deepest_module(key: str, name: str) -> tuple[ModuleSpec, list[str], list[str]]:
-    """Return (spec of the longest prefix of `name` that is a module, the remaining parts, folders of its
-    submodules).
+    """Find the longest prefix of `name` that is a module.
+
+    Returns:
+      (the module's spec, the remaining parts of `name`, the folders of the module's submodules).
     """
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
-        # the user wrote a path, or module:function
+        # The user may have written a path, or module:function.
         likely = name.replace(".py", "").replace("/", ".").replace(":", ".")
         hint = f" Did you mean {likely!r}?" if all(part.isidentifier() for part in likely.split(".")) else ""
         raise UserCodeError(f"{key}={name} is not a dotted name.{hint} Use package.module or package.module.function.")
@@ -116,13 +123,13 @@ def _deepest_module(key: str, name: str) -> tuple[ModuleSpec, list[str], list[st
 
 
 def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Like importlib.util.find_spec, but a submodule is found without importing its package."""
+    """Return the spec of a module like importlib.util.find_spec, but without importing the package that contains it."""
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(fullname, path)
         except KeyError:
-            # A directory without __init__.py inside a package: Python looks for the package in sys.modules, but it
-            # is not imported.
+            # A folder without __init__.py inside a package: its loader would look for the package in sys.modules, where
+            # it is missing because it was not imported.
             spec = ModuleSpec(fullname, None, is_package=True)
             entries = [os.path.join(entry, fullname.rpartition(".")[2]) for entry in path or ()]
             spec.submodule_search_locations = [entry for entry in entries if os.path.isdir(entry)]
@@ -132,7 +139,15 @@ def _find_spec(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
 
 
 def _missing_module(written: str, package: str, rest: list[str], path: list[str], defined: Iterable[str]) -> str:
-    """Return the message for a dotted name: `package` exists, but `rest` does not exist in it."""
+    """Return the message for a dotted name of which `package` exists and the parts in `rest` do not.
+
+    Args:
+      written: the setting as the user wrote it.
+      package: the part of the name that exists.
+      rest: the remaining parts.
+      path: the folders of the package's modules.
+      defined: names that the package itself defines.
+    """
     names = sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
     directories = ", ".join(entry for entry in path if os.path.isdir(entry))
     if not rest:
@@ -146,11 +161,11 @@ def _top_level_names(file: Path) -> set[str] | None:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # importing it gives a better message
+        return None  # importing the file gives a better message
     names: set[str] = set()
     for node in ast.walk(tree):
-        # Every depth: `if`, `try` and `with` at the top level define names too. A name that only a function defines
-        # slips through here and is reported when the module is loaded.
+        # Look at every depth, because `if`, `try` and `with` at the top level define names, too. This also accepts a
+        # name that only a function defines; loading the module then reports it.
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -1,6 +1,6 @@
-"""Checks of settings that are allowed one by one but cannot work together.
+"""Checks of settings that are each allowed but cannot work together.
 
-Each check yields its mistakes in order of importance for the user; `check` raises the first.
+Each check yields its mistakes, the most important one for the user first; `check` raises the first of all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SHOWN_RUNS = 3
 
 
 def check(config: Config) -> None:
-    """Check a config whose values are all allowed by themselves.
+    """Check a config whose values have each been checked alone.
 
     Raises:
-      ConfigError: settings exclude each other or would have no effect, or the command lacks one that it needs.
+      ConfigError: settings exclude each other or would have no effect, or the command lacks a setting that it needs.
     """
     for find_mistakes in (
         _check_folders,
@@ -63,22 +63,27 @@ def check(config: Config) -> None:
 
 
 def newest_runs(outputs: Path) -> list[Path]:
-    """Return the runs in `outputs`, those of sweeps included, by the time of their last save, newest first."""
+    """Return the newest runs in `outputs`, sweeps' jobs included, ordered by their last save, newest first."""
     files = [*outputs.glob("*/checkpoint"), *outputs.glob("sweeps/*/*/checkpoint")]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent for file in files[:SHOWN_RUNS]]
 
 
 def is_url(path: str | None) -> bool:
-    """Report whether `path` is a URL: files of an object store cannot be locked, appended to or renamed."""
+    """Report whether `path` is a URL. A run cannot write there: it locks, appends to and renames files."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path or "")) is not None
 
 
 def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Pattern[str]:
-    """Compile a regular expression of the setting `key`, which the user wrote as `shown`.
+    """Compile a regular expression.
+
+    Args:
+      key: the setting, for messages.
+      pattern: the expression.
+      shown: the expression as the user wrote it; None: `pattern`.
 
     Raises:
-      ConfigError: it does not compile.
+      ConfigError: the expression does not compile.
     """
     try:
         return re.compile(pattern)
@@ -87,10 +92,14 @@ def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Patt
 
 
 def checkpoint_in(key: str, config: Config) -> str | None:
-    """Return the path to which `eval.checkpoint`, `predict.checkpoint` or `export.checkpoint` refers; None: the newest.
+    """Return the path of the checkpoint that a command is to read; None: the newest.
+
+    Args:
+      key: eval.checkpoint, predict.checkpoint or export.checkpoint.
+      config: the config.
 
     Raises:
-      ConfigError: it does not exist.
+      ConfigError: the checkpoint does not exist.
     """
     chosen, model_dir = _CHECKPOINTS[key][0](config), Path(str(config.model_dir))
     if chosen is None:
@@ -126,7 +135,11 @@ def _steps_in(model_dir: Path) -> Iterator[tuple[str, int]]:
 
 
 def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
-    """Return the best of the checkpoints `names` (oldest first) by `checkpoint.keep_best`."""
+    """Return the best of the checkpoints `names` (oldest first) by the metric of `checkpoint.keep_best`.
+
+    Raises:
+      ConfigError: that metric is not set, or no checkpoint has it.
+    """
     best, model_dir = config.checkpoint.keep_best, Path(str(config.model_dir))
     noted = {name: read_json(model_dir / f"{name}{CHECKPOINT_METRICS}") or {} for name in names}
     listed = "; ".join(f"{name} ({', '.join(sorted(found)) or 'not evaluated'})" for name, found in noted.items())
@@ -145,7 +158,7 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
 
 
 def _check_folders(config: Config) -> Iterator[str]:
-    """Yield URLs in places where a run writes: as a path, `gs://bucket` is a folder `gs:` in the current directory."""
+    """Yield each URL in place of a folder that a run writes: `gs://bucket` would become a local folder named `gs:`."""
     written = {
         "model_dir": config.model_dir,
         "export.dir": config.export.dir,
@@ -164,7 +177,7 @@ def _check_folders(config: Config) -> Iterator[str]:
 
 
 def _check_new(config: Config) -> Iterator[str]:
-    """Yield the mistake of command=new without a folder, or of a folder without command=new."""
+    """Yield a command=new without new.path, and a new.path without command=new."""
     path = config.new.path
     if config.command == "new" and not path:
         yield "command=new needs the folder of the new project. Set new.path=my_project"
@@ -173,7 +186,7 @@ def _check_new(config: Config) -> Iterator[str]:
 
 
 def _check_functions(config: Config) -> Iterator[str]:
-    """Yield functions that the command calls and that are not set."""
+    """Yield the keys of functions that the command calls and that are not set."""
     command, input = config.command, config.input
     if command in schema.ENVIRONMENT_COMMANDS:
         return
@@ -192,7 +205,7 @@ def _check_functions(config: Config) -> Iterator[str]:
 
 
 def _check_model_dir(config: Config) -> Iterator[str]:
-    """Yield the mistake of a command that reads a run, without a run to read."""
+    """Yield a missing or wrong model_dir, for commands that read an earlier run."""
     if config.command in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS):
         return
     runs = ", ".join(map(str, newest_runs(Path("outputs"))))
@@ -207,7 +220,7 @@ def _check_model_dir(config: Config) -> Iterator[str]:
 
 
 def _check_inputs(config: Config) -> Iterator[str]:
-    """Yield values in `params` that the setting of the same name would replace."""
+    """Yield values in an input's `params` that would be replaced by the input's own key of the same name."""
     blocks = {"input.train": config.input.train, "input.predict": config.input.predict}
     blocks |= {schema.eval_key(name): block for name, block in config.input.evals.items()}
     for key, block in blocks.items():
@@ -215,13 +228,13 @@ def _check_inputs(config: Config) -> Iterator[str]:
             setting = getattr(block, name)
             if setting is not None and block.params.get(name, setting) != setting:
                 yield (
-                    f"{key}.params.{name}={block.params[name]} has no effect: {key}.{name}={setting} replaces it. Set "
-                    f"{key}.{name}."
+                    f"{key}.params.{name}={block.params[name]} has no effect, because {key}.{name}={setting} replaces "
+                    f"it. Set {key}.{name} instead."
                 )
 
 
 def _check_train_input(config: Config) -> Iterator[str]:
-    """Yield settings that prevent an exact resume that is asked for, and those that strategies do not support."""
+    """Yield settings that contradict a requested exact resume, and settings that the strategy does not support."""
     block, exact = config.input.train, [("run.deterministic", "true")] if config.run.deterministic else []
     service = block.service
     if service.address is None:
@@ -229,8 +242,7 @@ def _check_train_input(config: Config) -> Iterator[str]:
     elif not re.fullmatch(r"[\w+]+://(\[[^\]\s]+\]|[^\s:/\[\]]+):\d+", service.address):
         yield (
             f"input.train.service.address={service.address} is not the address of a dispatcher. Write protocol, host "
-            "and "
-            "port: grpc://host:5050"
+            "and port: grpc://host:5050"
         )
     if service.job_name == "":
         yield "input.train.service.job_name='' is empty. Use a name, or null."
@@ -257,7 +269,7 @@ def _check_train_input(config: Config) -> Iterator[str]:
         counted = [("checkpoint.input_state", "counted")] if config.checkpoint.input_state == "counted" else []
         for key, value in [*exact, *counted]:
             yield (
-                f"input.train.options.deterministic=false with {key}={value}: its examples come in a different order "
+                f"input.train.options.deterministic=false with {key}={value}: the examples come in a different order "
                 "each time. Unset one of them."
             )
     if block.prefetch_to_device is not None:
@@ -265,7 +277,7 @@ def _check_train_input(config: Config) -> Iterator[str]:
         for key, value in saved:
             yield f"{given} with {key}={value}: the state of batches on a device cannot be saved. Unset one of them."
         if strategy not in ("default", "one_device"):
-            yield f"{given} does not work with strategy={strategy}, whose replicas divide a batch. Unset it."
+            yield f"{given} does not work with strategy={strategy}, whose replicas share one batch. Unset it."
 
 
 def _check_evaluation(config: Config) -> Iterator[str]:
@@ -278,9 +290,7 @@ def _check_evaluation(config: Config) -> Iterator[str]:
 
 
 def _check_evaluation_name(config: Config) -> Iterator[str]:
-    """Yield the mistakes in `eval.name`, and evaluations of other data that would be recorded under the run's own
-    name.
-    """
+    """Yield a wrong `eval.name`, and evaluations of other data that would replace the run's own metrics."""
     name = config.eval.name
     if name is not None and config.command != "evaluate":
         yield (
@@ -291,7 +301,7 @@ def _check_evaluation_name(config: Config) -> Iterator[str]:
         yield f"eval.name={name}: the name of an evaluation may contain letters, digits, '_', '-' and '.'."
     if config.command != "evaluate":
         return
-    # Not `read_saved`, which would repeat its messages: the command has already read this file with it.
+    # Not `read_saved`: the command has already read the file by it, and its warnings would be printed twice.
     file = Path(str(config.model_dir)) / FILE
     tree = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
     saved: Any = OmegaConf.to_container(tree, resolve=True)
@@ -302,15 +312,16 @@ def _check_evaluation_name(config: Config) -> Iterator[str]:
         changed = [key for key in ("fn", "params") if known is not None and known.get(key) != getattr(block, key)]
         if changed:
             yield (
-                f"{schema.eval_key(own)}.{changed[0]} differs from that of the run in {config.model_dir}, so its "
-                f"metrics would replace the run's own {evaluation_prefix(recorded)}/... Choose a name that the run "
-                "does not have: eval.name=test"
+                f"{schema.eval_key(own)}.{changed[0]} differs from the setting of the run in {config.model_dir}, so "
+                f"the new metrics would replace the run's own {evaluation_prefix(recorded)}/... Choose a name that "
+                "the run does not have, such as eval.name=test"
             )
 
 
 def _check_checkpoint(config: Config) -> Iterator[str]:
-    """Yield two cadences (save_secs' default cannot be distinguished from an explicit value), and a best without a
-    metric.
+    """Yield two cadences that are both set, and settings of keep_best without a metric.
+
+    An explicit save_secs that equals its default cannot be noticed.
     """
     steps, secs = config.checkpoint.save_steps, config.checkpoint.save_secs
     if steps is not None and secs not in (None, schema.CheckpointConfig().save_secs):
@@ -322,7 +333,7 @@ def _check_checkpoint(config: Config) -> Iterator[str]:
 
 
 def _check_chosen_checkpoint(config: Config) -> Iterator[str]:
-    """Yield a checkpoint that does not exist, and one that the command does not read."""
+    """Yield a chosen checkpoint that does not exist, or that the command does not read."""
     for key, (value_in, command) in _CHECKPOINTS.items():
         if config.command == command:
             checkpoint_in(key, config)
@@ -336,22 +347,25 @@ def _check_chosen_checkpoint(config: Config) -> Iterator[str]:
 
 
 def _check_export(config: Config) -> Iterator[str]:
-    """Yield settings that nothing reads, and a best of something that is not evaluated."""
+    """Yield settings of exports that nothing reads, and a best model without an evaluation."""
     export, exporters = config.export, config.export.exporters or []
     if len(set(exporters)) < len(exporters):
-        yield f"export.exporters=[{','.join(exporters)}] names one twice."
+        yield f"export.exporters=[{','.join(exporters)}] names an exporter twice. Remove one of them."
     if export.exporters is not None and not exporters:
         yield "export.exporters=[] exports nothing. Use null."
     if "best" not in exporters:
         yield from _check_unused("export.best", export.best, "best in export.exporters")
     if config.exports and not export.receiver_fn and not config.export_input[1].fn:
         yield (
-            f"command={config.command} exports a model for requests like the features of an input, but there is no "
-            "input. Set input.eval.fn, or export.receiver_fn."
+            f"command={config.command} exports a model whose requests have the features of an input, but no input is "
+            "set. Set input.eval.fn, or export.receiver_fn."
         )
     evaluates = config.command in schema.EVALUATING_COMMANDS and config.input.evals
     if "best" in exporters and config.command in schema.TRAINING_COMMANDS and not evaluates:
-        yield f"export.exporters has best, but command={config.command} does not evaluate."
+        yield (
+            f"export.exporters contains best, but command={config.command} does not evaluate. Remove it, or use "
+            "command=train_and_evaluate."
+        )
     if export.register is not None and not config.tracking.has_mlflow:
         yield (
             f"export.register={export.register} is a name in MLflow's registry, but "
@@ -369,7 +383,7 @@ def _check_export(config: Config) -> Iterator[str]:
 
 
 def _check_warm_start(config: Config) -> Iterator[str]:
-    """Yield checkpoints that do not exist and expressions that do not compile, before the run starts."""
+    """Yield a warm start from a checkpoint that does not exist, and expressions that do not compile."""
     warm_start = config.train.warm_start
     for index, pattern in enumerate(warm_start.include or ()):
         compile_pattern(f"train.warm_start.include[{index}]", pattern)
@@ -377,7 +391,7 @@ def _check_warm_start(config: Config) -> Iterator[str]:
         groups = compile_pattern("train.warm_start.rename", new).groups
         wanted = max((int(number) for number in re.findall(r"\\(\d+)", old)), default=0)
         if wanted > groups:
-            yield f"train.warm_start.rename: {old!r} uses group {wanted}, but the expression has {groups}."
+            yield f"train.warm_start.rename: {old!r} uses group {wanted}, but {new!r} has {groups} groups."
     if warm_start.checkpoint is None:
         for name in ("include", "rename", "vocabularies"):
             if getattr(warm_start, name):
@@ -403,7 +417,7 @@ def _check_warm_start(config: Config) -> Iterator[str]:
 
 
 def _check_rules(config: Config) -> Iterator[str]:
-    """Yield training rules whose metric does not exist, or not in time."""
+    """Yield metrics of early stopping and of a plateau that do not exist, or that come too late."""
     rules: dict[str, schema.EarlyStoppingConfig | schema.ReduceLROnPlateauConfig] = {
         "train.early_stopping": config.train.early_stopping,
         "train.reduce_lr_on_plateau": config.train.reduce_lr_on_plateau,
@@ -421,8 +435,9 @@ def _check_rules(config: Config) -> Iterator[str]:
 
 
 def _check_evaluator(config: Config) -> Iterator[str]:
-    """Yield the mistake of an evaluator without work. Commands that read a run start from the config of its
-    training.
+    """Yield a cluster.evaluator that would have nothing to evaluate.
+
+    The commands that read a run are not checked: their config is that of the run's training.
     """
     if config.cluster.evaluator and config.command == "train":
         yield f"cluster.evaluator=true {_NOT_EVALUATED}"
@@ -440,20 +455,20 @@ def _check_prediction(config: Config) -> Iterator[str]:
 
 
 def _check_sweep(config: Config) -> Iterator[str]:
-    """Yield the mistake of ranking by an evaluation that the jobs do not have."""
+    """Yield a sweep.metric of an evaluation that the jobs do not have."""
     if config.sweep.metric is not None:
         yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
 
 
 def _check_tracking(config: Config) -> Iterator[str]:
-    """Yield unknown trackers, and URIs that MLflow cannot open."""
+    """Yield unknown trackers, and a tracking.uri that MLflow cannot open."""
     yield from check_backend("tracking.backend=", config.tracking.backend)
     uri = config.tracking.uri or ""
     shown = masked_value("tracking.uri", uri)
     if uri.startswith("sqlite:") and not uri.startswith("sqlite:///"):
         yield f"tracking.uri={shown}: write a database file as sqlite:///relative.db or sqlite:////absolute.db."
     if "://" not in uri and uri.endswith((".db", ".sqlite", ".sqlite3")):
-        yield f"tracking.uri={shown} is a path. Write a database file as sqlite:///{shown.removeprefix('file:')}."
+        yield f"tracking.uri={shown} is a path, not a URI. Write a database file as sqlite:///{shown.removeprefix('file:')}."
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
         yield f"tracking.uri={shown} has no scheme. Use http://{shown}."
 
@@ -462,7 +477,9 @@ def check_backend(written: str, value: Any, end: str = "") -> Iterator[str]:
     """Yield the mistakes in a `tracking.backend`.
 
     Args:
-      written, end: the text before and after the value in the user's setting.
+      written: the text of the user's setting up to the value: `tracking.backend=`.
+      value: the value.
+      end: the text after the value, such as a closing parenthesis.
     """
     shown = f"{written}{_shown(value)}{end}"
     entries = value if isinstance(value, list | tuple) else [value]
@@ -477,14 +494,15 @@ def check_backend(written: str, value: Any, end: str = "") -> Iterator[str]:
             return
         name = entry["fn"] if isinstance(entry, Mapping) else entry
         if isinstance(entry, Mapping) and "." not in name:
-            yield f"{shown}: {name} takes no params, and is not the name of a class. {_TRACKERS_IN_WORDS}"
+            said = f"{name} is not the dotted name of a class, and only a class takes params."
+            yield f"{shown}: {said} {_TRACKERS_IN_WORDS}"
         elif name not in schema.TRACKERS and "." not in name:
             yield f"{written}{name}{end} is not allowed.{did_you_mean(name, schema.TRACKERS)} {_TRACKERS_IN_WORDS}"
         names.append(name)
     if "none" in names and len(names) > 1:
         yield f"{shown}: none cannot be combined with other trackers. Remove it."
     if len({*names}) < len(names):
-        yield f"{shown} names one twice."
+        yield f"{shown} names a tracker twice. Remove one of them."
 
 
 _TRACKERS_IN_WORDS = (
@@ -502,7 +520,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_profile(config: Config) -> Iterator[str]:
-    """Yield the mistake of invalid steps, and of steps after the last one of training."""
+    """Yield a run.profile that is not a range of steps, or lies beyond the last step of training."""
     profile, max_steps = config.run.profile, config.train.max_steps
     if profile is None:
         if config.run.profile_format != "trace":
@@ -517,7 +535,7 @@ def _check_profile(config: Config) -> Iterator[str]:
 
 
 def _check_inline(config: Config) -> Iterator[str]:
-    """Yield the mistake of several tasks in one process."""
+    """Yield settings that need several processes together with run.inline, which has only one."""
     if config.run.inline and config.is_cluster:
         yield (
             f"run.inline=true with strategy={config.strategy.name}: each task needs its own process. Unset "
@@ -543,8 +561,9 @@ def _check_jit(config: Config) -> Iterator[str]:
 
 
 def _check_debug(config: Config) -> Iterator[str]:
-    """Yield settings under which run.debug=nan cannot work: values that may be infinite, operations that it cannot
-    see.
+    """Yield settings under which run.debug=nan cannot work.
+
+    They make values infinite on purpose, or they hide operations from the check.
     """
     if config.run.debug != "nan" or config.command not in schema.TRAINING_COMMANDS:
         return
@@ -557,9 +576,8 @@ def _check_debug(config: Config) -> Iterator[str]:
         )
     if config.strategy.name not in _TRIED:
         yield (
-            f"run.debug=nan does not work with strategy={config.strategy.name}: it checks the steps of one process. "
-            "Use "
-            f"{', '.join(_TRIED)}."
+            f"run.debug=nan does not work with strategy={config.strategy.name}, because it checks the steps of one "
+            f"process only. Use {', '.join(_TRIED)}."
         )
 
 
@@ -568,7 +586,7 @@ def _check_eager(config: Config) -> Iterator[str]:
     if not config.run.eager or config.command not in schema.TRAINING_COMMANDS:
         return
     if config.strategy.name != "default":
-        yield f"run.eager=true with strategy={config.strategy.name}: it uses one device. Use strategy=default."
+        yield f"run.eager=true with strategy={config.strategy.name}: eager steps use one device. Use strategy=default."
     if config.run.debug == "nan":
         yield "run.eager=true with run.debug=nan, which needs the graph of a step. Unset one of them."
     for name, default in (("gradient_accumulation", 1), ("jit", False), ("precision", "float32")):
@@ -586,13 +604,13 @@ def _check_gradient_norm(config: Config) -> Iterator[str]:
         yield "train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100."
 
 
-# --- what several of them have in common ----------------------------------------------------------------------------
+# --- parts that several checks share ---------------------------------------------------------------------------------
 
 _NOT_EVALUATED = "has no effect with command=train, which does not evaluate. Use command=train_and_evaluate."
 
 
 def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
-    """Yield a metric that is not evaluated, and settings beside it if there is no metric."""
+    """Yield a metric that no evaluation reports, or settings that need the metric if it is not set."""
     if settings.metric is None:
         yield from _check_unused(key, settings, f"{key}.metric")
     else:
@@ -600,7 +618,7 @@ def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
 
 
 def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
-    """Yield each of `settings` that is not at its default although `needed` is missing."""
+    """Yield each of `settings` that differs from its default; all have no effect because `needed` is not set."""
     for setting in dataclasses.fields(settings):
         value = getattr(settings, setting.name)
         if value != setting.default:
@@ -608,10 +626,13 @@ def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
 
 
 def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = False) -> Iterator[str]:
-    """Yield the mistake in the name of a metric that no run has.
+    """Yield the mistake in the name of a metric that the run does not report.
 
     Args:
-      of_training: a metric of training is allowed: `train/loss`.
+      key: the key that holds the name, for messages.
+      metric: the name.
+      config: the config, whose evaluations are searched.
+      of_training: a metric of training is allowed, too: `train/loss`.
     """
     prefixes = [evaluation_prefix(name) for name in config.input.evals]
     prefix, slash, _ = metric.partition("/")

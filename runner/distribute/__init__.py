@@ -1,7 +1,7 @@
 """This process's place in the cluster, and how processes and replicas compute together.
 
-`cluster` has the place (`Cluster`); `cluster_resolver` finds it with the detectors `tf_config`, `slurm`, `kubernetes`,
-`tpu` and `local_cluster`. `strategy` builds the tf.distribute.Strategy of a config. `collectives` lets the workers of a
-run agree on host values (a sum, any, a broadcast). `reductions` averages gradients and metrics over replicas, weighted
-by their numbers of examples. `errors` distinguishes the loss of a peer from a task's own error.
+`cluster` describes the place (`Cluster`). `cluster_resolver` finds it with the detectors `tf_config`, `slurm`,
+`kubernetes`, `tpu` and `local_cluster`. `strategy` builds the tf.distribute.Strategy of a config. `collectives` lets
+the workers of a run agree on host values (a sum, any, a broadcast). `reductions` averages gradients and metrics over
+replicas, weighted by their numbers of examples. `errors` tells the loss of a peer from a task's own error.
 """

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of a run and this one's place among them.
+    """The processes of a run, and this process's place among them.
 
     Attributes:
       task_type: worker, chief, ps or evaluator; a single process is worker 0. An evaluator takes no part in training
-        and sees itself as a single process.
+        and counts as a single process.
       task_index: index among the tasks of that type.
       tasks: task type -> addresses `host:port`; empty for a single process.
     """
@@ -24,8 +24,10 @@ class Cluster:
 
     @classmethod
     def from_tf_config(cls, text: str | None) -> Cluster:
-        """Return the place that a supervisor gave its task, in the form that `tf_config` writes; None: a single
-        process.
+        """Return the place that the text of a TF_CONFIG describes, as the property `tf_config` writes it.
+
+        Args:
+          text: the text that a supervisor passed to its task; None: a single process.
         """
         if not text:
             return cls()
@@ -41,7 +43,7 @@ class Cluster:
         return json.dumps({"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}})
 
     def with_chief(self) -> Cluster:
-        """Return the same processes with a chief: if there is none, worker 0, and later workers count from 0."""
+        """Return the same processes with a chief. Without one, worker 0 becomes the chief, and worker 1 worker 0."""
         workers = self.tasks.get("worker", ())
         if "chief" in self.tasks or not workers:
             return self
@@ -53,7 +55,7 @@ class Cluster:
 
     @property
     def role(self) -> str:
-        """The name of the task's journal: its type. A single process is the chief of its run."""
+        """The name of the task's journal: its task type; a single process is called chief."""
         return "chief" if self.is_chief else self.task_type
 
     @property
@@ -63,14 +65,14 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes checkpoints and decides: the chief, or worker 0 if there is none."""
+        """Whether this process writes checkpoints and decides for all: the chief, or worker 0 if there is no chief."""
         if self.task_type == "chief":
             return True
         return self.task_type == "worker" and self.task_index == 0 and "chief" not in self.tasks
 
     @property
     def is_server(self) -> bool:
-        """Whether this process serves a coordinator: a parameter server, or a worker beside one."""
+        """Whether this process only serves a coordinator: a parameter server, or a worker in a parameter-server run."""
         return self.task_type == "ps" or (self.task_type == "worker" and "ps" in self.tasks)
 
     @property
@@ -91,9 +93,9 @@ class Cluster:
 
     @property
     def worker_index(self) -> int:
-        """The index among the processes that train: the chief first."""
+        """The index among the processes that train; the chief is 0."""
         return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
 
 
 ALONE = Cluster()
-"""A single process."""
+"""The place of a process that trains alone."""

@@ -14,13 +14,13 @@ from runner.distribute.tf_config import read_tf_config
 
 @dataclasses.dataclass(frozen=True)
 class Detected:
-    """What the environment says about this process.
+    """The place in a cluster that was found for this process.
 
     Attributes:
-      cluster: its place. `tasks` always has a `chief` for a strategy of several processes, and never the evaluator.
-        `ALONE`: a single process, or one that starts the others.
+      cluster: the place. For a strategy of several processes, `tasks` always contains a `chief` and never the
+        evaluator. `ALONE`: a single process, or one that starts the other tasks.
       source: tf_config, slurm, kubernetes, tpu or local.
-      why: the variables that were found, in a sentence.
+      why: a sentence that names the environment variables that were found.
       has_evaluator: a separate process evaluates.
     """
 
@@ -42,7 +42,12 @@ class Detected:
 
 
 def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyConfig) -> Detected:
-    """Return this process's place by `cluster.resolver`; auto: by the first detector that finds something.
+    """Find this process's place by `cluster.resolver`; with auto, by the first detector that finds a cluster.
+
+    Args:
+      env: the environment.
+      settings: the group `cluster`.
+      strategy: the group `strategy`.
 
     Raises:
       ConfigError: the environment describes an impossible cluster, or one that the strategy cannot use.
@@ -65,7 +70,7 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
 
 
 def _names_somebody(env: Mapping[str, str]) -> bool:
-    """Report whether TF_CONFIG says more than that this process is alone."""
+    """Report whether TF_CONFIG names a cluster or a task, and not only a single process."""
     given = read_tf_config(env.get("TF_CONFIG", ""))
     return bool(given.tasks) or given.task_type == "evaluator"
 
@@ -77,7 +82,7 @@ def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: s
     tasks = {task_type: addresses for task_type, addresses in given.tasks.items() if task_type != "evaluator"}
     why = f"TF_CONFIG says that this is {given.task_type} {given.task_index} of {_counted(tasks)}."
     if strategy in CLUSTER_STRATEGIES and "chief" not in tasks and "worker" in tasks:
-        why += " There is no chief in it: worker 0 is the chief, and the workers after it count from 0."
+        why += " It names no chief, so worker 0 is the chief, and the following workers count from 0."
     has_evaluator = settings.evaluator or given.task_type == "evaluator" or "evaluator" in given.tasks
     place = Cluster(given.task_type, given.task_index, tasks)
     return Detected(_fitting(place, strategy, "TF_CONFIG"), "tf_config", why, has_evaluator)
@@ -115,7 +120,7 @@ def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: 
         place = _by_rank(pod.index, addresses, settings, strategy, "Kubernetes")
     index = "JOB_COMPLETION_INDEX and " if "JOB_COMPLETION_INDEX" in env else ""
     why = (
-        f"{index}HOSTNAME={env['HOSTNAME']}: a pod of {_counted_by(counts)}, which the config says ({_keys(settings)})."
+        f"{index}HOSTNAME={env['HOSTNAME']}: one pod of {_counted_by(counts)}, as the config says ({_keys(settings)})."
     )
     return Detected(_fitting(place, strategy, "Kubernetes"), "kubernetes", why, settings.evaluator)
 
@@ -124,11 +129,11 @@ def _local(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> De
     if settings.resolver == "local":
         why = "cluster.resolver=local."
     else:
-        why = "no TF_CONFIG, no Slurm step of several tasks, and no indexed Job of Kubernetes is around this process."
+        why = "there is no TF_CONFIG, no Slurm step of several tasks, and no indexed Job of Kubernetes."
     if strategy not in CLUSTER_STRATEGIES:
         why += f" strategy={strategy} trains in one process."
     elif settings.service and settings.resolver == "auto":
-        why += f" cluster.service={settings.service} has no effect: no HOSTNAME that ends with an index is set here."
+        why += f" cluster.service={settings.service} has no effect: HOSTNAME is not set, or does not end with an index."
     return Detected(ALONE, "local", why, settings.evaluator)
 
 
@@ -141,18 +146,31 @@ _DETECTORS: Mapping[str, Callable[[Mapping[str, str], ClusterConfig, str], Detec
 
 
 def _counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
-    """Return task type -> number of processes that the config asks for, the evaluator included."""
+    """Return task type -> number of processes that the config asks for, including the evaluator."""
     return {**task_counts(settings, strategy), **({"evaluator": 1} if settings.evaluator else {})}
 
 
 def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strategy: str, source: str) -> Cluster:
-    """Return the place of process `rank` among equal processes: chief, then parameter servers, workers, evaluator."""
+    """Return the place of a process that is told apart only by its rank.
+
+    Ranks are given to the chief first, then to parameter servers, workers and the evaluator.
+
+    Args:
+      rank: the rank of this process.
+      addresses: the address of each process, by rank.
+      settings: the group `cluster`.
+      strategy: the name of the strategy.
+      source: the source of these facts, for messages.
+
+    Raises:
+      ConfigError: there are too few processes.
+    """
     trainers = list(addresses[: len(addresses) - settings.evaluator])
     num_ps = settings.num_ps if strategy == "parameter_server" else 0
     if len(trainers) < 1 + num_ps + bool(num_ps):
         needed = {"chief": 1, "ps": num_ps, "worker": int(bool(num_ps)), "evaluator": int(settings.evaluator)}
         raise ConfigError(
-            f"{source}: strategy={strategy} needs {_counted_by({k: n for k, n in needed.items() if n})} at least, but "
+            f"{source}: strategy={strategy} needs at least {_counted_by({k: n for k, n in needed.items() if n})}, but "
             f"there are {len(addresses)} processes."
         )
     tasks = {"chief": trainers[:1], "ps": trainers[1 : 1 + num_ps], "worker": trainers[1 + num_ps :]}
@@ -176,24 +194,24 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
         if trainers > 1 or "ps" in tasks:
             raise ConfigError(
                 f"{source} names several processes ({_counted(tasks)}), but strategy={strategy} trains in one. Use "
-                f"strategy={'parameter_server' if 'ps' in tasks else 'multi_worker'}; or cluster.resolver=local to "
-                "make each process a run of its own."
+                f"strategy={'parameter_server' if 'ps' in tasks else 'multi_worker'}; or, to run each process "
+                "independently, cluster.resolver=local."
             )
         return Cluster("evaluator", 0) if task_type == "evaluator" else ALONE
-    if task_type == "evaluator" and not tasks:  # it needs only the checkpoints
+    if task_type == "evaluator" and not tasks:  # an evaluator needs only the checkpoints, not the cluster
         return place
     if strategy == "parameter_server":
         fitted = place.with_chief()
         missing = [role for role in ("chief", "worker", "ps") if role not in fitted.tasks]
         if missing:
-            coordinates = "which coordinates; worker 0 does where none is named"
+            coordinates = "the coordinator; without a chief, worker 0 is the coordinator"
             raise ConfigError(
                 f"{source} names {_counted(tasks) or 'no task'}: strategy=parameter_server needs a chief "
                 f"({coordinates}), workers and ps. Missing: {', '.join(missing)}."
             )
         return fitted
     if "ps" in tasks:
-        # If ignored, they would run the same command, occupy their machines and never get a request.
+        # If they were ignored, they would run the same command, occupy their machines, and never get a request.
         raise ConfigError(
             f"{source} names {_counted(tasks)}: strategy=multi_worker has no parameter servers. Remove ps, or use "
             "strategy=parameter_server."

@@ -1,7 +1,7 @@
-"""Agreement between the workers of a cluster: small sums in which every worker takes part.
+"""Agreement between the workers of a cluster, by small sums in which every worker takes part.
 
-A clock, a signal, a file or a hook differs between workers, and a worker that acted alone on it would leave the others
-waiting in a collective. So all workers agree first, at the same points of the program.
+A clock, a signal, a file or a hook may differ between workers. If one worker acted on it alone, the others would wait
+in a collective forever. Therefore all workers agree first, at the same points of the program.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from runner.distribute.strategy import is_parameter_server
 
 _SUM = tf.distribute.ReduceOp.SUM
 
-# Vectors are padded to this length, or to a larger power of two: each length is a function to trace, and the losses of
-# loops, whose lengths differ, are summed too.
+# Vectors are padded to this length, or to a larger power of two, because TensorFlow traces one function for each
+# length. The vectors include the losses of loops, whose lengths differ.
 _FEWEST = 16
 
-# No timeout: a sum waits for a worker that writes a checkpoint or evaluates. Heartbeats detect lost peers.
+# No timeout: the other workers wait in a sum while one writes a checkpoint or evaluates. Heartbeats detect lost peers.
 _PATIENT_SECS = 1e9
 
 _LOST = tuple(getattr(tf.errors, name) for name in OF_A_LOST_PEER)
-# Messages for a peer that ended during a wait; TensorFlow 2.21 has no error code of its own for them.
+# Words in the errors about a peer that ended while others waited for it; TensorFlow 2.21 has no error code for them.
 _LOST_WORDS = ("Collective ops is aborted", "onnection reset", "Socket closed", "coordination service", "heartbeat")
 
 
 class Collectives:
-    """The collectives of a single process, in which every value is agreed; base class of the others.
+    """Communication between the workers that train together; this base class is for a single process.
 
-    Every worker calls the same methods in the same order, because TensorFlow derives the keys of collectives from the
-    number of earlier ones. So what ends a loop on one worker (summaries, session hooks) must end it on all.
+    All workers must call the same methods in the same order, because TensorFlow derives the key of a collective from
+    the number of collectives before it. So if something ends a loop on one worker (summaries, session hooks), it must
+    end the loop on all workers.
     """
 
     num_workers, worker_index, is_chief = 1, 0, True
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum over the workers, element by element in float64; every worker passes the same number of
-        values.
+        """Return the sums over the workers, element by element in float64.
 
-        Without values, it is a barrier.
+        Args:
+          values: every worker must pass the same number of values. Without values, the call is a barrier.
         """
         return list(values)
 
@@ -56,11 +57,11 @@ class Collectives:
         return flag
 
     def broadcast(self, values: Sequence[float]) -> list[float]:
-        """Return the chief's values; every worker passes the same number of values."""
+        """Return the chief's values. All workers must pass the same number of values."""
         return list(values)
 
     def broadcast_text(self, text: str) -> str:
-        """Return the chief's text."""
+        """Return the chief's text on all workers."""
         return text
 
     def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
@@ -68,7 +69,7 @@ class Collectives:
         return value
 
     def noticing_lost_peers(self) -> contextlib.AbstractContextManager[None]:
-        """Raise PeerLost for TensorFlow's errors about a lost peer, inside this context."""
+        """Inside this context, turn TensorFlow's errors about a lost peer into PeerLost."""
         return contextlib.nullcontext()
 
 
@@ -76,9 +77,7 @@ SINGLE_PROCESS = Collectives()
 
 
 class CoordinatorCollectives(Collectives):
-    """The collectives of a coordinator of parameter servers: it trains alone, but its variables are in other
-    processes.
-    """
+    """The collectives of a coordinator of parameter servers: there is one trainer, but other processes can be lost."""
 
     @contextlib.contextmanager
     def noticing_lost_peers(self) -> Iterator[None]:
@@ -87,7 +86,7 @@ class CoordinatorCollectives(Collectives):
         except tf.errors.UnavailableError as error:
             named = re.search(r"/job:ps/replica:\d+/task:(\d+)", error.message)
             which = f" (ps:{named[1]})" if named else ""
-            raise PeerLost(f"A parameter server was lost{which}, with the variables that it held") from error
+            raise PeerLost(f"A parameter server was lost{which}, and with it the variables that it held") from error
 
 
 class WorkerCollectives(Collectives):
@@ -147,18 +146,22 @@ class WorkerCollectives(Collectives):
 
 
 def check_evaluation(training: Any, evaluation: Any) -> None:
-    """Check the strategies of a RunConfig: several processes can be joined for one strategy only.
+    """Check that a RunConfig uses at most one strategy of several processes: TensorFlow can join them for one only.
+
+    Args:
+      training: the strategy of training, or None.
+      evaluation: the strategy of evaluation, or None.
 
     Raises:
-      ValueError: evaluation has a strategy of several processes that is not that of training.
+      ValueError: evaluation has a strategy of several processes that is not the strategy object of training.
     """
     if not isinstance(evaluation, tf.distribute.Strategy) or evaluation is training:
         return
     if is_parameter_server(evaluation) or collectives_of(evaluation).num_workers > 1:
         raise ValueError(
-            f"RunConfig(eval_distribute={type(evaluation).__name__}): processes can be joined for one strategy only. "
-            "Use None or the same object as train_distribute, or a strategy of one process; or evaluate in another "
-            "program."
+            f"RunConfig(eval_distribute={type(evaluation).__name__}): TensorFlow can join processes for one strategy "
+            "only. Use None or the same object as train_distribute, or a strategy of one process; or evaluate in "
+            "another program."
         )
 
 
@@ -178,6 +181,6 @@ def is_loss_of_peer(error: BaseException) -> bool:
 
 
 def _reason(error: tf.errors.OpError) -> str:
-    """Return the line of TensorFlow's message that says what happened."""
+    """Return the line of TensorFlow's message that says what happened to the peer."""
     lines = str(error.message).splitlines()
     return next((line for line in lines if any(words in line for words in _LOST_WORDS)), lines[0] if lines else "")

@@ -17,11 +17,14 @@ _log = logging.getLogger(__name__)
 def configure_devices(run: RunSettings) -> None:
     """Configure GPU memory and numbers of threads as `run` says.
 
-    Call it before a module of the user is imported: TensorFlow ignores these settings once it has used a device.
-    Settings that `run` leaves open keep their value, TensorFlow's default or a script's.
+    Must be called before a user's module is imported, because TensorFlow ignores these settings once it has used a
+    device. Settings that are null in `run` keep the value that TensorFlow, or a script, gave them.
+
+    Args:
+      run: the group `run` of the config.
 
     Raises:
-      ConfigError: TensorFlow has used a device, and has other settings.
+      ConfigError: TensorFlow has already used a device, with other settings.
     """
     threading = tf.config.threading
     if run.inter_op_threads is not None:
@@ -42,14 +45,15 @@ def _set(key: str, setter: Any, *values: Any) -> None:
     except RuntimeError as error:  # "... cannot be modified after initialization"
         value = str(values[-1]).lower()
         raise ConfigError(
-            f"{key}={value} comes too late: this process has already used TensorFlow, which takes the setting only "
+            f"{key}={value} comes too late: this process has already used TensorFlow, which reads the setting only "
             f"before its first tensor. Run in a separate process (run.inline=false), or unset {key}."
         ) from error
 
 
 def session_config() -> tf.compat.v1.ConfigProto:
-    """Return this process's settings of threads and GPU memory, for a TensorFlow server, which does not read them
-    itself.
+    """Return this process's settings of threads and GPU memory in the form that a TensorFlow server takes.
+
+    A server does not use the process's settings unless it is given them.
     """
     gpus = tf.config.list_physical_devices("GPU")
     grows = any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
@@ -61,9 +65,9 @@ def session_config() -> tf.compat.v1.ConfigProto:
 
 
 def describe_devices(strategy: EvalStrategyConfig, replicas: int) -> str:
-    """Return the devices that compute: `CPU, 2 cores`, or `2 x NVIDIA H200`.
+    """Return the devices that compute, for a message: `CPU, 2 cores`, or `2 x NVIDIA H200`.
 
-    The names are those of this process's devices; other workers are assumed to have the same.
+    The names are those of this process's devices; other workers are assumed to have the same devices.
     """
     is_on_cpu = strategy.virtual_devices or any("cpu" in device.lower() for device in strategy.devices or ())
     for kind in () if is_on_cpu else ("TPU", "GPU"):

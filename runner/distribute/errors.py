@@ -1,15 +1,15 @@
-"""The error for a lost peer, to distinguish it from a task's own errors."""
+"""The error for a lost peer, which tells it from a task's own errors."""
 
 from __future__ import annotations
 
 from runner.distribute.cluster import Cluster
 
 OF_A_LOST_PEER = ("UnavailableError", "AbortedError", "DeadlineExceededError", "CancelledError")
-"""Names of the errors that TensorFlow raises if a peer is lost."""
+"""Names of the errors that TensorFlow raises when a peer is lost."""
 
 
 class PeerLost(RuntimeError):
-    """A peer, or the connection to it, is lost: this task can do nothing about it."""
+    """A peer, or the connection to it, was lost; the cause is not in this task."""
 
 
 def tells_of_a_lost_peer(error: BaseException, cluster: Cluster) -> bool:

@@ -1,4 +1,4 @@
-"""TensorFlow's gRPC server of a parameter_server run, and which hosts can reach the servers that a run starts."""
+"""TensorFlow's gRPC server in the tasks of a parameter_server run, and its protection from other hosts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from runner.distribute.devices import session_config
 def start_server(cluster: Cluster) -> tf.distribute.Server:
     """Start the server of this process, at its address in `cluster`.
 
-    It does not authenticate callers, and listens on all interfaces of the host whatever the address says; see
-    `kept_local`.
+    The server does not authenticate callers. It listens on all interfaces of the host, even if the address names one;
+    `kept_local` restricts it to this host.
     """
     spec = tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.tasks.items()})
     return tf.distribute.Server(
@@ -30,7 +30,7 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
 
 
 def serve(server: tf.distribute.Server) -> None:
-    """Serve until a signal or the supervisor ends this process; unlike TensorFlow's own `join`, heed signals."""
+    """Serve until a signal or the supervisor ends this process. Unlike TensorFlow's `join`, this reacts to signals."""
     assert server is not None
     while True:
         time.sleep(3600)
@@ -41,13 +41,15 @@ def serve_the_coordinator(
 ) -> None:
     """Return when the coordinator, the chief of `cluster`, has ended.
 
+    Without a supervisor, the only sign is the coordinator's address: it answers as long as the coordinator lives.
+
     Without a supervisor, only its address shows that: it answers as long as the process lives.
 
     Args:
       server: the server of this process.
       cluster: the cluster.
       timeout_secs: how long to wait for the coordinator's first answer.
-      is_over: reports whether the run has ended, while the coordinator has not answered yet.
+      is_over: reports whether the run has ended; it is asked as long as the coordinator has not answered.
 
     Raises:
       TimeoutError: the coordinator has not answered within `timeout_secs`.
@@ -68,7 +70,7 @@ def serve_the_coordinator(
 
 
 GONE_SECS = 5.0
-"""A coordinator that has not answered for this long counts as ended."""
+"""Seconds without an answer after which the coordinator counts as ended."""
 
 LOOK_SECS = 0.5
 
@@ -89,14 +91,14 @@ PERIOD_SECS = 0.02
 
 @contextlib.contextmanager
 def kept_local(cluster: Cluster) -> Iterator[None]:
-    """Close to other hosts every port that is opened inside this context, if `cluster` is on this host alone."""
+    """Make every port that is opened inside this context unreachable from other hosts, if `cluster` is on this host."""
     addresses = [address for addresses in cluster.tasks.values() for address in addresses]
     if not addresses or not all(address.startswith("127.0.0.1:") for address in addresses):
         yield
         return
     ended, before = threading.Event(), set(_listening())
     thread = threading.Thread(target=_watch, args=(ended, before), daemon=True, name="loopback")
-    thread.start()  # a server listens for seconds before its strategy exists, because it waits for the others
+    thread.start()  # a thread, because a server listens for seconds while its strategy waits for the other tasks
     try:
         yield
     finally:
@@ -111,7 +113,7 @@ def _watch(ended: threading.Event, known: set[int]) -> None:
 
 
 def _close_to_others(known: set[int]) -> None:
-    """Bind to the loopback device the listening sockets that are not in `known`, and add them to it."""
+    """Bind the listening sockets that are not in `known` to the loopback device, and add them to `known`."""
     for descriptor in set(_listening()) - known:
         known.add(descriptor)
         try:

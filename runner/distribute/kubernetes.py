@@ -1,6 +1,6 @@
-"""The pods of a run on Kubernetes, from the name of this pod: an indexed Job, or StatefulSets.
+"""The pods of a run on Kubernetes, found from the name of this pod. They form an indexed Job, or StatefulSets.
 
-Kubernetes tells a pod its own name, but not the number of pods, so that is in the config (`cluster.num_workers`,
+Kubernetes tells a pod its own name, but not the number of pods. The config has these numbers (`cluster.num_workers`,
 `cluster.num_ps`).
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from runner.config.schema import ConfigError
 
 PORT = 2222
-"""Default of `cluster.port`. All tasks can have the same one, because each pod has its own address."""
+"""Default of `cluster.port`. All tasks can use the same port, because each pod has its own address."""
 
 _ROLES = ("chief", "worker", "ps", "evaluator")
 
@@ -39,16 +39,16 @@ class Pod:
 
 
 def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
-    """Report whether this is a pod of an indexed Job, or of a StatefulSet that is meant to train.
+    """Report whether this process is in a pod of an indexed Job, or of a StatefulSet whose pods train together.
 
-    A notebook's pod may belong to a StatefulSet, too; only `cluster.service` says that its peers take part.
+    A notebook's pod may belong to a StatefulSet, too. So a StatefulSet counts only if `cluster.service` is set.
     """
     is_ordinal = re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")) is not None
     return "JOB_COMPLETION_INDEX" in env or ("KUBERNETES_SERVICE_HOST" in env and bool(service) and is_ordinal)
 
 
 def check_not_in_set(env: Mapping[str, str], service: str | None) -> None:
-    """Raise an error for a pod of a StatefulSet that would train alone because its environment does not identify it.
+    """Raise an error for a pod that looks like one of a StatefulSet but would train alone.
 
     Raises:
       ConfigError: `cluster.service` is set and the host name ends in an index, but Kubernetes' own variable is not set.
@@ -65,7 +65,7 @@ def read_pod(env: Mapping[str, str]) -> Pod:
     """Return this pod.
 
     Raises:
-      ConfigError: its host name does not end in an index.
+      ConfigError: the host name does not end in an index.
     """
     name = env.get("HOSTNAME", "")
     match = re.fullmatch(r"(.+)-(\d+)", name)

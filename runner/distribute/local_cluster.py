@@ -13,11 +13,11 @@ HOST = "127.0.0.1"
 
 
 def local_places(config: Config, ports: Callable[[int], Sequence[int]] | None = None) -> list[Cluster]:
-    """Return the tasks of `config`, the chief first.
+    """Return the places of the tasks of `config`, the chief first.
 
     Args:
       config: the config.
-      ports: returns this many free ports; None: asks the system.
+      ports: returns a number of free ports; None: ask the operating system.
     """
     settings, tasks = config.cluster, dict[str, list[str]]()
     if config.is_cluster:
@@ -42,7 +42,7 @@ def task_counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now; another process may take one before it is bound."""
+    """Return ports that are free now. Another process may take one before this run uses it."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -1,8 +1,8 @@
-"""Make gradients the mean over the global batch, whichever optimizer sums them.
+"""Make gradients the mean over the global batch, for every optimizer.
 
 TensorFlow sums gradients over replicas or takes their mean, depending on the optimizer's family and on the call. Here
-each replica's gradient is first weighted by its share of the global batch. Uneven batches and replicas without examples
-are then correct, and every family gets the same numbers.
+each replica's gradient is first weighted by its share of the global batch, and then summed. So batches of different
+sizes and replicas without examples are handled correctly, and every family gets the same gradients.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ v1 = tf.compat.v1
 _SUM = tf.distribute.ReduceOp.SUM
 
 _GATHERED_BYTES = 1 << 18
-"""Largest size of gradients that two workers exchange whole, so that each adds them up itself. Each worker then sends
-one message. TensorFlow's sum over a ring sends two, one after the other (RingReducer: parts of the sum, then the sums).
-A sum of two numbers has the same bits in both orders. With more workers it would not."""
+"""Largest size in bytes of gradients that two workers send to each other whole; each worker then adds them itself.
+
+This takes one message per worker. TensorFlow's sum over a ring takes two, one after the other (RingReducer sends parts
+of the sum, then the sums). A sum of two numbers has the same bits in either order; with more workers it would not.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +60,12 @@ def scale(gradient: Any, factor: tf.Tensor) -> Any:
 
 
 def all_reduce(values: Sequence[Any]) -> list[Any]:
-    """Return each of `values` (tensors of any shape, or IndexedSlices) summed over all replicas; in replica context.
+    """Return each of `values` summed over all replicas. Must be called in replica context.
 
-    Over several processes, IndexedSlices become dense, see `_collectable`.
+    IndexedSlices become dense if replicas are in several processes; see `_collectable`.
+
+    Args:
+      values: tensors of any shape, or IndexedSlices.
     """
     context = tf.distribute.get_replica_context()
     if not spans_processes(context.strategy):
@@ -70,7 +75,7 @@ def all_reduce(values: Sequence[Any]) -> list[Any]:
 
 
 def _are_few_numbers(values: Sequence[Any]) -> bool:
-    """Report whether `values` are dense tensors, few enough that the number of messages counts and not their size."""
+    """Report whether `values` are dense and so small that the number of messages matters more than their size."""
     if not all(isinstance(one, tf.Tensor) and one.shape.is_fully_defined() for one in values):
         return False
     size = sum(one.shape.num_elements() * one.dtype.size for one in values)
@@ -78,13 +83,13 @@ def _are_few_numbers(values: Sequence[Any]) -> bool:
 
 
 def _packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the values of `tensors`, which have one type, one after the other."""
+    """Return the values of `tensors`, which have one dtype, as one vector."""
     flat = [one if one.shape.rank == 1 else tf.reshape(one, [-1]) for one in tensors]
     return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
 
 def _unpacked(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Return tensors of the shapes of `like` whose values, one after the other, are `values`."""
+    """Split a vector that `_packed` made into tensors of the shapes of `like`."""
     parts = [values] if len(like) == 1 else tf.split(values, [one.shape.num_elements() for one in like])
     return [part if one.shape.rank == 1 else tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]
 
@@ -97,10 +102,10 @@ def spans_processes(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _collectable(value: Any) -> Any:
-    """Return a form of `value` that a collective inside a loop can sum: IndexedSlices become dense.
+    """Return `value` in a form that a collective inside a loop can sum: IndexedSlices become dense tensors.
 
-    A collective keeps the shape of its first step (TensorFlow 2.21), but the number of rows of IndexedSlices differs
-    between steps.
+    A collective keeps the shape that it had in the loop's first step (TensorFlow 2.21), but the number of rows of
+    IndexedSlices differs between steps.
     """
     return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
@@ -151,7 +156,7 @@ class Reductions:
 
     @contextlib.contextmanager
     def as_is(self) -> Iterator[None]:
-        """Reduce without weights inside this context: values are weighted already, and optimizers get the global
+        """Inside this context, reduce without weights: values are weighted already, and optimizers get the global
         gradient.
         """
         self._as_is = True
@@ -193,12 +198,14 @@ class Reductions:
             yield self
 
     def _in_loops(self, batch_reduce_to: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `batch_reduce_to` in a form that works inside a loop.
+        """Return a replacement for `batch_reduce_to` that works inside a loop.
 
-        Over several processes, dense tensors of one dtype are reduced together. For a MirroredStrategy, the collectives
-        that are its default are not used (TF 2.21). A collective keeps the shape of a loop's first step, so sparse
-        gradients abort the run at a batch with another number of rows; and two strategies in one process use the same
-        collective keys. On CPUs, collectives also take 1.5x as long as a sum on one device.
+        Over several processes, dense tensors of one dtype are reduced together.
+
+        A MirroredStrategy by default reduces by collectives, which are replaced (TensorFlow 2.21): a collective keeps
+        the shape of a loop's first step, so sparse gradients would abort the run at a batch with another number of
+        rows; and two strategies in one process would use the same collective keys. On CPUs, collectives also take 1.5x
+        as long as a sum on one device.
         """
         if spans_processes(self._strategy):
             return functools.partial(self._reduce_between_processes, batch_reduce_to)
@@ -274,7 +281,9 @@ class Reductions:
         ]
 
     def _weighted(self, op: Any, value: Any) -> tf.distribute.DistributedValues:
-        """Return values whose SUM is the weighted mean (op MEAN), or the sum without placeholders (op SUM)."""
+        """Return values whose SUM over replicas is the weighted mean (op MEAN), or the sum without placeholders (op
+        SUM).
+        """
         replicas = range(self._weights.counts.shape[0])
         values = self._strategy.experimental_local_results(value)
         if len(values) == 1:

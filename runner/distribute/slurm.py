@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from runner.config.schema import MAX_TASKS, ConfigError
 
 FIRST_PORT, SLOTS, PORTS_PER_SLOT = 61440, 256, 16
-"""The ports for tasks: above Linux's ephemeral ports, up to 65535, in slots, one per job step that shares a node."""
+"""The ports of tasks, from above Linux's ephemeral ports to 65535. Each job step that shares a node uses its own slot.
+"""
 
 
 def is_in_step(env: Mapping[str, str]) -> bool:
     """Report whether `srun` started this process as one of several tasks.
 
-    A batch script has SLURM_PROCID=0 and SLURM_NTASKS too; only a step has variables of its own.
+    A batch script also has SLURM_PROCID=0 and SLURM_NTASKS; only a step has the variables of a step.
     """
     return "SLURM_PROCID" in env and _number(env, "SLURM_STEP_NUM_TASKS", _of_job(env), default=1) > 1
 
@@ -26,7 +27,7 @@ def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[
 
     Args:
       env: the environment.
-      port: port of the first task on each node; None: derived from the job's number.
+      port: port of the first task on each node; None: derived from the job id.
 
     Raises:
       ConfigError: a variable is missing, cannot be read, or contradicts another.
@@ -37,7 +38,7 @@ def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[
     if rank >= count:
         raise ConfigError(f"SLURM_PROCID={rank}: the step has {count} tasks, 0 to {count - 1}.")
     if count > MAX_TASKS:
-        raise ConfigError(f"the step has {count} tasks (srun --ntasks). Use {MAX_TASKS} at most.")
+        raise ConfigError(f"the Slurm step has {count} tasks (srun --ntasks). Use at most {MAX_TASKS}.")
     name, nodelist = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     nodes = expand_nodes(nodelist, name)
     is_cyclic = env.get("SLURM_DISTRIBUTION", "block").startswith("cyclic")
@@ -52,10 +53,14 @@ def read_slurm(env: Mapping[str, str], port: int | None) -> tuple[int, Sequence[
 
 
 def expand_nodes(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> list[str]:
-    """Return the nodes of Slurm's short form: `node[01-03,07],gpu5` -> node01, node02, node03, node07, gpu5.
+    """Return the nodes in Slurm's short form: `node[01-03,07],gpu5` means node01, node02, node03, node07, gpu5.
+
+    Args:
+      nodelist: the short form.
+      name: the environment variable that has it, for messages.
 
     Raises:
-      ConfigError: the text cannot be read; `name` is the variable it comes from.
+      ConfigError: the text cannot be read, or names too many nodes.
     """
     nodes: list[str] = []
     for part in re.split(r",(?![^\[]*\])", nodelist):
@@ -77,7 +82,7 @@ def expand_nodes(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> list[str]:
 
 
 def _ranges(ranges: str, name: str, nodelist: str) -> Iterator[tuple[range, int]]:
-    """Yield the numbers of `01-03,07`: each range, with the number of digits of its first number."""
+    """Yield each range in `01-03,07`, with the number of digits of its first number."""
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
@@ -106,21 +111,20 @@ def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) ->
 
 
 def _places(nodes: Sequence[str], tasks_per_node: Sequence[int], *, is_cyclic: bool) -> list[tuple[int, int]]:
-    """Return (number of the node, position on it) of each rank."""
+    """Return (number of the node, position on that node) of each rank."""
     places = [(node, local) for node in range(len(nodes)) for local in range(tasks_per_node[node])]
     return sorted(places, key=lambda place: (place[1], place[0])) if is_cyclic else places
 
 
 def _check_own_place(env: Mapping[str, str], place: tuple[int, int], nodes: Sequence[str], rank: int) -> None:
-    """Check that Slurm put this task where all tasks are assumed to be; otherwise every address would be wrong."""
+    """Check that Slurm put this task where the addresses assume it; otherwise all addresses would be wrong."""
     if "SLURM_NODEID" in env and "SLURM_LOCALID" in env:
         actual = _number(env, "SLURM_NODEID"), _number(env, "SLURM_LOCALID")
         if actual != place:
             raise ConfigError(
                 f"Slurm's variables differ: task {rank} is number {actual[1]} on node {actual[0]}, but by "
                 f"SLURM_STEP_TASKS_PER_NODE it is number {place[1]} on node {place[0]} ({nodes[place[0]]}). Start the "
-                "tasks "
-                "with srun --distribution=block."
+                "tasks with srun --distribution=block."
             )
 
 
@@ -128,7 +132,12 @@ def _first_port(env: Mapping[str, str], port: int | None, most: int) -> int:
     """Return the first port: the same for all tasks of a job step, and different for steps that share a node.
 
     Args:
+      env: the environment.
+      port: `cluster.port`; None: derived from the job id.
       most: largest number of tasks on one node.
+
+    Raises:
+      ConfigError: the ports would exceed 65535.
     """
     last = 65536 - most
     if port is None:
@@ -141,7 +150,7 @@ def _first_port(env: Mapping[str, str], port: int | None, most: int) -> int:
 
 
 def _of_job(env: Mapping[str, str]) -> str | None:
-    """Return the number of tasks of the whole job, if this process is certainly in a step."""
+    """Return the number of tasks of the whole job, but only if this process is certainly in a step."""
     return env.get("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in env else None
 
 

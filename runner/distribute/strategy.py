@@ -26,7 +26,10 @@ _CROSS_DEVICE_OPS = {
 def split_cpu(virtual_devices: int | None) -> None:
     """Split this host's CPU into logical devices, to try out a strategy without accelerators.
 
-    Call it before TensorFlow uses a device. None or 1 does not split it.
+    Must be called before TensorFlow uses a device.
+
+    Args:
+      virtual_devices: the number of logical devices; None or 1: the CPU is not split.
 
     Raises:
       ConfigError: TensorFlow has been initialized with another number.
@@ -39,8 +42,8 @@ def split_cpu(virtual_devices: int | None) -> None:
     except RuntimeError as error:  # "Virtual devices cannot be modified after being initialized"
         raise ConfigError(
             f"virtual_devices={virtual_devices} comes too late: TensorFlow is already in use, and splits the CPU only "
-            "before its first tensor. If a module makes a tensor, variable or layer at import, move that into "
-            "model_fn or input_fn; or unset virtual_devices."
+            "before its first tensor. If a module of yours creates a tensor, variable or layer when it is imported, "
+            "move that into model_fn or input_fn; or unset virtual_devices."
         ) from error
 
 
@@ -62,8 +65,8 @@ def build_strategy(
     """Build the strategy that the config names.
 
     Args:
-      name: default, one_device, mirrored, central_storage, multi_worker (needs TF_CONFIG in the environment; returns
-        when all workers have connected) or tpu.
+      name: default, one_device, mirrored, central_storage, multi_worker or tpu. multi_worker needs TF_CONFIG in the
+        environment, and the function then returns when all workers have connected.
       devices: TensorFlow's device names ("GPU:0", "CPU:1"); None: all GPUs, or the virtual CPUs if there is no GPU.
       num_gpus: use only the first N GPUs; None: all.
       virtual_devices: see `split_cpu`.
@@ -71,9 +74,9 @@ def build_strategy(
         class (mirrored).
       num_packs: number of packs in which nccl and hierarchical_copy transfer gradients.
       communication: auto, ring or nccl: how the processes of multi_worker exchange gradients.
-      timeout_secs: timeout of a collective of multi_worker; None: none, because heartbeats detect lost peers.
+      timeout_secs: timeout of a collective of multi_worker; None: no timeout, because heartbeats detect lost peers.
       bytes_per_pack: approximate size of multi_worker's gradient messages; 0: TensorFlow decides.
-      address: address of a TPU: grpc://host:port, a name, or "local" for one of this machine; None: from the
+      address: address of a TPU: grpc://host:port, a name, or "local" for a TPU of this machine; None: taken from the
         environment.
       zone, project: zone and project of a TPU given by name; None: those of this Google Cloud machine.
 
@@ -114,7 +117,7 @@ def build_strategy(
 
 
 def _connect_tpu(address: str | None, zone: str | None, project: str | None) -> tf.distribute.Strategy:
-    """Connect to the TPU, initialize it and build its strategy, as in TensorFlow's TPU guide."""
+    """Connect to the TPU, initialize it and build its strategy, in the order of TensorFlow's TPU guide."""
     found, said_by = tpu.find_tpu(os.environ, address)
     tpu.check_reachable(found, zone, project, os.environ)
     try:
@@ -180,28 +183,29 @@ def _check_devices(devices: Sequence[str]) -> None:
 
 
 def _own_devices() -> list[str]:
-    """Return the devices of this process, as `/device:CPU:0`.
+    """Return the devices of this process, in the form `/device:CPU:0`.
 
-    In a cluster TensorFlow prefixes the task, and a coordinator also sees the devices of other tasks.
+    In a cluster TensorFlow prefixes a device's name with the task, and a coordinator also sees other tasks' devices.
     """
-    task = tf.config.list_logical_devices("CPU")[0].name.rpartition("/device:")[0]  # where tf.distribute looks for it
+    # Derive the task's prefix from the first CPU, where tf.distribute takes it from, too.
+    task = tf.config.list_logical_devices("CPU")[0].name.rpartition("/device:")[0]
     names = (device.name for device in tf.config.list_logical_devices())
     return [name.removeprefix(task) for name in names if name.startswith(f"{task}/device:")]
 
 
 MIN_PART_BYTES = 256 << 10
-"""strategy.partitioner=min_size: smallest size of a part of a variable."""
+"""Smallest size in bytes of a variable's part with strategy.partitioner=min_size."""
 
 
 def build_parameter_server(
     tasks: Mapping[str, Sequence[str]], partitioner: str | None = None
 ) -> tf.distribute.experimental.ParameterServerStrategy:
-    """Build the strategy for the coordinator of `tasks`; returns when all workers and servers have connected.
+    """Build the strategy for the coordinator of `tasks`; return when all workers and servers have connected.
 
     Args:
       tasks: chief (this process), worker and ps -> addresses.
-      partitioner: how to partition variables: min_size (parts of at least 256 KiB, at most one per server),
-        fixed_shards (one part per server); None: not at all.
+      partitioner: how to partition variables over servers: min_size (parts of at least 256 KiB, at most one per
+        server), fixed_shards (one part per server); None: variables are not partitioned.
 
     Raises:
       ValueError: there is no worker or no server.
@@ -231,5 +235,5 @@ def _partitioner(name: str | None, num_servers: int) -> Any:
 
 
 def is_parameter_server(strategy: tf.distribute.Strategy | None) -> bool:
-    """Report whether the strategy has parameter servers, so that workers train on request."""
+    """Report whether the strategy has parameter servers; then a coordinator requests training steps from workers."""
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)

@@ -1,4 +1,4 @@
-"""Parse TF_CONFIG as people and platforms write it, or name the part that is wrong."""
+"""Parsing of TF_CONFIG as people and platforms write it; errors name the part that is wrong."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from runner.distribute.cluster import Cluster
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
 _CONTEXT = 20
-"""Number of characters of an invalid TF_CONFIG that are shown on each side of the mistake."""
+"""Number of characters of an invalid TF_CONFIG that a message shows on each side of the mistake."""
 
 
 def read_tf_config(text: str) -> Cluster:
     """Return the cluster in TF_CONFIG, and this process's place in it.
+
+    The old task type `master` means the chief. An evaluator stays in `tasks` if TF_CONFIG's `cluster` names it. Without
+    a `cluster`, this is a single process and `tasks` is empty.
 
     The legacy `master` is the chief. An evaluator stays in `tasks` if `cluster` names it. Without a `cluster`, the
     process is alone and `tasks` is empty.
@@ -84,7 +87,7 @@ def _listed(task_type: str, addresses: Any) -> list[Any]:
         raise ConfigError(f'TF_CONFIG: cluster.{task_type}={json.dumps(addresses)} must be a list: ["host:port", ...].')
     by_index = {int(index): address for index, address in addresses.items()}
     if sorted(by_index) != list(range(len(by_index))):
-        # TensorFlow allows gaps if a task need not know its peers. Here every task must know all of them.
+        # TensorFlow allows gaps if a task need not know its peers. Here every task must know all others.
         raise ConfigError(
             f"TF_CONFIG: cluster.{task_type} names indices {', '.join(map(str, sorted(by_index)))} and leaves gaps. "
             "List every task (in a Kubeflow TFJob: enableDynamicWorker: false)."
@@ -93,7 +96,7 @@ def _listed(task_type: str, addresses: Any) -> list[Any]:
 
 
 def _check_address(where: str, address: Any) -> None:
-    # host:port; only an IPv6 address, which is in brackets, contains colons.
+    # host:port. Only an IPv6 address contains colons, and it is in brackets.
     found = re.fullmatch(r"(?:\[[^/ \t\n]*|[^/ \t\n:]+):(\d+)", address) if isinstance(address, str) else None
     if found is None or not 0 < int(found[1]) < 65536:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Find the TPU of strategy=tpu and check that it can be reached; TensorFlow itself would try for minutes."""
+"""Finding the TPU of strategy=tpu, and checking that it can be reached; TensorFlow itself would try for minutes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from runner.config.schema import ConfigError
 
 LOCAL = "local"
-"""The address of a TPU that is attached to this machine (a TPU VM)."""
+"""The address that means the TPU attached to this machine (a TPU VM)."""
 
 TIMEOUT_SECS = 5.0
-"""How long a TPU, or Google's metadata server, may take to accept a connection."""
+"""How many seconds a TPU, or Google's metadata server, may take to accept a connection."""
 
 _VARIABLES = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME")
 _METADATA_SERVER = "169.254.169.254"
@@ -21,14 +21,17 @@ _PORT = 8470
 
 
 def find_tpu(env: Mapping[str, str], address: str | None) -> tuple[str, str]:
-    """Return (name or address of the TPU, the setting that gave it), in the order of TensorFlow's TPUClusterResolver.
+    """Find the TPU by the same settings, in the same order, as TensorFlow's TPUClusterResolver.
 
     Args:
       env: the environment.
-      address: `strategy.address`; None: from the environment.
+      address: `strategy.address`; None: taken from the environment.
+
+    Returns:
+      (name or address of the TPU, the setting that gave it).
 
     Raises:
-      ConfigError: nothing names a TPU.
+      ConfigError: no setting names a TPU.
     """
     if address:
         return address, "strategy.address"
@@ -42,16 +45,16 @@ def find_tpu(env: Mapping[str, str], address: str | None) -> tuple[str, str]:
     if named:
         return str(named), "TPU_CONFIG"
     raise ConfigError(
-        f"strategy=tpu: no TPU is named, neither by strategy.address nor by {', '.join(_VARIABLES)} or TPU_CONFIG in "
-        "the environment. Set strategy.address=grpc://10.0.0.2:8470, the name of a TPU, or local on a TPU VM."
+        f"strategy=tpu: no TPU is named: strategy.address is null, and none of {', '.join(_VARIABLES)} and TPU_CONFIG "
+        "is set in the environment. Set strategy.address=grpc://10.0.0.2:8470, the name of a TPU, or local on a TPU VM."
     )
 
 
 def check_reachable(address: str, zone: str | None, project: str | None, env: Mapping[str, str]) -> None:
-    """Check that the TPU answers, before TensorFlow waits for it without end.
+    """Check that the TPU answers; TensorFlow would wait for it forever.
 
     Raises:
-      ConfigError: an address does not accept a connection, or a name cannot be looked up here.
+      ConfigError: an address does not accept a connection, or a TPU's name cannot be looked up from this machine.
     """
     if address == LOCAL:
         return

@@ -1,4 +1,4 @@
-"""The checkpoints of one call of `Estimator.train`: when they are due, written, durable and logged."""
+"""The checkpoints of one call of `Estimator.train`: when to write them, waiting for the disk, and their log lines."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
-    """The checkpoints that a run writes.
+    """The checkpoints that one call of `Estimator.train` writes.
 
     Args:
+      context: the Estimator's settings.
+      setup: the training setup.
       listeners: `tf.compat.v1.train.CheckpointSaverListener`s, called on the chief around each save.
-      on_written: called with the path of each checkpoint that was verified while it was written.
+      on_written: called with the path of each checkpoint that was written and verified.
 
     Attributes:
       every: the cadence of saving.
@@ -61,10 +63,14 @@ class RunCheckpoints:
         self._is_logged = False
 
     def begin(self, step: int, extra: Mapping[str, Any]) -> None:
-        """Write the first checkpoint of a new run; the cadence counts from here.
+        """Write the first checkpoint of a new run, and start the cadence.
 
-        Listeners are called for it, or for the checkpoint that the run resumes from, as in tf.estimator. They cannot
-        stop the run here.
+        Listeners are called for this checkpoint, or for the one that the run resumes from, as in tf.estimator. A
+        listener cannot stop the run here.
+
+        Args:
+          step: the current global step.
+          extra: facts to store in the checkpoint beside the variables.
         """
         self.tell_listeners("before_save", step)
         if self.latest is None:
@@ -77,7 +83,7 @@ class RunCheckpoints:
         return self.every.due(result.first_step - 1, result.last_step, time.monotonic() - self._saved_at)
 
     def save(self, run: Run, extra: Mapping[str, Any], *, asynchronous: bool) -> str:
-        """Write a checkpoint of the run's step between the calls of its listeners, which may stop the run."""
+        """Write a checkpoint of the current step. Listeners are called before and after it, and may stop the run."""
         self.tell_listeners("before_save", run.global_step)
         path = self.write(run.global_step, extra, asynchronous=asynchronous, is_logged=True)
         for listener in self.tell_listeners("after_save", run.global_step):
@@ -96,20 +102,21 @@ class RunCheckpoints:
         """Write a checkpoint and return its path.
 
         Args:
-          step: its global step.
-          extra: what it holds beside the variables.
-          asynchronous: return as soon as the values are copied, if config and listeners allow that; else when the
-            checkpoint is durable.
+          step: the global step.
+          extra: facts to store in the checkpoint beside the variables.
+          asynchronous: return as soon as the values are copied, if config and listeners allow that. False: return when
+            the checkpoint is durable.
           is_logged: report the checkpoint on the screen and in the journal.
-          is_evaluated: the checkpoint that it replaces has the same values and was evaluated.
+          is_evaluated: the checkpoint replaces one with the same values, which has been evaluated.
         """
-        self.settle()  # one checkpoint at a time
+        self.settle()  # only one checkpoint is written at a time
         setup, train_input = self._setup, self._setup.input
         snapshot = Snapshot(step, setup.model.values_by_key(), extra)
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
         self._is_logged = is_logged
         if asynchronous and self._asynchronous == "auto":
-            # The memory of a step is not known yet: its gradients alone may be as large as the variables.
+            # At the first save the memory that a step needs is not known; its gradients may be as large as the
+            # variables.
             asynchronous = self._saving.fits(snapshot, snapshot.bytes if self.saved_step is None else None)
         asynchronous = asynchronous and bool(self._asynchronous)
         with self._context.journal.phase("save"):
@@ -120,19 +127,19 @@ class RunCheckpoints:
         return path
 
     def wait(self) -> None:
-        """Return when the last checkpoint is durable on all workers, which call this together.
+        """Wait until the last checkpoint is durable on all workers. All workers must call this together.
 
         Raises:
-          The error with which the checkpoint failed, as `settle`.
+          The error because of which the checkpoint could not be written, as in `settle`.
         """
         self.settle()
         self._context.collectives.sum([])
 
     def settle(self) -> None:
-        """Return when the last checkpoint is durable on this worker.
+        """Wait until the last checkpoint is durable on this worker.
 
         Raises:
-          The error with which the checkpoint failed.
+          The error because of which the checkpoint could not be written.
         """
         self.poll()
         if self._saving.is_busy:
@@ -141,11 +148,11 @@ class RunCheckpoints:
             self._log(saved)
 
     def settle_before(self, error: Exception) -> None:
-        """Wait for the checkpoint that is being written before `error` is raised."""
+        """Wait for the checkpoint that is being written before `error` is raised; add a note if writing fails, too."""
         try:
             self.settle()
         except Exception as other:
-            error.add_note(f"The last checkpoint was not written either: {other}")
+            error.add_note(f"The last checkpoint could not be written either: {other}")
 
     def poll(self) -> None:
         """Log the last checkpoint once it is durable."""
@@ -161,12 +168,13 @@ class RunCheckpoints:
             os.path.basename(saved.path),
             format_bytes(saved.bytes),
             waited + saved.write_secs,
-            f"; training waited for {waited:.3f} s of it" if saved.asynchronous else "",
+            f"; training waited {waited:.3f} s for it" if saved.asynchronous else "",
         )
 
     def tell_listeners(self, method: str, *step: int) -> list[Any]:
-        """Call a method of each listener, inside the traced graph for v1's, and return the listeners that answered
-        True.
+        """Call a method of each listener, and return the listeners that answered True.
+
+        v1's listeners are called with the traced graph as default.
         """
         session = self._setup.session_hooks.session
         answered = []

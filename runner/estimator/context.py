@@ -1,4 +1,4 @@
-"""What all parts of an Estimator share: settings, journal and progress, and the model on each strategy."""
+"""The part that all components of an Estimator share: settings, journal, progress, and the model on each strategy."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EstimatorContext:
-    """The settings of an Estimator, and where it reports.
+    """The settings of an Estimator, and the places to which it reports.
 
     Attributes:
-      config: the Estimator's config; `TrainSetup.config` adds the requests of TensorFlow's own hooks.
+      config: the Estimator's config. (`TrainSetup.config` has in addition the settings of TensorFlow's own hooks.)
       params: passed to model_fn, and to input functions without params of their own.
-      journal: receives every event, for the supervisor.
+      journal: receives every event; the supervisor reads it.
       progress: shows the run on the screen.
-      collectives: collectives of the workers that train together.
+      collectives: communication between the workers that train together.
     """
 
     config: RunConfig
@@ -57,14 +57,15 @@ class EstimatorContext:
 
 
 def script_journal(config: RunConfig, collectives: Collectives) -> Journal:
-    """Return the journal of this process if a script's runs are recorded."""
+    """Return the journal of this process, for a script whose runs are recorded."""
     role, index = _task_of_script(config, collectives)
     return Journal(journal_path(Path(str(config.model_dir)), role, index))
 
 
 def _task_of_script(config: RunConfig, collectives: Collectives) -> tuple[str, int]:
-    """Return task type and index of this process. The strategy is asked first: `RunConfig.cluster` may not know the
-    workers.
+    """Return (task type, task index) of this process.
+
+    The strategy is asked first, because a script may configure workers of which `RunConfig.cluster` does not know.
     """
     if config.is_chief and not collectives.is_chief:
         return "worker", collectives.worker_index
@@ -72,14 +73,14 @@ def _task_of_script(config: RunConfig, collectives: Collectives) -> tuple[str, i
 
 
 def script_progress(config: RunConfig) -> Progress | NullProgress:
-    """Return the progress display of a script, the same as the command line's; only the chief shows it."""
+    """Return the progress display of a script, which looks like the command line's; only the chief shows one."""
     if config.is_chief:
         return build_progress(config.progress)
     return build_progress("plain" if config.cluster.is_evaluator and config.progress != "off" else "off")
 
 
 def record_of_script(context: EstimatorContext) -> ScriptRecord:
-    """Return the record of a script's Estimator."""
+    """Return the object that records the runs of a script's Estimator."""
     config = context.config
     context.journal.show_phase = context.progress.phase
     given = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
@@ -105,7 +106,7 @@ def record_of_script(context: EstimatorContext) -> ScriptRecord:
 
 
 def _model_name(function: str) -> str:
-    """Return the name of an exported model from its function's dotted name: `digits` for digits.model_fn."""
+    """Return a name for an exported model, taken from model_fn's dotted name: `digits` for digits.model_fn."""
     *_, module, name = ("", *function.split("."))
     return name if name != "model_fn" or module in ("", "__main__", "<locals>") else module
 
@@ -114,7 +115,8 @@ class Models:
     """The model on each strategy, built on first use.
 
     Args:
-      as_input: maps an input function and its mode to the function to call in its place.
+      context: the Estimator's settings.
+      as_input: returns the function to call in place of an input function, given that function and the mode.
     """
 
     def __init__(self, context: EstimatorContext, as_input: Callable[[InputFn, str], InputFn]) -> None:
@@ -128,7 +130,7 @@ class Models:
 
     @property
     def for_evaluation(self) -> Model:
-        """The model on the strategy of evaluation, which is that of training if the config has None."""
+        """The model on the strategy of evaluation; if `eval_distribute` is None, that is the strategy of training."""
         strategy = self._context.config.eval_distribute
         if strategy is None:
             return self.for_training
@@ -136,8 +138,9 @@ class Models:
 
     @property
     def for_prediction(self) -> Model:
-        """The model of evaluation; if that has several workers, a model on this process alone, so that nothing waits
-        for the others.
+        """The model on the strategy of evaluation; but if that has several workers, a model on this process alone.
+
+        Otherwise a worker that predicts would wait for the other workers.
         """
         model = self.for_evaluation
         return self._on(None) if model.collectives.num_workers > 1 else model
@@ -171,20 +174,21 @@ class Models:
           input_fn: an input function or an Input.
           mode: train, eval or infer.
           model: the model that reads the input.
-          num_epochs: passes over the examples; None: as many as the function makes.
+          num_epochs: passes over the examples; None: as many as the function's dataset makes.
           eval_name: name of the evaluation, if there are several.
-          place: worker_index and num_workers if they differ from those of the model's strategy.
+          place: worker_index and num_workers, if they differ from those of the model's strategy.
         """
         collectives, config = model.collectives, self._context.config
         num_replicas = model.num_replicas(training=mode == ModeKeys.TRAIN)
         place = {"worker_index": collectives.worker_index, "num_workers": collectives.num_workers} | place
         source = self._as_input(input_fn, mode)
         if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
-            # Each of them reads all of the data: in the same order, a step would compute one gradient several times.
+            # Every worker reads all of the data. If all read it in the same order, a step would compute one gradient
+            # many times.
             config = config.replace(tf_random_seed=type(config.seed)(config.seed + place["worker_index"]))
             if source.shuffle_seed is not None:
                 source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place["worker_index"])
-        # tf.estimator set the graph's seed before it called input_fn, so shuffles in it have the same order here.
+        # tf.estimator set the graph's seed before it called input_fn. With the same seed, shuffles have the same order.
         with seeded(config.seed):
             pipeline = build_input_pipeline(
                 source,
@@ -200,7 +204,7 @@ class Models:
         return pipeline
 
     def _note_dataset(self, source: InputFn, pipeline: InputPipeline, context: str) -> None:
-        """Write the facts of the input to the journal, once."""
+        """Write facts about the input's dataset to the journal, once."""
         if self._context.is_chief and not isinstance(self._context.journal, NullJournal):
             facts = dataset_facts(source, pipeline, context)
             key = f"{context} {facts['name']} {facts['digest']}"
@@ -209,7 +213,7 @@ class Models:
                 self._context.journal.event(DATASET, **facts)
 
     def features_spec(self, input_fn: InputFn, mode: str) -> Any:
-        """Return the TensorSpecs of the features of an input function, without a strategy."""
+        """Call an input function and return the TensorSpecs of its features; no strategy is used."""
         context = self._context
         with seeded(context.config.seed):
             pipeline = build_input_pipeline(
@@ -218,7 +222,7 @@ class Models:
         return pipeline.replica_spec[0]
 
     def log_once(self, text: str) -> None:
-        """Log a text that every evaluation would repeat."""
+        """Log a text once, although every evaluation would log it."""
         if text not in self._logged:
             self._logged.add(text)
             _log.info("%s", text)

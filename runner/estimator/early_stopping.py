@@ -1,8 +1,9 @@
 """Early stopping: training ends when an evaluation's metric no longer improves.
 
-The metric at each evaluated step is kept in model_dir, so that a killed run decides like an undisturbed one: by the
-evaluations up to its checkpoint, because later ones are repeated. If an evaluator process evaluates, it alone writes
-this file, and the chief reads it (`MetricHistory.decided`). `reduce_lr_on_plateau` keeps its metric in the same way.
+The metric at each evaluated step is kept in a file in model_dir. A run that was killed and resumed therefore decides
+like an undisturbed run: it uses the values up to the checkpoint from which it resumes, and evaluates later steps again.
+With an evaluator process, only the evaluator writes this file, and the chief reads it (`MetricHistory.decided`).
+`reduce_lr_on_plateau` keeps its metric in the same way.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class EarlyStopping:
     """The rule by which training ends before its last step.
 
     Attributes:
-      metric: its name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: training never ends early.
+      metric: the metric's name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: training never ends early.
       mode: "min" or "max", whether smaller or larger is better; None: decided by the metric's name.
       patience_evals: number of successive evaluations without improvement after which training ends.
-      min_delta: smallest improvement that counts, in the unit of the metric.
+      min_delta: an improvement counts if it is larger than this, in the unit of the metric.
       min_steps: training does not end before this global step.
 
     Raises:
@@ -69,14 +70,15 @@ class EarlyStopping:
             return None
         known = "it was never a number" if best_step is None else f"best {best:.6g} at step {best_step}"
         evaluations = f"{without} evaluation{'' if without == 1 else 's'}"
-        return f"{self.metric} has not improved by {self.min_delta:g} for {evaluations}; {known}"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        return f"{self.metric} has not improved{by} for {evaluations}; {known}"
 
 
 class Rule(Protocol):
-    """A rule that decides by the values of a metric: to end training, or to reduce the learning rate.
+    """A rule that acts on the values of an evaluation's metric: it ends training, or reduces the learning rate.
 
     Attributes:
-      key: the rule's name in the config.
+      key: the rule's key in the config.
       file: name of the file in model_dir that holds the values.
     """
 
@@ -116,17 +118,21 @@ def check_rule(rule: Rule, **least: float) -> None:
 
 
 class MetricHistory:
-    """The values of a rule's metric so far, in memory and in the model_dir of one run.
+    """The values of a rule's metric so far, in memory and in a file of the run's model_dir.
+
+    Args:
+      rule: the rule.
+      model_dir: the folder.
 
     Attributes:
-      rates: step -> the reduced learning rate that the evaluation of that step led to.
+      rates: step -> the learning rate that was set because of the evaluation of that step.
     """
 
     def __init__(self, rule: Rule, model_dir: str | Path) -> None:
         self.rule = rule
         self._path = Path(model_dir) / rule.file
         known = read_json(self._path) or {}
-        known = known if known.get("metric") == rule.metric else {}  # empty if there is no metric
+        known = known if known.get("metric") == rule.metric else {}  # drop the values of another metric
         self._values = {int(step): float(value) for step, value in known.get("values", {}).items()}
         self.rates = {int(step): float(rate) for step, rate in known.get("rates", {}).items()}
 
@@ -135,9 +141,9 @@ class MetricHistory:
         return self.rule.reason(self._values, step) if step in self._values else None
 
     def decided(self, step: int) -> str | None:
-        """Return why training ends, by the evaluation of `step` or an earlier one; None: it continues.
+        """Return why training ends, because of the evaluation of `step` or of an earlier step; None: it continues.
 
-        An evaluator is behind training, so its decision about a step holds for all later steps.
+        Earlier steps count because an evaluator is behind training: it decides about a step when training is further.
         """
         reasons = (self.rule.reason(self._values, at) for at in sorted(self._values) if at <= step)
         return next((reason for reason in reasons if reason is not None), None)
@@ -147,25 +153,25 @@ class MetricHistory:
         return step in self._values
 
     def goes_on_from(self, step: int) -> None:
-        """Drop the values after `step`, because the run takes those steps again."""
+        """Drop the values after `step`, in memory; the run takes the steps after `step` again."""
         self._values = {at: value for at, value in self._values.items() if at <= step}
         self.rates = {at: rate for at, rate in self.rates.items() if at <= step}
 
     def forget_after(self, step: int) -> None:
-        """Drop the values after `step`, in memory and in the file that another process reads."""
+        """Drop the values after `step`, in memory and in the file, which another process reads."""
         if any(at > step for at in self._values):
             self.goes_on_from(step)
             self._write()
 
     def note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add the results of an evaluation.
+        """Add the results of an evaluation, in memory and in the file.
 
         Args:
-          step: its global step.
+          step: the global step of the evaluation.
           metrics: name in the journal -> value.
 
         Raises:
-          ValueError: the rule's metric is not among them.
+          ValueError: `metrics` lacks the rule's metric.
         """
         assert self.rule.metric is not None
         if self.rule.metric not in metrics:
@@ -174,7 +180,7 @@ class MetricHistory:
         self._write()
 
     def note_rate(self, step: int, rate: float) -> None:
-        """Add the learning rate that the evaluation of `step` led to."""
+        """Add the learning rate that was set because of the evaluation of `step`."""
         self.rates[step] = rate
         self._write()
 

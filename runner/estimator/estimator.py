@@ -59,12 +59,15 @@ class Estimator:
     rules.
 
     Args:
-      model_fn: called with those of features, labels, mode, params, config that it declares; see `EstimatorSpec`.
-      model_dir: folder of checkpoints and events; None: the config's, or a temporary one.
+      model_fn: called with those of the arguments features, labels, mode, params and config that it declares; returns
+        an `EstimatorSpec`.
+      model_dir: folder of checkpoints and events; None: that of the config, or a temporary one.
       config: a RunConfig; None: `RunConfig()`.
       params: a dict or an object, copied; passed to model_fn, and to input functions without params of their own.
-      journal: receives events for the supervisor. None: no journal, or with `RunConfig(tracking=...)` one in model_dir.
-      progress: shows the run on the screen. None: nothing, or with `RunConfig(tracking=...)` what it asks for.
+      journal: receives events, which the supervisor reads. None: no journal, or with `RunConfig(tracking=...)` one in
+        model_dir.
+      progress: shows the run on the screen. None: nothing is shown, or with `RunConfig(tracking=...)` what
+        `RunConfig.progress` asks for.
 
     Raises:
       ValueError: model_dir differs from the config's, or model_fn has arguments that the runner does not fill.
@@ -82,7 +85,7 @@ class Estimator:
     ) -> None:
         config = with_model_dir(model_dir, config)
         is_scripts = config.tracking is not None and journal is None
-        # The copy also notes which params are read.
+        # The copy also records which params are read.
         params = (
             copied_params(params) if isinstance(params, Params) else copy.deepcopy({} if params is None else params)
         )
@@ -124,7 +127,7 @@ class Estimator:
 
     @property
     def agreement(self) -> Collectives:
-        """Deprecated, removed in 0.2: the earlier name of `collectives`."""
+        """The earlier name of `collectives`. Deprecated; will be removed in 0.2."""
         warnings.warn("Estimator.agreement is now called Estimator.collectives.", DeprecationWarning, stacklevel=2)
         return self.collectives
 
@@ -163,11 +166,11 @@ class Estimator:
         return self
 
     def recording(self, command: str, *, trains: bool, **settings: Any) -> contextlib.AbstractContextManager[None]:
-        """Record what happens inside this context as one run, if `RunConfig(tracking=...)` asks for it.
+        """Record what happens inside this context as one run, if `RunConfig(tracking=...)` asks for a record.
 
         Args:
           command: the name of the recorded command.
-          trains: False: add to an existing run.
+          trains: the command trains. False: its results are added to an existing run.
           settings: params of the run, by the config's keys; None values are left out.
         """
         return self._record.recording(command, trains=trains, **settings)
@@ -186,8 +189,10 @@ class Estimator:
         """Train like `train` and return the run; None if there was nothing to do.
 
         Args:
-          after_save: called with the run after each checkpoint, unless the run was interrupted.
-          once: with no limit in steps, do not read again an input that an earlier process read to its end.
+          input_fn, hooks, steps, max_steps, saving_listeners, max_epochs: as in `train`.
+          after_save: functions that are called with the run after each checkpoint, unless the run was interrupted.
+          once: if neither steps nor max_steps limits training, an input that an earlier process read to its end is not
+            read again.
         """
         check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)
         if steps is not None and max_steps is not None:
@@ -202,7 +207,7 @@ class Estimator:
             more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
             return None
-        # Restore: now the model has its values, and the input is at its place.
+        # Restore: the setup has a model with its values, and an input at its position.
         setup = self._train_setups.build(pipeline, input_fn, hooks, latest)
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
         checkpoints = RunCheckpoints(self._context, setup, saving_listeners or (), self._checkpoints.trust)
@@ -220,16 +225,16 @@ class Estimator:
         self, input_fn: InputFn, hooks: Sequence[Any] | None = None, max_epochs: int | None = None
     ) -> TrainSetup:
         """Return the setup of training: the model traced and restored from the latest checkpoint, the input at its
-        place.
+        position.
 
-        It takes no step and writes no checkpoint.
+        No step is taken and no checkpoint is written.
         """
         latest = self.agreed_checkpoint()
         pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
         return self._train_setups.build(pipeline, input_fn, hooks, latest)
 
     def _own_hooks(self, setup: TrainSetup) -> list[Hook]:
-        """Return the runner's hooks of the process that writes; they run after all others."""
+        """Return the runner's own hooks, on the process that writes. They are called after all other hooks."""
         if not self._context.is_chief:
             return []
         steps, hooks = self.config.profile_steps, list[Hook]()
@@ -240,7 +245,7 @@ class Estimator:
         return hooks if steps is None else [*hooks, Profiling(steps, self.announce, as_text=as_text)]
 
     def _as_input(self, input_fn: InputFn, mode: str) -> InputFn:
-        """Return the function to call for `input_fn`; a subclass may wrap it."""
+        """Return the function to call in place of `input_fn`; a subclass may wrap it."""
         return input_fn
 
     def _warm_start(self, model: Model) -> None:
@@ -313,7 +318,7 @@ class Estimator:
             step, label = setup.model.store.global_step, evaluation_prefix(name)
             eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)
             metrics, examples = evaluation.results(setup, steps, eval_hooks, f"evaluate({name or ''})")
-        eval_hooks.end()  # first, because TensorBoard reads only the newer of two event files in a folder
+        eval_hooks.end()  # must be first, because TensorBoard reads only the newer of two event files in a folder
         if self.collectives.is_chief:
             secs = time.monotonic() - started
             evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
@@ -329,7 +334,8 @@ class Estimator:
     def names_of_metrics(self, input_fn: InputFn, name: str | None) -> list[str]:
         """Return the names of the metrics of an evaluation; an empty list on a worker that does not evaluate.
 
-        Several workers call it together. A metric with several values has further names, which begin with its own.
+        With several workers, all must call this together. A metric with several values is reported under names that
+        begin with the returned one.
         """
         of_all = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
         if not of_all and not self.collectives.is_chief:
@@ -382,11 +388,13 @@ class Estimator:
                 batch = prediction.chosen(batch, keys)
                 yield from prediction.single_examples(batch) if single else [batch]
                 if model.values_of == path:
-                    self._show(model, program, path)  # other users of the model have restored its weights
+                    self._show(
+                        model, program, path
+                    )  # others that used the model meanwhile have restored its own weights
 
     @contextlib.contextmanager
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
-        """Restore what a mode needs from the checkpoint `path` inside this context, with metrics reset."""
+        """Inside this context, give the model the values of the checkpoint `path`, with metrics reset."""
         program.reset()
         try:
             self._show(model, program, path)
@@ -395,7 +403,7 @@ class Estimator:
             model.show_weights()
 
     def _show(self, model: Model, program: Program, path: str) -> None:
-        """Load the values of checkpoint `path` as the Scaffold of `program` asks, or the moving averages of its
+        """Load the values of checkpoint `path`: by the keys of the Scaffold of `program`, or the moving averages of
         weights.
         """
         if model.shown is program:
@@ -417,8 +425,8 @@ class Estimator:
         beside = scaffold.not_in_saver(names)
         if beside and not scaffold.restores:
             self._models.log_once(
-                f"EstimatorSpec.scaffold: its saver lacks {', '.join(beside)}, which have their values in the "
-                f"checkpoint all the same ({program.spec.mode})."
+                f"EstimatorSpec.scaffold: its saver lacks {', '.join(beside)}. These variables are nevertheless "
+                f"restored from the checkpoint ({program.spec.mode})."
             )
 
     def _show_averages(self, model: Model, path: str) -> None:
@@ -447,8 +455,8 @@ class Estimator:
     ) -> bytes:
         """Write a SavedModel with a signature for each of `export_outputs`.
 
-        It contains what the signatures need, with the moving averages of the weights if the run keeps them. Files of
-        lookup tables are copied into it.
+        It contains the variables that the signatures need. If the run keeps moving averages of the weights, it contains
+        these instead of the weights. Files of lookup tables are copied into it.
 
         Args:
           export_dir_base: parent folder; the new folder is named by the seconds since 1970.
@@ -466,7 +474,9 @@ class Estimator:
             lacks a variable.
         """
         if serving_input_receiver_fn is None:
-            raise ValueError("export_saved_model(serving_input_receiver_fn=None): it must be a function.")
+            raise ValueError(
+                "export_saved_model(serving_input_receiver_fn=None): pass a function that returns a receiver."
+            )
         return self.experimental_export_all_saved_models(
             export_dir_base, {experimental_mode: serving_input_receiver_fn}, assets_extra, as_text, checkpoint_path
         )
@@ -521,7 +531,7 @@ class Estimator:
         checkpoint_path: str | None = None,
         strip_default_attrs: bool = True,
     ) -> bytes:
-        """Call `export_saved_model`; its name in TensorFlow 1. Default attributes are always stripped."""
+        """Call `export_saved_model`, which had this name in TensorFlow 1. Default attributes are always stripped."""
         return self.export_saved_model(
             export_dir_base, serving_input_receiver_fn, assets_extra, as_text, checkpoint_path
         )
@@ -529,7 +539,7 @@ class Estimator:
     # --- checkpoints ------------------------------------------------------------------------------------------
 
     def agreed_checkpoint(self) -> str | None:
-        """Return the chief's `latest_checkpoint` on all workers, which call this together.
+        """Return the chief's `latest_checkpoint` on all workers. All workers must call this together.
 
         Raises:
           RuntimeError: the checkpoint does not exist on this worker.
@@ -539,7 +549,7 @@ class Estimator:
         return layout.awaited(os.path.join(self.model_dir, name)) if name else None
 
     def latest_checkpoint(self) -> str | None:
-        """Return the path of the newest whole checkpoint in model_dir; None if there is no checkpoint.
+        """Return the path of the newest undamaged checkpoint in model_dir; None if there is no checkpoint.
 
         Raises:
           DamagedCheckpointsError: all checkpoints are damaged.
@@ -559,7 +569,7 @@ class Estimator:
         return reader.Reader(self._checkpoint(self.latest_checkpoint(), "get_variable_value")).get(name)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Return the folder of the events of an evaluation."""
+        """Return the folder for the event files of an evaluation."""
         return os.path.join(self.model_dir, evaluation_prefix(name))
 
     def announce(self, kind: str, text: str, **fields: Any) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation and prediction at one checkpoint: sums over all batches on any strategy, and their report."""
+"""Evaluation and prediction at one checkpoint: loops over the batches, on any strategy, and the report of metrics."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from runner.programs.model import Model
 from runner.programs.predict import PredictProgram
 from runner.tracking import tensorboard
 
-# Predictions per call of TensorFlow: enough to make its overhead small, few enough that the first ones come soon and
-# that all fit into memory.
+# Predictions per call of TensorFlow: so many that the call's overhead is small, and so few that the first predictions
+# come soon and all fit into memory.
 _PREDICT_SECS = 0.1
 _PREDICT_BYTES = 1 << 24
 
 
 @dataclasses.dataclass
 class RunningMeans:
-    """Means over the examples that were counted so far.
+    """Means over all examples that have been counted.
 
     Attributes:
-      sums: name -> (sum over examples, sum of their weights), floats; `loss` is among them.
+      sums: name -> (sum over examples, sum of their weights), as floats; includes `loss`.
+      examples: number of examples counted.
     """
 
     sums: Sums = dataclasses.field(default_factory=dict)
@@ -49,11 +50,12 @@ class RunningMeans:
         return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}
 
     def over(self, collectives: Collectives, names: Sequence[str]) -> RunningMeans:
-        """Return the sums over all workers, each of which counted its own examples.
+        """Return the sums over all workers, each of which has counted its own examples. All workers must call this
+        together.
 
         Args:
-          collectives: those of the workers.
-          names: names of the sums; a worker without examples may have none of them.
+          collectives: communication between the workers.
+          names: names of the sums; a worker without examples may have none of these sums.
         """
         mine = [part for name in names for part in self.sums.get(name, (0.0, 0.0))]
         examples, *parts = collectives.sum([self.examples, *mine])
@@ -99,20 +101,20 @@ class EvaluationResult:
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
         tensorboard.write_events(writer, self.step, self.results)
         writer.close()
-        # Last: a process that is killed before this evaluates again, and nothing is missing. A checkpoint of another
-        # model
-        # is not marked.
+        # Marked last: a process that is killed before this line evaluates again, so nothing is missing. Only a
+        # checkpoint of this model_dir is marked.
         if os.path.dirname(self.path) == os.path.normpath(context.model_dir):
             retention.note_evaluation(self.path, config.keep_best, named)
 
 
 def check_ends(setup: EvalSetup, steps: float, hooks: Sequence[Any]) -> None:
-    """Raise an error for an evaluation of an infinite dataset that nothing else ends.
+    """Raise an error if an evaluation would never end: its dataset is infinite, and nothing limits the number of
+    batches.
 
     Args:
       setup: the evaluation.
-      steps: number of batches; None: all.
-      hooks: hooks; v1's may end the evaluation.
+      steps: number of batches; infinite: all.
+      hooks: the hooks of the evaluation; a v1 hook may end it, so with one no error is raised.
 
     Raises:
       ValueError: the message names the input function.
@@ -126,21 +128,24 @@ def check_ends(setup: EvalSetup, steps: float, hooks: Sequence[Any]) -> None:
 
 
 def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -> tuple[dict[str, Any], int]:
-    """Return (metrics, number of examples) of up to `steps` batches, with the current values of the variables.
+    """Evaluate up to `steps` batches with the current values of the variables.
 
     Args:
       setup: the evaluation.
-      steps: number of batches; None: all.
+      steps: number of batches; infinite: all.
       hooks: native and session hooks.
       what: the evaluation's name in errors.
 
+    Returns:
+      (metrics, number of examples).
+
     Raises:
       ValueError: there are no examples.
-      Interrupted: a hook gave the evaluation up.
+      Interrupted: a hook ended the evaluation early.
     """
     model, program = setup.model, setup.program
     hooks.begin()
-    # Writes inside branches, such as those of BatchNorm, cannot be pruned; put the values back after the evaluation.
+    # Writes inside branches, such as those of BatchNorm, cannot be pruned; restore the values after the evaluation.
     kept = model.values() if program.trace.may_write_in_branches else {}
     try:
         counted = run(setup, steps, hooks)
@@ -154,11 +159,13 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
 
 
 def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collectives) -> dict[str, Any]:
-    """Run `evaluate` on the chief while the other workers wait, and return its results; the others get only the
-    numbers.
+    """Run `evaluate` on the chief while the other workers wait.
+
+    Returns:
+      The results on the chief; on other workers only those results that are numbers.
 
     Raises:
-      Interrupted: `evaluate` raised it; raised on all workers.
+      Interrupted: `evaluate` raised it; then it is raised on all workers.
     """
     metrics: dict[str, Any] = {}
     given_up = ""
@@ -174,14 +181,14 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
 
 
 def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
-    """Evaluate up to `steps` batches: in loops, or one by one if session hooks are to see each batch.
+    """Evaluate up to `steps` batches: in loops, or one by one if there are session hooks, which see each batch.
 
-    Workers may have different numbers of batches, and loops of different lengths. After each loop, all of them agree
-    whether to continue, those that have no further batches as well. A worker that is asked to stop therefore does not
-    wait for the last batch of the others.
+    Workers may have different numbers of batches, and loops of different lengths. After each loop all workers, even
+    those without further batches, agree whether to continue. So when a worker is asked to stop, it need not wait until
+    the others have evaluated their last batch.
 
     Raises:
-      Interrupted: a hook gave the evaluation up, on any worker.
+      Interrupted: a hook ended the evaluation early, on any worker.
     """
     counted, given_up, is_over = RunningMeans(), "", False
     collectives, loops = setup.model.collectives, _loops(setup, steps, hooks, counted)
@@ -194,13 +201,13 @@ def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
             given_up = str(stopped)
         others, stops = collectives.sum([not is_over, bool(given_up)])
         if stops:
-            raise Interrupted(given_up or "another worker gave it up")
+            raise Interrupted(given_up or "another worker ended the evaluation early")
         if not others:
             return counted.over(collectives, setup.program.sum_names)
 
 
 def _loops(setup: EvalSetup, steps: float, hooks: EvaluationHooks, counted: RunningMeans) -> Iterator[EvalResult]:
-    """Yield the result of each loop and add it to `counted`."""
+    """Yield the result of each loop, after adding it to `counted`."""
     program, session = setup.program, hooks.session
     iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
     length, taken = LoopLength(None if session.is_empty else 1), 0
@@ -222,7 +229,7 @@ def _loops(setup: EvalSetup, steps: float, hooks: EvaluationHooks, counted: Runn
 
 
 def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hooks: EvaluationHooks) -> Iterator[Any]:
-    """Yield the predictions of one replica's batch at a time: NumPy values `[batch, ...]`.
+    """Yield the predictions of one batch of a replica at a time: NumPy values `[batch, ...]`.
 
     Args:
       model: the model.
@@ -232,12 +239,12 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
       hooks: native and session hooks.
 
     Raises:
-      RuntimeError: the model has got other values between two batches.
-      Interrupted: a hook gave the prediction up.
+      RuntimeError: the model was given other values between two batches.
+      Interrupted: a hook ended the prediction early.
     """
     hooks.begin()
     if program.trace.may_write_in_branches:
-        model.values_of = None  # the next use of the model reads the checkpoint again
+        model.values_of = None  # so that the next use of the model reads the checkpoint again
     seen = 0
     for count, batch in _predicted(program, dataset, hooks):
         if model.values_of != path and not program.trace.may_write_in_branches:
@@ -249,8 +256,9 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
 
 
 def _predicted(program: PredictProgram, dataset: Any, hooks: EvaluationHooks) -> Iterator[tuple[int, Any]]:
-    """Yield (number of examples, predictions) of each replica's batch: from loops, or step by step for session
-    hooks.
+    """Yield (number of examples, predictions) of each replica's batch.
+
+    The batches are predicted in loops, or step by step if there are session hooks.
     """
     session, iterator = hooks.session, iterate(dataset)
     in_loops = session.is_empty and program.runs_in_loops(dataset)

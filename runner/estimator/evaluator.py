@@ -1,4 +1,4 @@
-"""An evaluator process, which follows the checkpoints, and the training beside it, which obeys its early stop."""
+"""Evaluation in a process of its own: the evaluator, which follows the checkpoints, and its counterpart in training."""
 
 from __future__ import annotations
 
@@ -23,18 +23,23 @@ from runner.types import StepResult
 _log = logging.getLogger(__name__)
 
 LOOK_SECS = 1.0
-"""How often the chief reads the evaluator's decision, which is one small file."""
+"""Seconds between two looks of the chief at the evaluator's decision, which is in one small file."""
 
 POLL_SECS = 0.5
-"""How often the evaluator looks for a checkpoint, and whether training has ended."""
+"""Seconds between two looks of the evaluator for a new checkpoint, and for the end of training."""
 
 
 class RemoteEvaluation(Hook):
-    """The evaluations of a training process that has an evaluator beside it. Only the chief reads its findings; the
-    other workers get them from the chief.
+    """The evaluations of a run, as seen by a training process if a separate evaluator process makes them.
+
+    Only the chief reads the evaluator's decision to stop early; it tells the other workers.
+
+    Args:
+      estimator: the Estimator that trains.
+      rule: the rule of early stopping.
 
     Attributes:
-      metrics, exported_paths: empty, because the evaluator has them.
+      metrics, exported_paths: empty, because only the evaluator has them.
       stopped_early: the reason why training ended early; None: it did not.
     """
 
@@ -48,7 +53,7 @@ class RemoteEvaluation(Hook):
         self._looked = -float("inf")
 
     def have_ended(self, max_steps: int | None) -> bool:
-        """Report whether an earlier process stopped the run early. All workers ask together."""
+        """Report whether an earlier start of the run was stopped early. All workers must call this together."""
         latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else reader.checkpoint_step(latest)
         if self._is_chief and latest is not None and (max_steps is None or step < max_steps):
@@ -66,7 +71,7 @@ class RemoteEvaluation(Hook):
         """Do nothing: the evaluator finds the checkpoint."""
 
     def evaluate_last(self, step: int) -> bool:
-        """Do nothing: the evaluator evaluates the last checkpoint when it reads that training has ended."""
+        """Return True without doing anything: the evaluator evaluates the last checkpoint once training has ended."""
         return True
 
     def _heed(self, run: Run) -> None:
@@ -74,7 +79,7 @@ class RemoteEvaluation(Hook):
             run.request_stop(f"stopped early: {self.stopped_early}")
 
     def _look(self, step: int) -> bool:
-        """Report whether the evaluator has decided by now that training, which is at `step`, must end."""
+        """Report whether the evaluator has decided that training, now at `step`, must end."""
         if self._rule.metric is None or self.stopped_early or time.monotonic() - self._looked < LOOK_SECS:
             return False
         self._looked = time.monotonic()
@@ -86,11 +91,10 @@ class RemoteEvaluation(Hook):
 
 
 def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> TrainingResult:
-    """Run `train` and return its result; note in model_dir how training ended, for an evaluator or servers that wait
-    for it.
+    """Run `train`, return its result, and write to model_dir how training ended, for processes that wait for its end.
 
-    Only the chief writes the note. A process that lost a peer writes none: its supervisor restarts all processes, or
-    reports that it will not.
+    Only the chief writes this. After a PeerLost nothing is written, because the supervisor restarts all processes, or
+    itself reports that it does not.
     """
     config = estimator.config
     if not config.is_chief:
@@ -102,7 +106,7 @@ def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> Tr
         result = train()
     except BaseException as error:
         if not tells_of_a_lost_peer(error, config.cluster):
-            with contextlib.suppress(OSError):  # perhaps the disk is full: raise the first error
+            with contextlib.suppress(OSError):  # perhaps the disk is full; the first error is the one to raise
                 _write_ending(
                     estimator, "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
                 )
@@ -119,7 +123,7 @@ def _write_ending(estimator: Estimator, status: str) -> None:
 
 
 class Abandoned(Interrupted):
-    """Training failed or was interrupted, so the evaluation that is running is no longer needed."""
+    """Training failed or was interrupted, so the evaluation that is running was ended; it is no longer needed."""
 
 
 class Evaluations(Protocol):
@@ -131,18 +135,20 @@ class Evaluations(Protocol):
     def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
         """Return what remains to be done for the checkpoint `path`, as functions to call.
 
-        For the last checkpoint that is everything not done yet; for others, what is due.
+        Args:
+          path: the checkpoint.
+          is_last: training has ended, so everything is to be done that is not done yet; False: only what is due now.
         """
 
 
 class TrainingWatch(Hook):
-    """Watches, in the evaluator process, whether training continues. As a hook, it gives up an evaluation that is no
-    longer needed.
+    """Watches, in the evaluator process, how training ends. As a hook, it ends an evaluation that is no longer needed.
 
     Args:
-      generation: the run's start to which this process belongs; the status of an earlier start is ignored. 0: starts
-        are not counted, and of a status that exists at the beginning only "complete" counts, because training resumes
-        from any other.
+      model_dir: the folder of the run.
+      generation: number of the start of the run to which this process belongs; the status of an earlier start is
+        ignored. 0: starts are not counted. Then a status that exists at the beginning is ignored unless it is
+        "complete", because training resumes after any other.
     """
 
     def __init__(self, model_dir: str | os.PathLike[str], generation: int = 0) -> None:
@@ -170,8 +176,11 @@ class CheckpointFollower:
     """Evaluates the checkpoints of `model_dir`, the newest first, while another process writes and removes them.
 
     Args:
-      latest: returns the path of the newest whole checkpoint; None: there is none yet.
-      wait: called between two looks with a number of seconds; an error that it raises ends the evaluator.
+      model_dir: the folder of the run.
+      watch: reports whether training has ended.
+      evaluations: the evaluations to make.
+      latest: returns the path of the newest undamaged checkpoint; None: there is none yet.
+      wait: called with a number of seconds between two looks; an error that it raises ends the evaluator.
     """
 
     def __init__(
@@ -199,7 +208,8 @@ class CheckpointFollower:
         """
         retention.release(self._model_dir)  # left by an evaluator that was killed
         while True:
-            # Read the status before looking for the checkpoint: once training has ended, the last checkpoint exists.
+            # Read the status before looking for a checkpoint: if training has ended, the last checkpoint exists
+            # already.
             ending = self._watch.ending()
             if ending.is_over and not ending.is_complete:
                 return ending
@@ -228,7 +238,7 @@ class CheckpointFollower:
         except Interrupted:
             raise
         except Exception:
-            # The chief may have removed the checkpoint before it saw the lease, or may be writing this step again.
+            # The chief may have removed the checkpoint before it saw the lease, or may be writing the same step again.
             if manifest.fingerprint(path) == before:
                 raise
             _log.warning("%s was removed while it was read, so it is not evaluated.", os.path.basename(path))
@@ -241,4 +251,4 @@ class CheckpointFollower:
         except DamagedCheckpointsError:
             if is_last:
                 raise
-            return None  # or the only checkpoint is being rewritten
+            return None  # no checkpoint, or the only one is being rewritten

@@ -1,4 +1,4 @@
-"""What happens at the end of a loop of steps: the length of the next loop, and what all workers do next."""
+"""Decisions at the end of a loop of steps: the length of the next loop, and what all workers do next."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class LoopLength:
 class Grouping:
     """Decides which loops read their batches in groups (`GroupedLoop`): long loops of short steps.
 
-    Groups save about 15 us per step. Building the first such loop takes 0.1 to 0.3 s, so that is done only if enough
-    steps remain.
+    Grouping saves about 15 us per step. Building the first grouped loop takes 0.1 to 0.3 s, so it is built only if
+    enough steps remain.
 
     Args:
       is_possible: reports whether model and input allow groups; called once, when the first such loop is due.
@@ -76,13 +76,14 @@ class Grouping:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """The state of one worker at the end of a loop; after `agreed`, what all workers do next.
+    """What one worker wants at the end of a loop; `agreed` returns what all workers do next.
 
     Attributes:
       num_steps: length of the next loop. The chief decides.
       saves: whether a checkpoint is due. The chief decides.
-      stop_reason: why training ends here; None: it continues. Any worker decides.
-      interrupted: training ends at once, without evaluations, because it was asked to. Any worker decides.
+      stop_reason: why training ends here; None: it continues. Any worker may end it.
+      interrupted: training ends at once, without evaluations, because the process was asked to stop. Any worker may end
+        it.
     """
 
     num_steps: int
@@ -91,7 +92,7 @@ class Boundary:
     interrupted: bool
 
     def agreed(self, collectives: Collectives) -> Boundary:
-        """Agree with the other workers by one sum over all of them."""
+        """Return what all workers do next; they agree by one sum over all of them, so all must call this together."""
         asked = [0.0] * collectives.num_workers
         asked[collectives.worker_index] = float(self.stop_reason is not None)
         chief = float(collectives.is_chief)

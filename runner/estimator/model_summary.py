@@ -17,7 +17,7 @@ from runner.tracing.partitioned_variable import part_name
 from runner.tracing.variable_request import VariableSpec
 
 MAX_ROWS = 40
-"""Largest number of rows of a table on the screen; one line sums up the rest."""
+"""Largest number of rows of a table on the screen; one more line sums up the other rows."""
 
 
 class ModelSummary(Hook):
@@ -34,12 +34,12 @@ class ModelSummary(Hook):
 
 
 def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = MAX_ROWS) -> None:
-    """Print a table of the variables with their total, and if it is cut, a table of the layers.
+    """Print a table of the variables with their total; if that table is cut, also print a table of the layers.
 
     Args:
-      setup: the training setup with the variables.
+      setup: the training setup, which has the variables.
       stream: where to print.
-      max_rows: rows of each table; None prints all variables and all layers.
+      max_rows: largest number of rows of each table; None: all variables and all layers.
     """
     trainable = setup.program.trace.requested.trainable
     variables = [
@@ -68,7 +68,7 @@ def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = M
 
 
 def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: int | None) -> None:
-    """Print the totals of each layer: the variables grouped by the first part of their names that differs."""
+    """Print the totals of each layer: variables are grouped by the first part of their names that differs."""
     common = os.path.commonpath([one.name for one in variables if one.trainable] or [""])
     depth = 1 + len([part for part in common.split("/") if part])
     layers: dict[str, list[VariableSpec]] = {}
@@ -86,7 +86,7 @@ def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: 
 
 
 def _values(*variables: VariableSpec) -> int:
-    """Return the number of values in the variables."""
+    """Return the total number of elements of the variables."""
     return sum(int(one.shape.num_elements() or 0) for one in variables)
 
 

@@ -18,11 +18,11 @@ from runner.types import StepResult
 _log = logging.getLogger(__name__)
 
 MAX_ROLLBACKS = 3
-"""Largest number of rollbacks in a run."""
+"""Number of rollbacks in a run after which a loss that is not finite ends it with an error."""
 
 
 _SHOWN_VARIABLES = 3
-"""Number of variables that a message names; the journal has all of them."""
+"""Largest number of variables that a message names; the journal names all of them."""
 
 
 def _named(variables: Sequence[str]) -> str:
@@ -31,11 +31,10 @@ def _named(variables: Sequence[str]) -> str:
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
-    """A loss is not finite. A tf.estimator NanLossDuringTrainingError whose text names the step and the non-finite
-    variables.
+    """A NanLossDuringTrainingError of tf.estimator whose text names the step and the non-finite variables.
 
     Attributes:
-      is_clear: True: the text is enough, and the engine's traceback is not shown.
+      is_clear: True: the text says enough, so no traceback is shown.
     """
 
     is_clear = True
@@ -45,10 +44,10 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 
 class NanPolicy:
-    """Applies `train.nan`, or a NanTensorHook, when a loss of a run is not finite.
+    """Acts on a loss that is not finite, as `train.nan` or a NanTensorHook says.
 
     Attributes:
-      rollbacks: number of rollbacks of the run, those before it was resumed included.
+      rollbacks: number of rollbacks of the run, including those before it was resumed.
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, checkpoints: RunCheckpoints) -> None:
@@ -58,15 +57,17 @@ class NanPolicy:
 
     @property
     def needs_single_steps(self) -> bool:
-        """Whether loops have one step only: a rollback can skip the bad batch alone only if its loop has not
-        continued after it.
+        """Whether loops must have one step, which rollback needs.
+
+        It can leave out the bad batch alone only if its loop has not taken further steps.
         """
         return self._policy == "rollback" and self._setup.program.has_local_losses
 
     @property
     def needs_place(self) -> bool:
-        """Whether the input must be positioned after the bad batch, because training continues or a checkpoint is
-        saved.
+        """Whether, after a loss that is not finite, the input must be positioned just after the bad batch.
+
+        It must if training continues or a checkpoint is saved.
         """
         return self._policy == "rollback" or self._setup.overrides.stop_at_nan is False
 
@@ -75,20 +76,23 @@ class NanPolicy:
         return self._policy == "ignore" or bool(np.isfinite(losses).all())
 
     def check(self, run: Run, result: StepResult, advance: int) -> bool:
-        """Act on the first loss of a loop that is not finite. Return whether the variables were rolled back.
+        """Act on the first loss of a loop that is not finite; do nothing if there is none.
 
         Args:
           run: the training run.
           result: the loop's outcome, with losses `[num_steps]`.
-          advance: what a step adds to the global step.
+          advance: the number that each step adds to the global step.
+
+        Returns:
+          Whether the variables were rolled back.
 
         Raises:
-          NanLossError: the run ends.
+          NanLossError: the run ends with an error.
         """
         if self.accepts(result.losses):
             return False
         bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
-        # The loop ends with that step, unless losses are known only after the loop (has_local_losses).
+        # The loop ended with this step, unless losses are known only after the loop (has_local_losses).
         step = result.first_step + (bad + 1) * advance - 1
         loss, variables = result.losses[bad], self._setup.model.not_finite()
         held = "All variables are still finite."
@@ -106,34 +110,37 @@ class NanPolicy:
         return False
 
     def _advice(self) -> str:
-        """Return the remedies to try, the most likely first, train.nan=ignore last."""
+        """Return the remedies to try, as text: the most likely first, train.nan=ignore last."""
         clip = "train.clip_global_norm=1" if self._setup.program.is_native else "tf.clip_by_global_norm in model_fn"
         saved = f"the last checkpoint is of step {self._checkpoints.saved_step}"
         cures = ["a lower learning rate", clip]
         if self._policy == "rollback":
-            saved = f"it was gone back to {self.rollbacks} times already: {saved}"
+            saved = f"the run has rolled back {self.rollbacks} times already; {saved}"
         elif not self._setup.config.cluster.num_ps:
-            cures.append("train.nan=rollback (RunConfig(nan='rollback')), which goes back and leaves the batch out")
-        return f"Try {', '.join(cures[:-1])} or {cures[-1]} ({saved}). train.nan=ignore trains on with what there is."
+            cures.append("train.nan=rollback (RunConfig(nan='rollback')), which rolls back and skips the batch")
+        return (
+            f"Try {', '.join(cures[:-1])} or {cures[-1]} ({saved}). train.nan=ignore continues with non-finite values."
+        )
 
     def check_loss_scale(self, step: int) -> None:
         """Act on a loop whose steps were all skipped because their gradients were not finite.
 
         Raises:
-          NanLossError: no loss scale makes them finite.
+          NanLossError: the gradients are not finite with any loss scale.
         """
         scale = self._setup.program.loss_scale
         if scale is not None and scale.is_exhausted:
             raise NanLossError(
                 f"The gradients at step {step + 1} are not finite with any loss scale "
-                "(train.precision=mixed_float16), so the model itself makes them so. The last checkpoint is of step "
-                f"{self._checkpoints.saved_step}."
+                "(train.precision=mixed_float16), so the cause is in the model or its input. The last checkpoint is of "
+                f"step {self._checkpoints.saved_step}."
             )
 
     def _roll_back(self, step: int, loss: float) -> None:
-        """Restore the last checkpoint's variables; the input continues after the bad batch.
+        """Restore the last checkpoint's variables, and continue with the batch after the bad one.
 
-        A resumed run does the same: it reaches the bad batch again, and the count of rollbacks is in the checkpoint.
+        A run that is resumed does the same: it reaches the bad batch again, and the checkpoint has the number of
+        rollbacks.
         """
         latest, model = self._checkpoints.latest, self._setup.model
         assert latest is not None

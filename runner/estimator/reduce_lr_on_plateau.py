@@ -1,9 +1,9 @@
 """Reduce the learning rate when an evaluation's metric no longer improves.
 
-The rule is that of Keras' callback ReduceLROnPlateau, counted in evaluations. The rate is a variable of the optimizer
-and so part of each checkpoint, with its value from before that checkpoint was evaluated. The metric's values and the
-rates they led to are kept in model_dir. A run that resumes from a checkpoint therefore begins with the same rate as an
-undisturbed run.
+The rule is that of Keras' callback ReduceLROnPlateau, counted in evaluations instead of epochs. The optimizer keeps the
+rate in a variable, so each checkpoint has the rate from before that checkpoint was evaluated. A file in model_dir keeps
+the metric's values and the rates that were set because of them. A run that resumes from a checkpoint therefore begins
+with the same rate as an undisturbed run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ReduceLROnPlateau:
     """The rule by which the learning rate is reduced.
 
     Attributes:
-      metric: its name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: the rate is never reduced.
+      metric: the metric's name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: the rate is never reduced.
       mode: "min" or "max", whether smaller or larger is better; None: decided by the metric's name.
       factor: multiplies the rate at a reduction; between 0 and 1.
       patience_evals: number of successive evaluations without improvement after which the rate is reduced.
-      min_delta: an improvement must be larger than this, in the unit of the metric.
-      cooldown_evals: number of evaluations after a reduction that do not count.
+      min_delta: an improvement counts if it is larger than this, in the unit of the metric.
+      cooldown_evals: number of evaluations after a reduction that do not count towards patience_evals.
       min_lr: lower limit of the rate.
 
     Raises:
@@ -64,7 +64,7 @@ class ReduceLROnPlateau:
         """Return why the rate is reduced at `step`; None: it is not.
 
         The algorithm is that of `keras.callbacks.ReduceLROnPlateau.on_epoch_end`, except that a NaN is never the best
-        value. It does not look at `min_lr`: a rate at that limit simply stays.
+        value, and that `min_lr` is ignored: the caller leaves a rate at that limit unchanged.
 
         Args:
           values: step -> the metric, for the evaluations up to `step`.
@@ -88,11 +88,12 @@ class ReduceLROnPlateau:
             return None
         known = "it was never a number" if best_step is None else f"best {sign * best:.6g} at step {best_step}"
         evaluations = f"{self.patience_evals} evaluation{'' if self.patience_evals == 1 else 's'}"
-        return f"{self.metric} has not improved by {self.min_delta:g} for {evaluations}; {known}"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        return f"{self.metric} has not improved{by} for {evaluations}; {known}"
 
 
 class RunWithRate(Protocol):
-    """A training run whose learning rate can be read and set; it raises ValueError if the rate is fixed."""
+    """A training run whose learning rate can be read and set; both raise ValueError if the rate cannot be changed."""
 
     learning_rate: float
 
@@ -101,11 +102,13 @@ class RunWithRate(Protocol):
 
 
 class LearningRateReductions:
-    """The reductions of one run. Every worker has them and calls the same methods in the same order; the chief decides.
+    """The reductions of the learning rate in one run. The chief decides; all workers call the same methods together.
 
     Args:
-      history: the MetricHistory of a ReduceLROnPlateau.
-      announce: `Estimator.announce`, which shows a text and notes an event with fields.
+      rule: the rule.
+      history: the values of the rule's metric.
+      collectives: communication between the workers.
+      announce: `Estimator.announce`, which shows a text to the user and notes an event with fields in the journal.
     """
 
     def __init__(
@@ -132,14 +135,15 @@ class LearningRateReductions:
                 raise ValueError(f"{self._rule.key}.metric={self._rule.metric}: {error}") from None
 
     def evaluated(self) -> None:
-        """Decide again before the next step, because the metric has a new value."""
+        """Note that the metric has a new value; `apply` then decides before the next step."""
         self._is_open = True
 
     def apply(self, run: RunWithRate) -> None:
-        """Set the rate that the evaluations up to this step lead to, before the step that follows.
+        """Set the rate that results from the evaluations up to this step, before the step that follows.
 
-        Not directly after the evaluation, because another evaluation may still read the checkpoint into the variables.
-        After nan=rollback this step comes again, with the rate from before its evaluation.
+        The rate is not set directly after an evaluation, because another evaluation may still read the checkpoint into
+        the variables. After a rollback (train.nan) the run comes to this step again, with the rate from before its
+        evaluation, and sets the same rate again.
         """
         step = run.global_step
         if self._rule.metric is not None and self._is_open:
@@ -157,7 +161,7 @@ class LearningRateReductions:
             return self._history.rates.get(step)
         before = run.learning_rate
         after = max(before * self._rule.factor, self._rule.min_lr)
-        # as float32, like the rate, so that rounding does not make the rate smaller than the limit
+        # Compare as float32, the dtype of the rate; otherwise rounding could make a rate at the limit seem different.
         if before <= np.float32(self._rule.min_lr):
             return None
         self._history.note_rate(step, after)

@@ -1,4 +1,4 @@
-"""The exports of a run, after evaluations and at the end of training."""
+"""The exports of a run, which follow evaluations and the end of training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.export.exporters import Exporter
 from runner.system.files import read_json, write_json
 
 FILE = "exporting.json"
-"""File in model_dir with the checkpoint that is being evaluated and exported."""
+"""File in model_dir that names the checkpoint that is being evaluated and exported."""
 
 
 class RunExports:
@@ -36,19 +36,20 @@ class RunExports:
         return self._estimator.config.is_chief and self._estimator.collectives.is_chief
 
     def note_begin(self) -> None:
-        """Note that the latest checkpoint will be evaluated and exported; a run killed before `note_end` does it on
-        resume.
+        """Note in model_dir that the latest checkpoint will be evaluated and exported.
+
+        If the run is killed before `note_end`, it does both when it resumes.
         """
         if self._is_chief:
             write_json(self._file, {"checkpoint": os.path.basename(self._estimator.latest_checkpoint() or "")})
 
     def note_end(self) -> None:
-        """Note that it was exported."""
+        """Remove that note: the checkpoint was exported."""
         if self._is_chief:
             self._file.unlink(missing_ok=True)
 
     def is_open(self, checkpoint: str) -> bool:
-        """Report whether exports of this checkpoint began and did not end."""
+        """Report whether exports of this checkpoint began and were not completed."""
         return (read_json(self._file) or {}).get("checkpoint") == os.path.basename(checkpoint)
 
     def call(
@@ -72,7 +73,7 @@ class RunExports:
             try:
                 written = exporter.export(self._estimator, folder, path, results, is_final)
             except Exception as error:
-                error.add_note(f"in the exporter {exporter.name!r}, of {path}")
+                error.add_note(f"while the exporter {exporter.name!r} exported {path}")
                 raise
             if written is not None:
                 self._paths.append(os.fsdecode(written))

@@ -54,10 +54,11 @@ class EvalSpec:
       name: distinguishes several evaluations; its events go to `eval_<name>`.
       hooks: native and session hooks.
       start_delay_secs: seconds of training before the first evaluation; `at_start` does not wait.
-      throttle_secs: least number of seconds between the starts of two evaluations; the last checkpoint is always
-        evaluated.
+      throttle_secs: least number of seconds between the starts of two evaluations. The last checkpoint is evaluated in
+        any case.
       at_start: also evaluate before the first step: the new model, or the checkpoint that the run resumes from.
-      exporters: an exporter or several, called after each evaluation except `at_start`'s, and at the end of training.
+      exporters: an exporter or several. They are called after each evaluation, except the one of `at_start`, and at the
+        end of training.
 
     Raises:
       ValueError: steps is not positive, a number of seconds is negative, an exporter is not an Exporter, or two
@@ -88,7 +89,7 @@ class EvalSpec:
 
 
 class Metrics(dict[str, Any]):
-    """A dict: name of the evaluation ("" if it has none) -> its metrics.
+    """The metrics of a run's evaluations: name of the evaluation ("" if it has none) -> its metrics.
 
     If there is only one evaluation, its metrics are also found by their own names: `metrics["accuracy"]`.
 
@@ -109,18 +110,18 @@ class TrainingResult:
     """The outcome of a run in this process.
 
     Attributes:
-      metrics: name of the evaluation ("" if it has none) -> its metrics at the last checkpoint; the newest ones if the
-        run was interrupted. Empty if an evaluator process has them. `metrics["accuracy"]` works if there is only one
-        evaluation.
+      metrics: name of the evaluation ("" if it has none) -> its metrics at the last checkpoint, or the newest metrics
+        if the run was interrupted. Empty if an evaluator process evaluates. If there is only one evaluation, its
+        metrics are also found by their own names: `metrics["accuracy"]`.
       global_step: step of the last checkpoint.
       examples: number of examples that this call trained on; 0 if there was nothing left to train.
       steps_per_sec: training speed of this call, without evaluations; 0 if no step was taken.
-      checkpoint: path of the last checkpoint; None: training failed before the evaluator saw one.
+      checkpoint: path of the last checkpoint; None: training failed before the evaluator saw a checkpoint.
       stopped_early: the reason why training ended before its last step; None: it did not.
       exports: paths of the SavedModels that this process exported.
       interrupted: training or its last evaluation was asked to stop; the same call resumes it.
-      input_bound: the share of step time spent waiting for input, from 0 to 1; None: training was too short to measure
-        it, or another process has it.
+      input_bound: the share of step time that was spent waiting for input, from 0 to 1; None: training was too short to
+        measure it, or another process measured it.
     """
 
     metrics: Mapping[str, Any]
@@ -141,7 +142,8 @@ def check_positive(written: str = "{}", **arguments: int | None) -> None:
     """Check that numbers of steps or epochs are positive.
 
     Args:
-      written: how the user wrote the setting, with {} in place of `name=value`.
+      written: the user's setting, with {} in place of `name=value`, for messages.
+      arguments: name -> number; None is allowed.
 
     Raises:
       ValueError: a number is not positive.

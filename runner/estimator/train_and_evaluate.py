@@ -30,15 +30,15 @@ _log = logging.getLogger(__name__)
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]
 ) -> TrainingResult:
-    """Train and evaluate; `RunConfig.cluster` decides which part of it this process does.
+    """Train and evaluate; `RunConfig.cluster` decides which part of this the process does.
 
-    A training process evaluates each checkpoint when it is saved, and always the last one. With
-    `RunConfig(has_evaluator=True)`, a separate evaluator process follows the checkpoints instead, and training ends
-    when the evaluator finds that it should stop early.
+    A training process evaluates checkpoints when they are saved, as often as the EvalSpecs say, and always the last
+    one. With `RunConfig(has_evaluator=True)`, a separate evaluator process follows the checkpoints instead, and
+    training ends when the evaluator decides to stop early.
 
-    A finished run (its last step is taken, it was stopped early, or without `max_steps` an earlier process read its
-    input to the end) is evaluated and reported. An interrupted run ends with a checkpoint. If an undisturbed run would
-    evaluate that checkpoint, the process that resumes does so first.
+    A run is finished if it has taken its last step, was stopped early or, without `max_steps`, has read its input to
+    the end. Calling this function again for a finished run evaluates and reports it. An interrupted run ends with a
+    checkpoint. If an undisturbed run would evaluate that checkpoint, the process that resumes the run does so first.
 
     Args:
       estimator: the model and its folder.
@@ -75,12 +75,11 @@ def _train_and_evaluate(
     if estimator.config.has_evaluator:
         evaluations = RemoteEvaluation(estimator, train_spec.early_stopping)
     else:
-        retention.release(estimator.model_dir)  # left by the evaluator of an earlier start
+        retention.release(estimator.model_dir)  # an evaluator of an earlier start may have left its lease
         evaluations = RunEvaluations(estimator, eval_specs, train_spec)
     train = functools.partial(_train, estimator, train_spec, evaluations)
-    # Only a supervisor counts starts. Without one, an evaluator may wait for the end unannounced: a script often names
-    # it
-    # in the evaluator's own TF_CONFIG only.
+    # Only a supervisor counts starts. Without one, an evaluator may wait for the end of training although this process
+    # does not know of it: a script often names the evaluator only in the evaluator's own TF_CONFIG.
     if estimator.config.has_evaluator or not estimator.config.generation:
         return tell_ending(estimator, train)
     return train()
@@ -92,15 +91,15 @@ def follow(
     eval_spec: EvalSpec | Sequence[EvalSpec],
     wait: Callable[[float], None] = time.sleep,
 ) -> TrainingResult:
-    """Evaluate the checkpoints that others save in model_dir until training ends: the evaluator's part of
-    `train_and_evaluate`.
+    """Evaluate the checkpoints that other processes save in model_dir, until training ends.
 
-    The last checkpoint is evaluated unless training failed or was interrupted.
+    This is the evaluator's part of `train_and_evaluate`. The last checkpoint is evaluated unless training failed or was
+    interrupted.
 
     Args:
       estimator, train_spec, eval_spec: as in `train_and_evaluate`.
-      wait: called with a number of seconds between two looks; errors that it raises pass through, except `Interrupted`
-        after an evaluation.
+      wait: called with a number of seconds between two looks for a checkpoint. Errors that it raises pass through,
+        except `Interrupted` after an evaluation.
 
     Raises:
       ValueError: as in `train_and_evaluate`; or this is a second evaluator.
@@ -129,11 +128,13 @@ def follow(
 
 
 START_TIMEOUT_SECS = 600.0
-"""How long a server waits for the coordinator, since the pods of a cluster start at different times."""
+"""How long a server waits for the coordinator; the pods of a cluster may start at different times."""
 
 
 def _serve(estimator: Estimator) -> TrainingResult:
-    """Serve the coordinator until it ends: the part of a parameter server, and of a worker beside one.
+    """Run a server for the coordinator until the coordinator ends.
+
+    This is the part of a parameter server, and of a worker of a parameter-server run.
 
     Raises:
       TimeoutError: the coordinator does not join.
@@ -141,7 +142,7 @@ def _serve(estimator: Estimator) -> TrainingResult:
     """
     cluster, model_dir = estimator.config.cluster, estimator.model_dir
     (address,) = cluster.tasks["chief"]
-    before = read_ending(model_dir)  # left by an earlier run
+    before = read_ending(model_dir)  # an earlier run may have left it
     with grpc_server.kept_local(cluster):
         server = grpc_server.start_server(cluster)
     _log.info("%s serves the coordinator %s until the coordinator ends.", cluster.name, address)
@@ -163,7 +164,7 @@ def _serve(estimator: Estimator) -> TrainingResult:
 def _train(
     estimator: Estimator, train_spec: TrainSpec, evaluations: RunEvaluations | RemoteEvaluation
 ) -> TrainingResult:
-    """Train and report: the part of every process except the evaluator."""
+    """Train, and return the result: the part of every process that is no evaluator and no server."""
     run = None
     if not evaluations.have_ended(train_spec.max_steps):
         run = estimator.train_run(
@@ -194,14 +195,16 @@ def _train(
 
 
 class RunEvaluations(Hook):
-    """The evaluations of a run: before its first step, after its checkpoints and at its end. They may stop it early,
-    reduce its learning rate and call its exporters.
+    """The evaluations of a run: before its first step, after its checkpoints and at its end.
 
-    In a training process, it is called as a hook and through `after_save`; in an evaluator process through
-    `of_checkpoint`.
+    They may end training early, reduce its learning rate and call exporters. In a training process, this object is a
+    hook, and `after_save` is called after each checkpoint. In an evaluator process, `of_checkpoint` is called.
 
     Args:
-      hooks: called in every evaluation, in addition to its own.
+      estimator: the Estimator.
+      specs: the evaluations.
+      train_spec: the training, with the rules that depend on evaluations.
+      hooks: hooks that take part in every evaluation, in addition to the evaluation's own hooks.
 
     Attributes:
       metrics: name of the evaluation -> its last metrics.
@@ -235,13 +238,13 @@ class RunEvaluations(Hook):
         return self._exports.paths
 
     def have_ended(self, max_steps: int | None) -> bool:
-        """Report whether the run was stopped early at its latest checkpoint; called before it resumes from there.
+        """Report whether the run was stopped early at its latest checkpoint. Called before the run resumes from there.
 
-        If the run was killed or stopped before it evaluated that checkpoint, it is evaluated now. The last checkpoint
-        of a run is left to `evaluate_last`.
+        If the run was killed or stopped before it evaluated that checkpoint, the checkpoint is evaluated now. A run's
+        last checkpoint is left to `evaluate_last`.
 
         Raises:
-          Interrupted: a hook gave that evaluation up.
+          Interrupted: a hook ended that evaluation early.
         """
         latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else reader.checkpoint_step(latest)
@@ -261,7 +264,8 @@ class RunEvaluations(Hook):
         return self.stopped_early is not None
 
     def begin(self, run: Run) -> None:
-        """Check before training that the metrics on which rules depend will exist, and the rate can be reduced.
+        """Check before training that the metrics of the rules exist, and that the learning rate can be reduced if a
+        rule asks.
 
         Raises:
           ValueError: an evaluation lacks such a metric, or the learning rate cannot be reduced.
@@ -276,12 +280,12 @@ class RunEvaluations(Hook):
             ours = {key: metric for key, metric in keys.items() if evaluation_of(metric) == spec.key}
             names = self._estimator.names_of_metrics(spec.input_fn, spec.name) if ours else []
             for key, metric in ours.items():
-                # A Keras metric may have several values, whose names are known only with them.
+                # A Keras metric may have several values, whose names are known only after an evaluation.
                 if names and not metric.startswith(tuple(names)):
                     raise ValueError(unknown_metric(key, metric, names))
 
     def before_step(self, run: Run, step: int) -> None:
-        """Evaluate before the first loop: a checkpoint of `step` has been written, or the run resumes from it."""
+        """Evaluate before the first loop, if `at_start` asks for it. A checkpoint of `step` exists by then."""
         if not self._has_begun:
             self._has_begun = True
             for spec in self._made_up:
@@ -300,8 +304,13 @@ class RunEvaluations(Hook):
         )
 
     def evaluate_last(self, step: int) -> bool:
-        """Evaluate and export the last checkpoint, that of `step`, if that has not been done. Return False if
-        interrupted.
+        """Evaluate and export the last checkpoint, unless that has been done.
+
+        Args:
+          step: the step of the last checkpoint.
+
+        Returns:
+          False if a hook ended an evaluation early, else True.
         """
         with contextlib.suppress(Interrupted):
             for spec in self._specs:
@@ -317,11 +326,14 @@ class RunEvaluations(Hook):
         return any(self._is_first(spec) or self._due(spec) for spec in self._specs)
 
     def of_checkpoint(self, path: str, *, is_last: bool) -> Sequence[Callable[[], None]]:
-        """Return what remains to be done for the checkpoint `path`, as functions to call; for the last one also the
-        final exports.
+        """Return the evaluations and exports that are to be done for the checkpoint `path`, as functions to call.
 
-        A checkpoint that an undisturbed run would not evaluate (before the first step, or where the run was
-        interrupted) counts only if it is the last, or the first with `at_start`.
+        An undisturbed run does not evaluate some checkpoints: one before the first step, and one where the run was
+        interrupted. Such a checkpoint is evaluated only if it is the last, or the first with `at_start`.
+
+        Args:
+          path: the checkpoint.
+          is_last: training has ended, so the final exports are included.
         """
         step = reader.checkpoint_step(path)
         for history in self._histories:
@@ -337,8 +349,8 @@ class RunEvaluations(Hook):
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
 
     def _missing(self, path: str, step: int) -> list[bool]:
-        """Report for each evaluation whether the checkpoint `path` should have it or its exports and lacks them."""
-        if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run does not save at this step
+        """Report for each evaluation whether it, or its exports, are missing for the checkpoint `path`."""
+        if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run would not evaluate at this step
             return [False] * len(self._specs)
         there = {name.partition("/")[0] for name in retention.metrics_of(path)}
         exports_are_open = self._exports.is_open(path)
@@ -353,7 +365,7 @@ class RunEvaluations(Hook):
         return [history for history in self._histories if history.rule.evaluation == evaluation]
 
     def reason_to_stop(self) -> str | None:
-        """Return why training ends, by the evaluations of this process; None: it continues."""
+        """Return why training ends, because of evaluations made by this process; None: it continues."""
         return self._history.decided(self.last_step)
 
     def _is_first(self, spec: EvalSpec) -> bool:
@@ -373,7 +385,7 @@ class RunEvaluations(Hook):
                     self._stop_early(run.global_step, run)
         except Interrupted as stopped:
             run.interrupt(str(stopped))
-        if exported and run.goes_on:  # else this checkpoint is the last one, left to `evaluate_last`
+        if exported and run.goes_on:  # otherwise this is the last checkpoint, which `evaluate_last` exports
             for spec in exported:
                 self._export(spec, None, is_final=False)
             self._exports.note_end()
@@ -406,7 +418,7 @@ class RunEvaluations(Hook):
             history.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
 
     def _stop_early(self, step: int, run: Run | None = None) -> None:
-        if not self._collectives.is_chief:  # reported at the end of the loop
+        if not self._collectives.is_chief:  # the chief tells the other workers at the end of the loop
             return
         reason = self._history.reason(step)
         if reason is None or self.stopped_early is not None:

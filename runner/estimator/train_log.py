@@ -25,7 +25,7 @@ from runner.types import StepResult
 _log = logging.getLogger(__name__)
 
 FEW_POINTS = 4
-"""More points of one loop are written to the event file by a graph, since each takes 0.1 ms from Python."""
+"""If a loop has more points than this, a graph writes them to the event file; from Python each takes 0.1 ms."""
 
 
 class TrainLog:
@@ -39,29 +39,36 @@ class TrainLog:
         self._context, self._config, self._program = context, setup.config, setup.program
         self._input = setup.input
         self._summary_writer, self._first_step = summary_writer, setup.model.store.global_step
-        # A resumed run has no point for its first step in the journal, so its points are those of an undisturbed run.
-        # Its summaries do have one, because TensorFlow's SummarySaverHook writes it.
+        # A resumed run writes no point for its first step to the journal, so that its points are those of an
+        # undisturbed run. Its summaries have such a point, because TensorFlow's SummarySaverHook writes one, too.
         self._is_new = setup.latest is None or self._first_step == 0
-        self._writes_loss = "loss" not in setup.program.summary_names  # model_fn writes its own summaries
+        self._writes_loss = (
+            "loss" not in setup.program.summary_names
+        )  # otherwise model_fn writes a summary `loss` itself
         offset = self._first_step + 1 if self._config.summaries_from_first_step else 0
         self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
         self._summary_every, self._metrics_every = Every(), Every()
         self._scalars = setup.program.scalars
         self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
-        # sums and weights of the metrics since their last point
+        # Sums and weights of the metrics since the last point that was logged.
         self._window = np.zeros(2 * len(self._scalars.metrics))
-        self._speed: dict[str, float] = {}  # of the last loop that measured it
+        self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
         self._is_at_step = np.tile(self._scalars.is_at_step, 2)
 
     def begin(self, target: int | None) -> None:
-        """Start the progress line, up to the step `target` if that is known."""
+        """Start the progress line.
+
+        Args:
+          target: the global step at which training ends; None: unknown.
+        """
         steps, epochs = self._input.pipeline.remaining_steps(), None
         if self._input.pipeline.num_epochs and steps and math.isfinite(steps):
             began = self._first_step - self._input.num_steps_read
             epochs = Epochs(self._input.pipeline.num_epochs, steps / self._input.pipeline.num_epochs, began)
-            target = min(target or began + int(steps), began + int(steps))  # the input may end before
+            target = min(target or began + int(steps), began + int(steps))  # the input may end before `target`
         self._context.progress.start(target, self._first_step, epochs)
-        # The chief's summaries split the loops of all workers, because all must call the same functions.
+        # If the chief has summaries, they split the loops of all workers, because all must run the same graph
+        # functions.
         if self._context.collectives.any(self._program.has_summaries):
             self._summary_every = self._write_every
         ours = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
@@ -76,39 +83,43 @@ class TrainLog:
         return self._summary_every.steps is not None
 
     def are_summaries_due(self, step: int, last_step: int) -> bool:
-        """Report whether the steps after `step` up to `last_step` end with a step whose summaries are written."""
+        """Report whether one of the steps after `step` up to `last_step` writes summaries."""
         is_first = self._summary_every.steps is not None and step == self._first_step
         return is_first or self._summary_every.due(step, last_step)
 
     def schedule(self, step: int, num_steps: int) -> Schedule:
-        """Return which of the `num_steps` steps after `step` write summaries, for steps that are counted one by one."""
+        """Return which of the `num_steps` steps after `step` write summaries; each step must advance the global step by
+        one.
+        """
         every = self._summary_every.steps or num_steps + 1
         first = int(min(self._summary_every.steps_until_due(step), every)) - 1
         if step == self._first_step and self._summary_every.steps is not None:
-            first = num_steps - 1  # the first loop, which is short, ends with such a step
+            first = num_steps - 1  # the first loop is short, and its last step writes summaries
         return Schedule(first, every, max(0, (num_steps - 1 - first) // every + 1))
 
     def steps_until_due(self, step: int, *, in_loops: bool = False) -> float:
-        """Return the number of steps after which a loop must end for summaries or metrics; infinite if there are none.
+        """Return the number of steps after which a loop must end because of summaries or metrics; infinite: it need
+        not.
 
         Args:
           step: the global step before the loop.
-          in_loops: summaries are written inside loops; the first loop of a run ends with them in any case.
+          in_loops: loops write summaries and need not end for them, except a run's first loop.
         """
         summaries = math.inf if in_loops and step > self._first_step else self._summary_every.steps_until_due(step)
         return min(summaries, self._metrics_every.steps_until_due(step))
 
     def note(self, result: StepResult, metrics: np.ndarray, *, logs_speed: bool = True) -> None:
-        """Log a loop of at least one step. Workers call it together.
+        """Log a loop of at least one step. All workers must call this together.
 
         Args:
           result: the loop's outcome.
           metrics: floats `[steps, 2 * number of metrics]`, the metrics' sums and weights in each step.
-          logs_speed: False: the loop had an overhead that others do not have; the line repeats the speed before it.
+          logs_speed: False: the speed is not logged, because the loop had an overhead that other loops do not have. The
+            progress line then repeats the speed of an earlier loop.
         """
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
         points = self._metrics_at(steps, metrics)
-        if result.first_step == self._first_step + 1:  # the start of the run is not part of the speed
+        if result.first_step == self._first_step + 1:  # note when the start of the run was over
             self._context.journal.event("first_step", step=result.first_step)
         if not self._config.is_chief:
             return
@@ -145,8 +156,8 @@ class TrainLog:
 
         Args:
           step: the global step.
-          asked: number of steps requested again.
-          twice: number of them that the lost worker had already taken: their examples are trained on twice.
+          asked: number of steps that were requested again.
+          twice: how many of these the lost worker had already taken, so that their examples were trained on twice.
         """
         self._context.journal.event("repeated", step=step, asked=asked, twice=twice)
         _log.warning(
@@ -156,7 +167,11 @@ class TrainLog:
         )  # fmt: skip
 
     def _metrics_at(self, steps: np.ndarray, metrics: np.ndarray) -> dict[int, dict[str, float]]:
-        """Return step -> train/<name> -> value over the steps since the last point, at each step where it is due."""
+        """Return step -> train/<name> -> value for each step at which a point is due.
+
+        The value is the mean over the steps since the last point, or the value of that step for values that model_fn
+        logs.
+        """
         if not self._scalars.metrics and not self._keys[1] and not self._program.kept_metrics:
             return {}
         points: dict[int, dict[str, float]] = {}
@@ -194,7 +209,7 @@ class TrainLog:
         return points
 
     def _shown(self, metrics: np.ndarray) -> dict[str, float]:
-        """Return the values that model_fn logs for the progress line, of one step and this process."""
+        """Return the values that the progress line shows: those that model_fn logs, at one step in this process."""
         if not self._scalars.on_progress:
             return {}
         names, (sums, weights) = list(self._scalars.metrics), np.split(metrics, 2)
@@ -202,7 +217,9 @@ class TrainLog:
         return {name: float(total / weight) for name, (total, weight) in pairs.items() if weight}
 
     def _add(self, metrics: np.ndarray) -> None:
-        if metrics.size:  # added one by one, so that no bit depends on the length of loops
+        if (
+            metrics.size
+        ):  # added one by one, so that the result does not depend, to the last bit, on the length of loops
             self._window = np.cumsum(np.concatenate([self._window[None], metrics]), axis=0)[-1]
 
     def _write_numbers(self, scalars: Mapping[str, float], step: int) -> None:
@@ -229,11 +246,12 @@ class TrainLog:
             with self._summary_writer.as_default():
                 tf.while_loop(lambda number: number < tf.size(steps), body, [0], parallel_iterations=1)
 
-        # A partial: otherwise the traces of all logs in a process count as retracing, and TensorFlow 2.21 warns.
+        # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all TrainLogs and would warn of
+        # retracing.
         return tf.function(functools.partial(write), input_signature=signature, autograph=False)
 
     def summaries(self, values: Sequence[Any], step: int) -> None:
-        """Write the summaries of `step`. Workers call it together.
+        """Write the summaries of `step`. All workers must call this together.
 
         Args:
           values: the sums of scalars, if any, then serialized `tf.compat.v1.Summary`s (scalar bytes).
@@ -259,7 +277,7 @@ class TrainLog:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
 
     def _keep_images(self, of_v1: Sequence[Mapping[str, bytes]], of_v2: Sequence[bytes], step: int) -> None:
-        """Log the images of a step as artifacts of the run, unless that step's images were logged before."""
+        """Log the images of a step as artifacts of the run, unless images of that step have been logged."""
         artifacts = current()
         if artifacts is None or not artifacts.keeps_images or self._is_between(step):
             return
@@ -279,9 +297,9 @@ class TrainLog:
         return step == self._first_step + 1 and not self._is_new and (step - self._write_every.offset) % every != 0
 
     def _note_summaries(self, found: Mapping[int, Sequence[Any]], step: int) -> None:
-        """Write scalars of summaries to the journal, at their step.
+        """Write the scalars of summaries to the journal, at their steps.
 
-        A value that the runner or a metric reports under the same name is kept.
+        If the runner or a metric reports a value under the same name at the same step, that value is kept instead.
         """
         if self._is_between(step):
             return
@@ -297,7 +315,7 @@ class TrainLog:
         self._summary_writer.flush()
 
     def _at(self, every: Every, steps: np.ndarray, losses: np.ndarray, *, first: bool) -> list[tuple[int, float]]:
-        """Return (step, loss) where `every` is due, and if `first` at the first step of this run."""
+        """Return (step, loss) at each step at which `every` is due and, if `first`, at the first step of this run."""
         if not every.steps:
             return []
         chosen = ((steps - every.offset) % every.steps == 0) | (first & (steps == self._first_step + 1))
@@ -305,7 +323,7 @@ class TrainLog:
 
 
 def _summary_of(scalars: Mapping[str, float]) -> bytes:
-    # One proto for all of them: tf.summary.scalar takes 0.12 ms per value.
+    # All scalars are in one proto, because tf.summary.scalar takes 0.12 ms per value.
     values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
     return bytes(tf.compat.v1.Summary(value=values).SerializeToString())
 

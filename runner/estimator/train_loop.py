@@ -1,4 +1,4 @@
-"""One training run: the loop, and what happens between its turns."""
+"""One training run: the loop, and the work between two loops of steps."""
 
 from __future__ import annotations
 
@@ -31,19 +31,22 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """One call of `Estimator.train`, as hooks see it. Each worker has one, and all call the same methods in the same
-    order.
+    """One call of `Estimator.train`, as hooks see it. All workers call the same methods in the same order.
 
     Args:
+      context: the Estimator's settings.
+      setup: the training setup.
+      checkpoints: writes the run's checkpoints.
+      log: writes the run's log.
       target: train until this global step; infinite: until the data ends or a hook stops the run.
-      after_save: called with this run after each checkpoint, to evaluate it. The checkpoint may not be durable yet;
-        `wait_for_checkpoint` waits for it.
+      after_save: functions that are called with this run after each checkpoint, to evaluate it. The checkpoint may not
+        be durable yet; `wait_for_checkpoint` waits for it.
 
     Attributes:
       examples: number of examples trained on by this run.
       secs: seconds in loops, without saves and evaluations.
-      stop_reason: why the run ends at the next boundary; None: it continues.
-      interrupted: the run ends without waiting for evaluations, because it was asked to.
+      stop_reason: why the run ends after this loop; None: it continues.
+      interrupted: the run ends without evaluations, because it was asked to stop.
     """
 
     def __init__(
@@ -64,18 +67,18 @@ class TrainingRun:
         self._nan = NanPolicy(context, setup, checkpoints)
         self._target, self._after_save = target, after_save
         self._step = self._first_step = setup.model.store.global_step
-        self._advance = 1  # added to the global step by each step; two optimizers that share it add 2
+        self._advance = 1  # the number that a step adds to the global step; two optimizers that share it add 2
         self._next = Boundary(0, False, None, False)
         self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
         self._always_splits = False
-        self._saves_here = False  # by the cadence, whether or not the run is asked to stop
+        self._saves_here = False  # whether the cadence asks for a save at this step, even if the run is asked to stop
         setup.session_hooks.session.take_batch = self._take_batch
-        # The chief decides the length of loops, and so when to take a sample.
+        # Only the chief measures the wait for input, because it decides the length of loops.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
         self._wait = WaitTimer() if is_timed else NullWaitTimer()
         self._iterator: Any = setup.input.iterator
         self._grouping = Grouping(self._can_group)
-        self._is_grouped = False  # the loop that is taken now
+        self._is_grouped = False  # whether the current loop reads batches in groups
 
     @property
     def global_step(self) -> int:
@@ -83,13 +86,13 @@ class TrainingRun:
 
     @property
     def _records_in_loops(self) -> bool:
-        """Whether loops continue through steps with summaries: no hook looks at them, and each step counts one."""
+        """Whether loops continue through steps with summaries: no session hook is set, and each step counts one."""
         program, session_hooks = self._setup.program, self._setup.session_hooks
         return program.records_in_loops and session_hooks.is_empty and self._advance == 1 and self._log.has_summaries
 
     @property
     def goes_on(self) -> bool:
-        """Whether to take a further step, as far as this process knows."""
+        """Whether a further step is to be taken, as far as this process knows."""
         return self._step < self._target and self.stop_reason is None
 
     @property
@@ -98,16 +101,17 @@ class TrainingRun:
 
     @property
     def input_bound(self) -> float | None:
-        """The share of step time spent waiting for input, from 0 to 1, by samples; None: there was no sample."""
+        """The share of step time spent waiting for input, from 0 to 1; None: it was not measured."""
         return self._wait.share
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate that the optimizer keeps in a variable. A new value holds from the next step; workers set
-        it together.
+        """The learning rate, if the optimizer keeps it in a variable. A rate that is set holds from the next step on.
+
+        All workers must set it together.
 
         Raises:
-          ValueError: it is not a variable; the message says how to make it one.
+          ValueError: the rate is not in a variable; the message says how to put it there.
         """
         setup = self._setup
         return float(setup.model.store[setup.program.rate_variable].numpy())
@@ -122,7 +126,7 @@ class TrainingRun:
         self.stop_reason = self.stop_reason or reason
 
     def interrupt(self, reason: str) -> None:
-        """End the run like `request_stop`, but leave out what follows the save: evaluations and exports."""
+        """End the run like `request_stop`, but without the evaluations and exports after the last save."""
         self.request_stop(reason)
         self.interrupted = True
 
@@ -159,13 +163,15 @@ class TrainingRun:
                         hook.after_step(self, result)
                 self._checkpoints.poll()
                 graphs.drop_scalars()  # one of each step that was written to an event file
-                # A clock, a signal or a hook of one worker concerns all: a worker that acts alone leaves the others
-                # waiting in a collective. After a rollback the checkpoint of this step exists already.
+                # A clock, a signal or a hook of one worker concerns all workers: if one acted alone, the others would
+                # wait in a collective forever. After a rollback, the checkpoint of this step exists already.
                 self._saves_here = self._agree(
                     saves=self._checkpoints.is_due(result) and self._step == result.last_step
                 )
                 if self._saves_here:
-                    self._save(asynchronous=self.goes_on)  # no training runs beside the last save
+                    self._save(
+                        asynchronous=self.goes_on
+                    )  # no training follows the last save, so it need not be asynchronous
                     self._agree()  # a listener or an evaluation may have requested a stop
             self._end()
         except Exception as error:
@@ -181,20 +187,22 @@ class TrainingRun:
             self._context.journal.took("train", self.secs)
             self._setup.session_hooks.close()
             for hook in hooks:
-                if hasattr(hook, "close"):  # a hook need not derive from Hook
+                if hasattr(hook, "close"):  # absent in hooks that do not derive from Hook
                     hook.close(self)
 
     def save(self) -> str:
-        """Write a checkpoint of this step and return its path; it is then the latest. Workers call it together."""
+        """Write a checkpoint of this step, which becomes the latest, and return its path. All workers must call this
+        together.
+        """
         path = self._save(asynchronous=False)
         self.wait_for_checkpoint()
         return path
 
     def wait_for_checkpoint(self) -> None:
-        """Return when the last checkpoint is durable on all workers, which call this together.
+        """Wait until the last checkpoint is durable on all workers. All workers must call this together.
 
         Raises:
-          The error with which the checkpoint failed.
+          The error because of which the checkpoint could not be written.
         """
         self._checkpoints.wait()
 
@@ -203,7 +211,7 @@ class TrainingRun:
     def _begin(self) -> None:
         program, session_hooks, collectives = self._setup.program, self._setup.session_hooks, self._context.collectives
         self._log.begin(None if math.isinf(self._target) else int(self._target))
-        # The chief's hooks split the loops of all workers, because all must call the same functions.
+        # If the chief has session hooks, they split the loops of all workers, because all must run the same functions.
         self._always_splits = collectives.num_workers > 1 and collectives.any(not session_hooks.is_empty)
         random_ops = program.trace.kernel_random_ops()
         if random_ops:
@@ -217,19 +225,21 @@ class TrainingRun:
         for hook in self._setup.hooks:
             hook.begin(self)
         remaining = self._setup.input.remaining_steps
-        if remaining is not None and remaining <= 0:  # more epochs were trained than are asked for now
+        if remaining is not None and remaining <= 0:  # the run was trained for more epochs than max_epochs is now
             self.request_stop("the training input ended")
         self._checkpoints.begin(self._step, self._extra())
 
     def _agree(self, *, saves: bool = False) -> bool:
-        """Agree with the other workers on what is next. Return whether to save."""
+        """Agree with the other workers on what to do next, and return whether to save."""
         found = Boundary(self._num_steps(), saves, self.stop_reason, self.interrupted)
         self._next = found.agreed(self._context.collectives)
         self.stop_reason, self.interrupted = self._next.stop_reason, self._next.interrupted
         return self._next.saves
 
     def _num_steps(self) -> int:
-        """Return the number of steps of the next loop, which ends at the next boundary of any cadence."""
+        """Return the number of steps of the next loop, which ends where the next save, log, hook or other cadence is
+        due.
+        """
         cadences = [
             self._checkpoints.every,
             self._setup.session_hooks,
@@ -242,9 +252,9 @@ class TrainingRun:
         return max(1, min(length, sampled) if sampled else length)
 
     def _take_steps(self, num_steps: int) -> StepResult:
-        """Run one loop; its last step carries the summaries and the fetches of hooks that are due."""
+        """Run one loop. Its last step has the summaries that are due, and the fetches of session hooks that are due."""
         program = self._setup.program
-        self._setup.model.show_weights()  # undo what an evaluation has shown, as before a save
+        self._setup.model.show_weights()  # an evaluation may have loaded other values
         is_sampled = self._wait.steps_to_sample(self.secs) > 0
         self._iterator = self._setup.input.iterator
         if is_sampled:
@@ -261,8 +271,8 @@ class TrainingRun:
         with self._data_may_end():
             request = self._setup.session_hooks.request(last_step)
         if self._setup.input.position.ended and not request:
-            num_steps, summaries = 0, False  # a hook asked for a batch after the last one
-        # Only the step that hooks look at pays for their fetches.
+            num_steps, summaries = 0, False  # a hook asked for a batch after the last one, so no step is taken
+        # The last step is taken alone if it has fetches, so that other steps do not pay for them.
         splits = (summaries and not self._records_in_loops) or request or self._always_splits
         num_plain = num_steps - 1 if splits else num_steps
         parts: list[LoopResult] = []
@@ -283,14 +293,14 @@ class TrainingRun:
             examples=sum(part.examples for part in parts),
             secs=time.perf_counter() - started,
         )
-        # A sample of very short steps is slowed by the cost of timing them, so it does not count as speed.
+        # Timing very short steps slows them down, so such a sample does not count as a measurement of speed.
         is_short = is_sampled and self._length.next(math.inf) > num_steps and result.secs < SAMPLE_SECS
         if not is_short:
             self._length.took(taken, result.secs)
         self.examples += result.examples
         self.secs += result.secs
         if recorded is not None and recorded.num_steps:
-            # Order of the fetches: metrics, summaries, then those of hooks.
+            # The fetches are in this order: metrics, summaries, hooks' fetches.
             values = [value[-1] for value in recorded.values[min(1, len(program.scalars.metrics)) :]]
             num_summaries = program.num_summary_values if summaries else 0
             if summaries:
@@ -311,9 +321,7 @@ class TrainingRun:
         return result
 
     def _can_group(self) -> bool:
-        """Report whether loops may read batches in groups. Also builds such a loop, so that its first use is not
-        slow.
-        """
+        """Report whether loops may read batches in groups; if so, build such a loop, to make its first use fast."""
         program, pipeline = self._setup.program, self._setup.input.pipeline
         elements = (self._step - self._first_step) // self._advance * pipeline.division.elements_per_step
         rows = self.examples / max(1, elements)
@@ -333,10 +341,10 @@ class TrainingRun:
         return self._taken(loop(self._iterator, num_steps, may_end=may_end, values=request.values))
 
     def _take_batch(self, request: StepRequest) -> Sequence[Any]:
-        """Return the values that a hook runs by itself on the next batch; this is not a step.
+        """Run what a hook requests on the next batch, which is no step, and return the values.
 
         Raises:
-          tf.errors.OutOfRangeError: there is no further batch, as in a session.
+          tf.errors.OutOfRangeError: there is no further batch; a session would raise the same.
         """
         loop, train_input = self._setup.program.part(request), self._setup.input
         self._setup.model.values_of = None
@@ -366,7 +374,7 @@ class TrainingRun:
         return self._taken(loop.take(self._iterator, num_steps, schedule, may_end=may_end))
 
     def _taken(self, result: LoopResult) -> LoopResult:
-        """Note what a loop has read, and return its result with the losses summed over all workers."""
+        """Note how much a loop has read, and return its result with the losses summed over all workers."""
         program, train_input = self._setup.program, self._setup.input
         if program.has_local_losses:
             losses = np.asarray(self._context.collectives.sum(result.losses), result.losses.dtype)
@@ -380,12 +388,12 @@ class TrainingRun:
             self._context.journal.metrics(self._step, {"train/input_bound": share})
 
     def _count(self, parts: Sequence[LoopResult], taken: int) -> None:
-        """Read the global step, and find what a step adds to it."""
+        """Read the global step, and compute the number that a step adds to it."""
         before, self._step = self._step, self._setup.model.store.global_step
         if not taken:
             return
         repeated = sum(part.repeated_steps for part in parts)
-        if repeated:  # only the global step shows how many of them a lost worker had taken
+        if repeated:  # the lost worker may have taken some of these steps; only the global step shows how many
             self._log.repeated(self._step, repeated, (self._step - before) // self._advance - taken)
             return
         self._advance = max(1, (self._step - before) // taken)
@@ -398,7 +406,7 @@ class TrainingRun:
             )
 
     def _save(self, *, asynchronous: bool) -> str:
-        self._setup.model.show_weights()  # a hook may have begun to predict with another checkpoint
+        self._setup.model.show_weights()  # a hook may have loaded another checkpoint, to predict with it
         path = self._checkpoints.save(self, self._extra(), asynchronous=asynchronous)
         calls = self._after_save if not self._next.interrupted else ()
         with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
@@ -407,9 +415,10 @@ class TrainingRun:
         return path
 
     def _extra(self) -> dict[str, Any]:
-        """Return what a checkpoint of this step holds beside the variables."""
+        """Return the facts that a checkpoint of this step stores beside the variables."""
         position = self._setup.input.position
-        # Whether an undisturbed run evaluates here; a resumed run makes up for a missing evaluation only then.
+        # "evaluate": whether an undisturbed run evaluates at this step. Only then does a resumed run make up for a
+        # missing evaluation.
         is_end = not self.interrupted or self._step >= self._target or position.ended
         is_evaluated = self._step > self._first_step and (self._saves_here or is_end)
         return {"input": position.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
@@ -420,14 +429,14 @@ class TrainingRun:
         if self._step != self._checkpoints.saved_step:
             self.save()
         elif self._setup.input.position.ended:
-            # The same values again, now at the end of the data.
+            # Write the same values again: the checkpoint must say that the data has ended.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()
         self._checkpoints.tell_listeners("end", self._step)
         if not self._setup.session_hooks.is_empty:
             self._setup.session_hooks.end()
-            self._setup.model.values_of = None  # assignments in a hook's `end` are not in the last checkpoint
+            self._setup.model.values_of = None  # a hook's `end` may have assigned values that the last checkpoint lacks
         for hook in self._setup.hooks:
             hook.end(self)
         self._log.end()
-        self._context.collectives.sum([])  # no worker leaves while another still needs it
+        self._context.collectives.sum([])  # wait here for the other workers, which may still need this one

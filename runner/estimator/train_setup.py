@@ -1,5 +1,6 @@
-"""The setup of a training run before its first step: traced, restored, the input at its place. Nothing is written
-yet.
+"""The setup of a training run before its first step: the model is traced and restored, the input is at its position.
+
+Nothing has been written yet.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class TrainInput:
 
     Attributes:
       iterator: iterator over `pipeline.dataset`.
-      position: the iterator's place.
-      remaining_steps: steps to the end of the data; infinite if it has none; None: unknown.
+      position: the position of the iterator, as stored in checkpoints.
+      remaining_steps: steps to the end of the data; infinite if the data has no end; None: unknown.
     """
 
     def __init__(self, pipeline: InputPipeline, iterator: Any, position: InputPosition) -> None:
         self.pipeline, self.iterator, self.position = pipeline, iterator, position
-        # Counted in elements, not steps: a step with another number of replicas read another number of elements.
+        # The position counts elements, not steps, because a step of a run with another number of replicas reads another
+        # number of elements.
         self.remaining_steps = pipeline.remaining_steps(position.elements)
         self._is_resumed = position.elements > 0
 
@@ -59,7 +61,7 @@ class TrainInput:
         return self.remaining_steps is None or self.remaining_steps < num_steps
 
     def advance(self, result: LoopResult) -> bool:
-        """Note what a loop has read. Return whether the data has ended.
+        """Note how much a loop has read, and return whether the data has ended.
 
         Raises:
           ValueError: as in `check_examples`.
@@ -70,7 +72,8 @@ class TrainInput:
             say_small_batches(self.pipeline, num_steps, result.examples)
         read = self.position.elements + result.num_steps * self.pipeline.division.elements_per_step
         cardinality = int(self.pipeline.given.cardinality())
-        # The last step may read fewer elements than it takes: a larger max_epochs continues after the real ones.
+        # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so that
+        # training with a larger max_epochs continues at the right element.
         self.position.elements = min(read, cardinality) if cardinality >= 0 else read
         if self.remaining_steps is not None:
             self.remaining_steps -= result.num_steps
@@ -78,7 +81,7 @@ class TrainInput:
         was_at_its_end = result.data_ended and not result.num_steps and self._is_resumed
         self._is_resumed = False
         if was_at_its_end and self.position.num_epochs is None:
-            # The checkpoint is from the end of data of unknown size: read the data again, as a new call does.
+            # The checkpoint was saved at the end of data of unknown size: read the data again, as a new call does.
             self.iterator = self.pipeline.open()
             self.position = InputPosition.at_start(self.position.source, self.pipeline)
         elif result.data_ended:
@@ -92,9 +95,9 @@ class TrainSetup:
 
     Attributes:
       latest: path of the checkpoint that the run resumes from; None: a new model.
-      config: the Estimator's config with the requests of TensorFlow's own hooks.
+      config: the Estimator's config, with the settings of TensorFlow's own hooks that a RunConfig can hold.
       hooks, session_hooks: native hooks, and SessionRunHooks.
-      overrides: the other requests of TensorFlow's own hooks.
+      overrides: all settings of TensorFlow's own hooks.
     """
 
     model: Model
@@ -115,6 +118,8 @@ class TrainSetupBuilder:
     """Builds the TrainSetup of each call of `Estimator.train`.
 
     Args:
+      context: the Estimator's settings.
+      models: the models on their strategies.
       warm_start: called with a new model, to load its warm start.
     """
 
@@ -124,28 +129,32 @@ class TrainSetupBuilder:
 
     @functools.cached_property
     def summary_writer(self) -> Any:
-        """The writer of the training's events. It creates its file at once, so it is made only after training is
-        prepared.
-        """
+        """The writer of the training's events; created on first use, because it creates its file at once."""
         is_on = self._context.config.tensorboard and self._context.is_chief
         return tensorboard.build_writer(self._context.model_dir, is_on=is_on)
 
     def open_input(self, input_fn: InputFn, latest: str | None, max_epochs: int | None) -> InputPipeline:
-        """Build the training input. The checkpoint `latest` is None if the model is new."""
+        """Build the training input.
+
+        Args:
+          input_fn: an input function or an Input.
+          latest: the checkpoint that the run resumes from; None: a new model.
+          max_epochs: number of passes over the examples; None: no limit.
+        """
         if latest is None:
-            self._models.clear()  # the model_dir was emptied, so the values in memory belong to the old model
+            self._models.clear()  # model_dir was emptied, so the values in memory belong to the earlier model
         with self._context.journal.phase("build"):
             return self._models.build_train_pipeline(input_fn, max_epochs)
 
     def has_input_ended(self, input_fn: InputFn, pipeline: InputPipeline, latest: str | None) -> bool:
-        """Report whether an earlier process, not a call on this object, read the input to its end."""
+        """Report whether the input was read to its end by an earlier process, not by an earlier call on this object."""
         source = source_of(input_fn, pipeline)
         return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline)
 
     def build(
         self, pipeline: InputPipeline, input_fn: InputFn, hooks: Sequence[Any] | None, latest: str | None
     ) -> TrainSetup:
-        """Trace the model, restore it from `latest` or initialize it, and put the input at its place."""
+        """Trace the model, restore it from `latest` or initialize it, and move the input to its position."""
         context, model = self._context, self._models.for_training
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
         program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
@@ -168,9 +177,9 @@ class TrainSetupBuilder:
         else:
             self._warm_start(model)
             model.keys = scaffold.keys
-            # After the warm start, because init_fn may change its values.
+            # init_fn runs after the warm start, because it may change values that the warm start loaded.
             scaffold.begin(trace_session)
-            if getattr(spec.scaffold, "init_op", None) is None:  # else init_fn's values stay
+            if getattr(spec.scaffold, "init_op", None) is None:  # an init_op sets initial values itself
                 model.store.check_fed()
         scaffold.begin_local(trace_session)
         with context.journal.phase("restore" if latest else "build"):
@@ -179,10 +188,11 @@ class TrainSetupBuilder:
         return TrainSetup(model, program, train_input, latest, config, native, session_hooks, overrides)
 
     def _resume_input(self, pipeline: InputPipeline, input_fn: InputFn, latest: str | None) -> TrainInput:
-        """Return the training input where the checkpoint left it.
+        """Return the training input at the position of the checkpoint.
 
-        A further call on this object reads a finite input, and any other function, from the beginning, as tf.estimator
-        does: each call is an epoch. An endless input resumes, because it would otherwise show the same examples again.
+        A further call of `train` on this object is a new epoch, as in tf.estimator: a finite input, or another
+        function, is read from the beginning. An endless input continues, because otherwise the same examples would come
+        again.
         """
         fn = input_fn.fn if isinstance(input_fn, Input) else input_fn
         last, self._last_input_fn = self._last_input_fn, fn

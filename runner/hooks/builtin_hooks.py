@@ -17,13 +17,13 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOverrides:
-    """The settings of TensorFlow's own hooks that the runner replaces.
+    """The settings of those of TensorFlow's own hooks that the runner replaces.
 
     Attributes:
       num_steps, last_step: those of StopAtStepHook.
-      stop_at_nan: NanTensorHook's fail_on_nan_loss; None: there is no such hook.
+      stop_at_nan: fail_on_nan_loss of NanTensorHook; None: there is no such hook.
       save_steps, save_secs, listeners: those of CheckpointSaverHook.
-      notes: notes on hooks that have no effect.
+      notes: sentences about hooks that have no effect.
     """
 
     num_steps: int | None = None
@@ -35,8 +35,12 @@ class TrainingOverrides:
     notes: tuple[str, ...] = ()
 
     def and_those_of(self, taken: Mapping[str, Any]) -> TrainingOverrides:
-        """Add the settings of one more hook: the earliest end counts, listeners add up, other settings replace
-        earlier ones.
+        """Return these settings and those of one more hook.
+
+        The earliest end of training counts, listeners and notes add up, and other settings replace earlier ones.
+
+        Args:
+          taken: name of an attribute -> value, from the hook.
         """
         changes = dict(taken)
         for name in ("num_steps", "last_step"):
@@ -50,7 +54,7 @@ class TrainingOverrides:
         return configured if self.stop_at_nan is None else "stop"
 
     def config(self, config: RunConfig) -> RunConfig:
-        """Return `config` with these cadences."""
+        """Return `config` with the save cadence and the NaN policy that the hooks ask for."""
         changes: dict[str, Any] = {}
         if self.save_steps or self.save_secs:
             changes.update(save_checkpoints_steps=self.save_steps, save_checkpoints_secs=self.save_secs)

@@ -13,11 +13,15 @@ from runner.tracking.tensorboard import EventWriters
 
 
 class EvaluationHooks:
-    """The hooks of one evaluation or prediction, without those that only steer training (StopAtStepHook and the like).
+    """The hooks of one evaluation or prediction. Hooks that only control training (StopAtStepHook and so on) are left
+    out.
 
     Args:
+      hooks: native hooks and SessionRunHooks.
+      session: the session that SessionRunHooks get.
+      run: the evaluation or prediction, as hooks see it.
       writers: as in SessionHooks.
-      count: called with the number of examples seen so far, before the hooks are called.
+      count: called with the number of examples seen so far, before each call of the hooks.
     """
 
     def __init__(
@@ -42,11 +46,11 @@ class EvaluationHooks:
         """Report the number of examples seen so far to the hooks.
 
         Raises:
-          Interrupted: a hook gave the evaluation up.
+          Interrupted: a hook ended the evaluation early.
         """
         self._count(examples)
         for hook in self._hooks:
-            if hasattr(hook, "after_batches"):  # a hook need not derive from Hook, and older ones lack this method
+            if hasattr(hook, "after_batches"):  # absent in old hooks and in hooks that do not derive from Hook
                 hook.after_batches(self._run, examples)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Native hooks: user code beside the loop, and its cadence."""
+"""Native hooks: user code that a run calls between loops of steps, and the cadence of these calls."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """A cadence in steps or seconds. A loop runs many steps per call, so a cadence may be passed without being hit
-    exactly.
+    """A cadence in steps or seconds.
+
+    A loop takes many steps per call, so a cadence may be passed without being hit exactly; it is then due.
 
     Attributes:
-      steps: due at each multiple of this number of global steps; the loop ends there. None: not by steps.
+      steps: due at each multiple of this number of global steps; a loop ends there. None: not by steps.
       secs: due at the first end of a loop after this number of seconds. None: not by time.
-      offset: steps are counted from here, not from 0: offset 1 means 1, 1 + steps, 1 + 2 * steps.
+      offset: the multiples are counted from this step instead of 0: with offset 1 they are 1, 1 + steps, 1 + 2 * steps.
     """
 
     steps: int | None = None
@@ -32,15 +33,21 @@ class Every:
     offset: int = 0
 
     def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
-        """Report whether the cadence is due between the steps `before` and `after`, `elapsed_secs` after it was due
-        last.
+        """Report whether the cadence became due between two global steps.
+
+        Args:
+          before: the first step.
+          after: the second step.
+          elapsed_secs: seconds since the cadence was last due.
         """
         if self.steps and (after - self.offset) // self.steps > (before - self.offset) // self.steps:
             return True
         return self.secs is not None and elapsed_secs >= self.secs
 
     def steps_until_due(self, step: int) -> float:
-        """Return the steps from `step` to the next step at which it is due; infinite without `steps`."""
+        """Return the number of steps from `step` to the next step at which the cadence is due; infinite without
+        `steps`.
+        """
         return self.steps - (step - self.offset) % self.steps if self.steps else math.inf
 
 
@@ -55,17 +62,17 @@ class Run(Protocol):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a worker was asked to stop at once; after a loop, the same on all workers."""
+        """Whether a worker was asked to stop at once. After a loop, all workers have the same value."""
 
     def request_stop(self, reason: str = ...) -> None:
         """End training after this loop, with a checkpoint."""
 
     def interrupt(self, reason: str) -> None:
-        """End training like `request_stop`, but without evaluations; one that is running is given up."""
+        """End training like `request_stop`, but without the evaluations; an evaluation that is running is abandoned."""
 
 
 class Interrupted(Exception):
-    """An evaluation or a prediction was ended before it saw all examples; it has no result."""
+    """An evaluation or a prediction ended before it had seen all examples, so it has no result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +90,7 @@ class PassContext:
         )
 
     def interrupt(self, reason: str) -> None:
-        """Give up the evaluation or prediction without a result.
+        """End the evaluation or prediction without a result.
 
         Raises:
           Interrupted: always.
@@ -94,19 +101,26 @@ class PassContext:
 class Hook:
     """Base class of native hooks; override the methods that you need.
 
-    Without a cadence, `before_step` and `after_step` are called once per loop, and their StepResult holds the steps of
-    the loop. A subclass that sets `every` is called when that is due, with all steps since its last call:
-    `Every(steps=50)` at the global steps 50, 100, ... Steps after the last due one are not passed on; `end` is called
-    at the end.
+    Without a cadence, `before_step` and `after_step` are called once per loop, and their StepResult has the steps of
+    the loop. A subclass with a cadence sets `every`: with `Every(steps=50)`, it is called at the global steps 50, 100,
+    ..., with all steps since its last call. Steps after the last call are not reported to `after_step`; only `end` is
+    called.
     """
 
     every: Every = Every()
 
     def begin(self, run: Run) -> None:
-        """Called before the first step, or before an evaluation or prediction, when variables have their values."""
+        """Called before the first step, or before an evaluation or prediction, when variables already have their
+        values.
+        """
 
     def before_step(self, run: Run, step: int) -> None:
-        """Called before a loop, the first one after `after_step`; `step` is the current global step."""
+        """Called before the first loop, and before the first loop after each `after_step`.
+
+        Args:
+          run: the run.
+          step: the current global step.
+        """
 
     def after_step(self, run: Run, result: StepResult) -> None:
         """Called after a loop if the cadence is due; `result.losses` is `[steps]`."""
@@ -115,14 +129,14 @@ class Hook:
         """Called after some batches of an evaluation or prediction; `examples` have been seen so far."""
 
     def end(self, run: Run) -> None:
-        """Called after the last checkpoint, or after an evaluation or prediction; not called if that failed."""
+        """Called after the last checkpoint, or after an evaluation or prediction; not called if these failed."""
 
     def close(self, run: Run) -> None:
         """Called after training, however it ended, to release resources. Must not raise."""
 
 
 class WhenDue:
-    """Calls a training hook when its cadence is due, or after each loop if it has none."""
+    """Calls a training hook when its cadence is due; a hook without a cadence is called after each loop."""
 
     def __init__(self, hook: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._hook, self._clock = hook, clock
@@ -160,9 +174,9 @@ def _joined(results: Sequence[StepResult]) -> StepResult:
 
 
 class TimeLimit(Hook):
-    """Ends training, with a checkpoint, this many seconds after its first step began (`train.max_secs`).
+    """Ends training, with a checkpoint, a number of seconds after its first step began (`train.max_secs`).
 
-    The time is checked between loops, which take about a second. A restarted run has the whole time again.
+    The time is checked between loops, which take about a second. A restarted run gets the full time again.
     """
 
     def __init__(self, secs: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -174,5 +188,5 @@ class TimeLimit(Hook):
 
     def after_step(self, run: Run, result: StepResult) -> None:
         if self._clock() - self._began >= self._secs:
-            _log.info("train.max_secs=%g reached: training ends at step %d.", self._secs, result.last_step)
+            _log.info("train.max_secs=%g has passed: training ends at step %d.", self._secs, result.last_step)
             run.request_stop(f"train.max_secs={self._secs:g}")

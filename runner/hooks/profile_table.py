@@ -25,9 +25,9 @@ class Executed(NamedTuple):
     """One execution of an operation.
 
     Attributes:
-      thread: where it ran, beginning with the device: `/host:CPU`, `/device:GPU:0`. Events of one thread are nested or
-        follow each other.
-      type, name: `MatMul`, and the operation's name in the graph; for tf.data `Iterator::Map`, and no name.
+      thread: the thread of the execution, beginning with the device: `/host:CPU`, `/device:GPU:0`. Two executions in
+        one thread are nested or follow each other.
+      type, name: `MatMul`, and the operation's name in the graph. For tf.data, `Iterator::Map` and an empty name.
       began, secs: start, in seconds since the recording of the thread began, and duration in seconds.
     """
 
@@ -40,10 +40,10 @@ class Executed(NamedTuple):
 
 @dataclasses.dataclass
 class Row:
-    """The row of one operation on a device.
+    """The row of one operation on one device.
 
     Attributes:
-      self_secs: seconds without those of operations that ran inside it, in the same thread.
+      self_secs: seconds of the operation, without those of operations that ran inside it in the same thread.
     """
 
     device: str
@@ -55,10 +55,16 @@ class Row:
 
 
 def write_table(profile: Path) -> tuple[Path, str]:
-    """Write the operations of the file `profile` beside it; return the path, and the top of the table as text.
+    """Write a table of the operations in a profile, in a file beside the profile.
+
+    Args:
+      profile: the file that TensorFlow's profiler wrote.
+
+    Returns:
+      (path of the table, its first rows as text).
 
     Raises:
-      ImportError, OSError, ValueError: there is no table; the message says why.
+      ImportError, OSError, ValueError: no table can be made; the message says why.
     """
     rows = rows_of(read_executed(profile))
     path = profile.parent / FILE
@@ -110,7 +116,13 @@ def rows_of(executed: Iterable[Executed]) -> list[Row]:
 
 
 def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
-    """Return the table as text; `shown` None: all rows, uncut; else this many rows, no wider than a terminal."""
+    """Return the table as text.
+
+    Args:
+      title: the heading.
+      rows: all rows.
+      shown: number of rows, in a width that fits a terminal; None: all rows, in full width.
+    """
     whole = sum(row.self_secs for row in rows) or 1.0
     cells = [
         [
@@ -121,7 +133,7 @@ def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
     ]  # fmt: skip
     headers = list(_HEADERS)
     if shown is not None:
-        if len({row.device for row in rows}) == 1:  # an obvious suffix
+        if len({row.device for row in rows}) == 1:  # then a column for the device says nothing
             headers, cells = [*headers[:4], *headers[5:]], [row[:4] + row[5:] for row in cells]
         cells = [[*row, type if len(type) <= _LONGEST_TYPE else f"{type[: _LONGEST_TYPE - 3]}...", name]
                  for *row, type, name in cells]  # fmt: skip
@@ -132,16 +144,16 @@ def _table(title: str, rows: Sequence[Row], shown: int | None = None) -> str:
 
 
 def _operation_of(plane: Any, event: Any) -> tuple[str, str] | None:
-    """Return (type, name) of the operation that an event stands for; None: it is not an operation.
+    """Return (type, name) of the operation that a profile's event records; None: the event records no operation.
 
-    A GPU kernel has its operation in the statistic tf_op.
+    The event of a GPU kernel names its operation in the statistic tf_op.
     """
     texts = [plane.event_metadata[event.metadata_id].name]
     for stat in event.stats:
         if plane.stat_metadata[stat.metadata_id].name == "tf_op":
             texts.insert(0, stat.str_value or plane.stat_metadata[stat.ref_value].name)
     for text in texts:
-        plain = text.partition("#")[0]  # shapes and the like follow
+        plain = text.partition("#")[0]  # shapes and other details follow the #
         operation, dataset = _OPERATION.fullmatch(plain), _DATASET.fullmatch(plain)
         if operation:
             return operation["type"], operation["name"]

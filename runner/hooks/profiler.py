@@ -40,14 +40,15 @@ class Around(Every):
 class Profiling(Hook):
     """Profiles the steps `steps` into `<model_dir>/plugins/profile`, once.
 
-    It runs after the other hooks of the run, so the profile contains what they do between two loops, and saves and
-    evaluations between the first step and the last. If the profiler does not start or cannot write, a warning is logged
-    and training continues.
+    It is the last hook of a run that is called, so the profile contains the work of the other hooks between two loops,
+    and saves and evaluations between its first and its last step. If the profiler does not start or cannot write, a
+    warning is logged and training continues.
 
     Args:
-      announce: `Estimator.announce`, which shows a text and notes an event with fields.
+      steps: the steps to profile.
+      announce: `Estimator.announce`, which shows a text to the user and notes an event with fields in the journal.
+      profiler: an object with `start(folder)` and `stop()`; by default TensorFlow's profiler.
       as_text: also write a table of the operations, and show those that took longest.
-      profiler: has `start(folder)` and `stop()`; TensorFlow's own by default.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Profiling(Hook):
         if not self._is_running:
             return
         first = self._profiled.first if self._profiled else result.first_step
-        # The run may have rolled back (nan=rollback), so that some steps were taken twice.
+        # With train.nan=rollback the run may have taken some steps twice.
         self._profiled = StepRange(min(first, result.first_step), result.last_step)
         if result.last_step >= self._steps.last:
             self._stop(run)
@@ -93,8 +94,8 @@ class Profiling(Hook):
             self._stop(run)
         elif not self._was_tried:
             went_on = self._began_at >= self._steps.last
-            reason = f"it went on from step {self._began_at}" if went_on else f"it ended at step {run.global_step}"
-            text = f"run.profile={self._steps}: this run took none of these steps; {reason}."
+            reason = f"it resumed at step {self._began_at}" if went_on else f"it ended at step {run.global_step}"
+            text = f"run.profile={self._steps}: no profile, because this run took none of these steps; {reason}."
             self._announce("profile", text, path=None)
 
     def close(self, run: Run) -> None:
@@ -112,7 +113,7 @@ class Profiling(Hook):
         if self._profiled is None or written is None:  # the first loop failed
             return
         folder = written[1].parent
-        of = "" if self._profiled == self._steps else f" (of run.profile={self._steps})"
+        of = "" if self._profiled == self._steps else f" (requested: run.profile={self._steps})"
         what = f"step {self._profiled}" if self._profiled.first == self._profiled.last else f"steps {self._profiled}"
         fields = {"first_step": self._profiled.first, "last_step": self._profiled.last, "path": str(folder)}
         text = (
@@ -130,6 +131,9 @@ class Profiling(Hook):
 
 
 def _profiles(model_dir: str) -> set[tuple[int, Path]]:
-    """Return (time of writing, file) of each profile in `model_dir`; two within one second have the same name."""
+    """Return (time of writing, file) of each profile in `model_dir`.
+
+    The time is needed because two profiles written within one second have the same name.
+    """
     files = Path(model_dir, "plugins", "profile").glob("*/*.xplane.pb")
     return {(file.stat().st_mtime_ns, file) for file in files}

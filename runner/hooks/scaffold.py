@@ -1,4 +1,4 @@
-"""The Scaffold of a spec: the checkpoint keys of its Saver, and what it runs before the first batch of a mode."""
+"""The Scaffold that model_fn returns: the checkpoint keys of its Saver, and the operations that it runs first."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class ModelScaffold:
     """A `tf.compat.v1.train.Scaffold` in one mode, with the Saver that tf.estimator would have used.
 
     Args:
-      scaffold: the EstimatorSpec's; None: there is none, and every method has no effect.
+      scaffold: the scaffold of the EstimatorSpec; None: there is none, and every method has no effect.
       savers: the graph's collection SAVERS, used if the Scaffold has no saver.
 
     Attributes:
-      saver: restores in this mode, and saves in TRAIN; None: only the runner's own checkpoints are used.
-      keys: variable name -> its key in a checkpoint, for those that the saver stores under another name.
+      saver: the saver that restores in this mode, and saves in TRAIN; None: the runner's own checkpoints are used
+        alone.
+      keys: variable name -> key in a checkpoint, for variables that the saver stores under a key other than their name.
 
     Raises:
       ValueError: there are several savers, or the saver cannot restore.
@@ -74,7 +75,7 @@ class ModelScaffold:
     def objects(self, trace: Trace) -> tuple[bytes, Mapping[str, str]]:
         """Return the serialized object graph of a `tf.train.Checkpoint`, and variable name -> checkpoint key.
 
-        Called with the traced graph as default. Both are empty if the saver is not a `tf.train.Checkpoint`.
+        Both are empty if the saver is not a `tf.train.Checkpoint`. Must be called with the traced graph as default.
         """
         if not isinstance(self.saver, _OBJECTS):
             return b"", {}
@@ -84,8 +85,9 @@ class ModelScaffold:
         return object_graph_of(self.saver, lambda one: names.get(id(one)))
 
     def restore(self, session: TraceSession, path: str) -> None:
-        """Call the user's own `restore` with the checkpoint `path`; other savers' values have been read by their
-        keys.
+        """Call the saver's `restore` with the checkpoint `path`, if the user has overridden it.
+
+        Otherwise there is nothing to do: the runner has already read the values by the saver's keys.
         """
         if self.saver is not None and self.restores:
             with session.entered():
@@ -123,11 +125,11 @@ class ModelScaffold:
             _check_ready(session, scaffold.ready_op, "ready_op")
 
     def warn_in_training(self, names: Sequence[str], keep_checkpoint_max: int | None) -> None:
-        """Warn of settings that the runner handles differently in training.
+        """Warn of settings that have no effect, or another one, in training.
 
         Args:
           names: names of the model's variables.
-          keep_checkpoint_max: that of the RunConfig.
+          keep_checkpoint_max: the value in the RunConfig.
         """
         if self._scaffold is not None and type(self._scaffold).finalize is not v1.train.Scaffold.finalize:
             _log.warning(
@@ -148,8 +150,8 @@ class ModelScaffold:
         lost = [name for name in beside if name in set(self.keys.values())]
         if lost:
             _log.warning(
-                "EstimatorSpec.scaffold: its saver stores other variables under the keys %s, so the variables of "
-                "these names are not saved and training cannot resume.",
+                "EstimatorSpec.scaffold: its saver stores other variables under the keys %s. The variables of these "
+                "names are therefore not saved, and training cannot resume. Give the saver different keys.",
                 ", ".join(lost),
             )
         kept = [name for name in beside if name not in lost]
@@ -166,7 +168,7 @@ class ModelScaffold:
 
 
 def _check_ready(session: TraceSession, ready_op: Any, name: str) -> None:
-    """Raise an error if a readiness operation returns names, as a session does."""
+    """Raise an error if a readiness operation of a Scaffold returns names of variables that are not ready."""
     if ready_op is None:
         return
     names = session.run(ready_op)

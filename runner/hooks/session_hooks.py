@@ -1,7 +1,7 @@
-"""`tf.compat.v1.train.SessionRunHook`s on a traced step, where their fetches become outputs.
+"""Calls of `tf.compat.v1.train.SessionRunHook`s at traced steps; the hooks' fetches become outputs of the step.
 
-`SessionHooks` has all hooks of a run. A `Caller` decides at which steps one of them is called: most at every step,
-TensorFlow's own only when due, as in a session.
+`SessionHooks` has all hooks of a run. A `Caller` decides at which steps one hook is called: most hooks at every step,
+TensorFlow's own hooks only when they are due, as in a session.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from runner.types import StepRequest
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 
-# The collection in which TensorFlow's hooks look for a tensor that reads the global step, and else add their own.
+# TensorFlow's hooks look in this collection for a tensor that reads the global step; without one they add their own.
 _GLOBAL_STEP_READ = "global_step_read_op_cache"
 
 
 class SessionHooks:
-    """The SessionRunHooks of one run. Each is called with the traced graph as default, as in a session.
+    """The SessionRunHooks of one run. As in a session, the traced graph is the default graph while a hook is called.
 
-    TensorFlow's own hooks allow loops of many steps. Any other hook may fetch and stop at any step, so loops then have
-    one step.
+    TensorFlow's own hooks allow loops of many steps. Any other hook may fetch and stop at any step, so with such a hook
+    every loop has one step.
 
     Args:
-      writers: the event file writers of SummarySaverHooks; closed with the run.
-      in_loops: the steps are training steps, which run in loops if the hooks allow it; False: each batch is seen.
+      hooks: the hooks.
+      session: the session that hooks get.
+      writers: the event file writers of SummarySaverHooks; closed at the end of the run.
+      in_loops: the steps are training steps, which run in loops if the hooks allow it. False: the steps are batches of
+        an evaluation or prediction, and hooks are called for each batch.
     """
 
     def __init__(self, hooks: Sequence[Any], session: TraceSession, writers: EventWriters, *, in_loops: bool) -> None:
@@ -60,17 +63,17 @@ class SessionHooks:
         return not self._callers
 
     def begin(self, request_stop: Callable[[str], None] | None = None) -> None:
-        """Call `begin` of the hooks before the first step, and warn of those that allow only one step per loop.
+        """Call `begin` of the hooks before the first step, and warn of hooks that allow only one step per loop.
 
         Args:
-          request_stop: called with the reason when a hook requests a stop; None: it must not request one.
+          request_stop: called with the reason when a hook requests a stop; None: a hook that does so raises an error.
         """
         self._request_stop = request_stop or _refuse_to_stop
         self._offer_global_step()
         for caller in self._callers:
             if self._in_loops and caller.costs_the_loop:
                 _log.warning(
-                    "The hook %s may fetch and stop at any step, so training runs one step per loop. Small steps then "
+                    "The hook %s may fetch or stop at any step, so training runs one step per loop. Short steps then "
                     "take several times as long.",
                     type(caller.hook).__name__,
                 )
@@ -100,17 +103,17 @@ class SessionHooks:
                 feeds += self.session.feeds(args.feed_dict or {})
             fetches = self._elements_asked()
             if self._asked and not fetches:
-                # A hook without fetches is called after its step as well, so that step also ends a loop.
+                # A hook without fetches is called after its step as well, so a loop must end with that step, too.
                 fetches = self.session.elements(v1.train.get_global_step())
         placeholders = [placeholder for placeholder, _ in feeds]
         _check_fed_once(placeholders)
         return StepRequest(fetches, placeholders, [value for _, value in feeds])
 
     def after_run(self, values: Sequence[np.ndarray]) -> None:
-        """Pass the values to the hooks that requested them last.
+        """Pass the values of a step to the hooks that requested them.
 
         Args:
-          values: NumPy values in the order of the request, without those of operations.
+          values: NumPy values in the order of the last request; operations have no value.
         """
         remaining, elements = iter(values), self._elements_asked()
         flat = [None if isinstance(element, tf.Operation) else next(remaining) for element in elements]
@@ -140,7 +143,7 @@ class SessionHooks:
         self._writers.close()
 
     def _offer_global_step(self) -> None:
-        """Add the tensor from which TensorFlow's hooks read the global step; they would need a v1 variable."""
+        """Add the tensor from which TensorFlow's hooks read the global step; otherwise they need a v1 variable."""
         graph = self.session.graph
         if not graph.get_collection(_GLOBAL_STEP_READ):
             with graph.as_default():
@@ -154,8 +157,8 @@ def _refuse_to_stop(reason: str) -> None:
 def _check_args(hook: Any, args: Any) -> None:
     if args.options is not None and args.options.trace_level:
         raise ValueError(
-            f"{type(hook).__name__}: it requests a trace of the step, which only a session can make. Use "
-            "tf.profiler.experimental."
+            f"The hook {type(hook).__name__} requests a trace of the step (SessionRunArgs(options=...)), which only a "
+            "session can make. Use tf.profiler.experimental."
         )
 
 
@@ -166,18 +169,19 @@ def _check_fed_once(placeholders: Sequence[tf.Tensor]) -> None:
         raise ValueError(f"Two hooks feed the same tensor: {twice!r}.")
 
 
-# --- the steps that a hook is called at -----------------------------------------------------------------------------
+# --- at which steps a hook is called ---------------------------------------------------------------------------------
 
 
 class Caller:
-    """Calls a hook that may fetch and stop at any step: at every step.
+    """Calls a hook at every step, because it may fetch and stop at any step.
 
     Args:
+      hook: a SessionRunHook.
       resolve: returns the graph tensor for a name, a variable or a tensor.
       writer_of: returns the event file writer of a folder.
 
     Attributes:
-      steps: largest number of steps per loop; None: any.
+      steps: largest number of steps per loop; None: any number.
     """
 
     steps: int | None = 1
@@ -209,10 +213,12 @@ class Caller:
         except ValueError:
             if type(self.hook) is v1.train.LoggingTensorHook:
                 raise
-            return tensor  # a subclass may override begin
+            return tensor  # not found: a subclass may override `begin` and never use it
 
     def before_run(self, context: Any) -> Any:
-        """Return the hook's SessionRunArgs. Tensors that it logs at the end are fetched while there is a batch."""
+        """Return the hook's SessionRunArgs. Tensors that the hook will log at the end are fetched while there is a
+        batch.
+        """
         args = self.hook.before_run(context)
         return v1.train.SessionRunArgs(v1_bridge.tensors_logged_at_end(self.hook)) if args is None else args
 
@@ -225,7 +231,7 @@ class Caller:
 
 
 class _AtTheEnds(Caller):
-    """Calls a hook that does nothing at steps: FinalOpsHook, and hooks with only begin and end."""
+    """Calls a hook only at the begin and the end: FinalOpsHook, and hooks that override no method for steps."""
 
     steps = None
     costs_the_loop = False
@@ -238,7 +244,7 @@ class _AtTheEnds(Caller):
 
 
 class _AtItsTurn(Caller):
-    """Calls one of TensorFlow's own hooks when it is due, and corrects its count by the steps in between."""
+    """Calls one of TensorFlow's own hooks when it is due, and corrects its step count by the steps without a call."""
 
     costs_the_loop = False
 
@@ -248,7 +254,7 @@ class _AtItsTurn(Caller):
         self._called: tuple[int, int] | None = None  # the last step that the hook saw, and its count after it
 
     def steps_until_due(self, step: int) -> float:
-        if self._called is None:  # it is first due at the first step
+        if self._called is None:  # the hook is first due at the first step
             return math.inf if self.steps is None and self._secs is None else 1
         last = v1_bridge.last_turn(self.hook)
         if self.steps is None or last is None:

@@ -1,4 +1,4 @@
-"""The `session` of SessionRunHooks, listeners and a Scaffold: runs parts of a traced step."""
+"""The `session` that SessionRunHooks, listeners and a Scaffold get; its `run` runs parts of a traced step."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ IndexedSlicesValue = collections.namedtuple("IndexedSlicesValue", "values indice
 
 
 def flat_fetches(fetches: Any) -> list[Any]:
-    """Return the leaves of `fetches` in its own order, not sorted by key as `tf.nest` does: hooks use tensors as
-    keys.
+    """Return the leaves of `fetches` in the order of its structure.
+
+    `tf.nest` would sort a dict by its keys, which fails here: hooks use tensors as keys.
     """
     inner = _inner(fetches)
     return [fetches] if inner is None else [one for part in inner for one in flat_fetches(part)]
 
 
 def packed_fetches(fetches: Any, values: Iterator[Any]) -> Any:
-    """Return the structure of `fetches` with the next of `values` in place of each of `flat_fetches(fetches)`."""
+    """Return the structure of `fetches` with its leaves replaced by the next of `values`, in the order of
+    `flat_fetches`.
+    """
     inner = _inner(fetches)
     if inner is None:
         return next(values)
@@ -58,13 +61,13 @@ def _inner(fetches: Any) -> list[Any] | None:
 
 
 def flat_parts(fetch: Any) -> list[Any]:
-    """Return the dense tensors of a sparse or ragged tensor or of IndexedSlices; anything else in a list as it is."""
+    """Return the dense tensors of a sparse or ragged tensor or of IndexedSlices; for anything else, `[fetch]`."""
     made = _made_of(fetch)
     return [fetch] if made is None else [one for part in made[1] for one in flat_parts(part)]
 
 
 def value_of(fetch: Any, values: Iterator[Any]) -> Any:
-    """Return what a session returns for `fetch`, made from the next values, one for each of its `flat_parts`."""
+    """Return what a session returns for `fetch`, built from the next values: one for each of its `flat_parts`."""
     made = _made_of(fetch)
     if made is None:
         return next(values)
@@ -75,7 +78,7 @@ def value_of(fetch: Any, values: Iterator[Any]) -> Any:
 def flat_feeds(key: Any, value: Any) -> list[tuple[Any, Any]]:
     """Return (placeholder, value) pairs for one entry of a feed_dict.
 
-    A sparse placeholder takes a tuple of indices int64 `[n, rank]`, values `[n]` and shape int64 `[rank]`.
+    A sparse placeholder is fed with a tuple: indices int64 `[n, rank]`, values `[n]` and shape int64 `[rank]`.
     """
     if not isinstance(key, tf.SparseTensor):
         return [(key, value)]
@@ -105,7 +108,7 @@ def fed_value(placeholder: tf.Tensor, value: Any) -> tf.Tensor:
 
 
 def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
-    """Return (a function that makes the value, the tensors it is made from); None for a plain tensor."""
+    """Return (a function that makes the value, the tensors from which it makes it); None for a plain tensor."""
     if isinstance(fetch, tf.SparseTensor):
         return v1.SparseTensorValue, [fetch.indices, fetch.values, fetch.dense_shape]
     if isinstance(fetch, tf.RaggedTensor):
@@ -118,21 +121,22 @@ def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
 
 v1 = tf.compat.v1
 
-# Suffixes that name the value of a variable in a TensorFlow 1 graph.
+# Suffixes of the tensor that holds a variable's value in a TensorFlow 1 graph.
 _VALUES = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
 _OF_REPLICA = re.compile(r"(^|/)replica_\d+/")
 
 
 class TraceSession(v1_bridge.ActsAsSession):
-    """Runs what hooks request between steps, and finds their fetches in a step.
+    """Runs what hooks request between steps, and finds the tensors and operations that hooks fetch in a step.
 
     Args:
+      trace: the trace of model_fn.
       operators: makes the context for code that belongs to model_fn; see `ModelFn.operators`.
 
     Attributes:
-      take_batch: runs a request on the next batch of the input and returns the values of its tensors; None: nothing
-        that depends on a batch can be run.
-      is_ending: hooks are called for the last time, and fetches of the last step have the values that they had in it.
+      take_batch: runs a request on the next batch of the input and returns the values of its tensors. None: requests
+        that depend on a batch cannot be run.
+      is_ending: hooks are called for the last time. Fetches of the last step then have the values that they had in it.
     """
 
     take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
@@ -141,7 +145,7 @@ class TraceSession(v1_bridge.ActsAsSession):
     def __init__(self, trace: Trace, operators: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._trace = trace
         self._operators = operators
-        self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # with the object itself, which keeps its id in use
+        self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # holds the object, too, so that its id is not used again
         self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._last: dict[int, Any] = {}
         self._has_stepped = False
@@ -157,7 +161,7 @@ class TraceSession(v1_bridge.ActsAsSession):
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Enter the context in which hooks are called: the graph as default, as in a session, with model_fn's
+        """Enter the context in which hooks are called: the traced graph is the default graph, with model_fn's
         operators.
         """
         with self.graph.as_default(), self._operators():
@@ -174,7 +178,7 @@ class TraceSession(v1_bridge.ActsAsSession):
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
         """Return `fetches` with the next of `values` in place of its elements."""
-        with self._operators():  # it has tensors as keys
+        with self._operators():  # `fetches` may be a dict with tensors as keys
             return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
@@ -197,7 +201,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         fed = self._initialized(fetches, list((feed_dict or {}).items()))
         elements = self.elements(fetches)
         feeds = self._feeds(fed)
-        # hooks run with the traced graph as default, in which this call must not become an operation
+        # Hooks are called with the traced graph as default; this call must not become an operation of that graph.
         with tf.init_scope():
             if not self._trace.needs_inputs(elements):
                 function = self._function(elements, [placeholder for placeholder, _ in feeds])
@@ -206,8 +210,8 @@ class TraceSession(v1_bridge.ActsAsSession):
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
             elif self.take_batch is None:
                 raise ValueError(
-                    f"session.run({fetches!r}) in a hook depends on a batch. Only training hooks can take a batch "
-                    "between steps. Request the fetches in before_run: SessionRunArgs(fetches)."
+                    f"session.run({fetches!r}) in a hook depends on a batch. Only hooks of training can take a batch "
+                    "between steps. Request the fetches in before_run instead: SessionRunArgs(fetches)."
                 )
             else:
                 request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])
@@ -215,15 +219,15 @@ class TraceSession(v1_bridge.ActsAsSession):
         return self.packed(fetches, (None if isinstance(one, tf.Operation) else next(values) for one in elements))
 
     def _is_remembered(self, elements: Sequence[Any]) -> bool:
-        """Report whether to return the values of the last step.
+        """Report whether `elements` are to have the values of the last step.
 
-        Hooks ask again at the end, when there may be no further batch to take.
+        Hooks may ask for them again at the end, when there may be no further batch to compute them from.
         """
         known = all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
         return known and (self.is_ending or self.take_batch is None)
 
     def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
-        """Return the pruned function, built once: a hook may run the same fetches after each step."""
+        """Return the function that runs `elements`; it is built once, because a hook may run them after each step."""
         key = tuple(map(id, elements)), tuple(map(id, placeholders))
         if key not in self._functions:
             tensors = [element for element in elements if not isinstance(element, tf.Operation)]
@@ -232,10 +236,13 @@ class TraceSession(v1_bridge.ActsAsSession):
         return self._functions[key][1]
 
     def feeds(self, feed_dict: Mapping[Any, Any]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Return (placeholder, value) of each replica for what is fed to the first replica.
+        """Return (placeholder, value) for every replica, given what a hook feeds to the first replica.
+
+        Args:
+          feed_dict: a placeholder of the first replica, or its name -> value.
 
         Raises:
-          ValueError: the key is not a placeholder, or the value has another shape.
+          ValueError: a key is not a placeholder, or its value has another shape.
         """
         return self._feeds(list(feed_dict.items()))
 
@@ -248,14 +255,16 @@ class TraceSession(v1_bridge.ActsAsSession):
         return found
 
     def _initialized(self, fetches: Any, fed: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Feed the placeholders of the input function for the iterator initializers among `fetches`, and return the
-        other feeds.
+        """Feed the placeholders of the input function if `fetches` contain an iterator's initializer.
+
+        Returns:
+          The other feeds.
         """
         initializers = [one for one in flat_fetches(fetches) if isinstance(one, IteratorInitializer)]
         if initializers and self._has_stepped:
             raise ValueError(
-                "session.run(iterator.initializer) in a hook, after the first step: it would restart the data, whose "
-                "position is part of the checkpoint. Use dataset.repeat()."
+                "session.run(iterator.initializer) in a hook after the first step is not possible: it would restart "
+                "the data, whose position is part of the checkpoint. Use dataset.repeat()."
             )
         for placeholder, variable in (pair for one in initializers for pair in one.placeholders):
             mine = [pair for pair in fed if _is_key_of(pair[0], placeholder)]
@@ -283,7 +292,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         if isinstance(fetch, IteratorInitializer):
             with self.graph.as_default():
                 return tf.no_op()
-        # A `keras.Variable` means the variable that it requested.
+        # A `keras.Variable` stands for the TensorFlow variable that Keras requested for it.
         fetch = next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
         if hasattr(fetch, "read_value"):
             if id(fetch) not in self._reads:
@@ -291,14 +300,12 @@ class TraceSession(v1_bridge.ActsAsSession):
                     self._reads[id(fetch)] = fetch, fetch.read_value()
             return self._reads[id(fetch)][1]
         if isinstance(fetch, tf.distribute.DistributedValues):
-            # an assignment to all copies of a variable, on which each of the copies' operations depends
+            # An assignment to all copies of a variable: return the operation that depends on the copies' assignments.
             return fetch.values[0]
         return fetch
 
     def tensor(self, fetch: Any) -> Any:
-        """Return the tensor of `element`; the name of an operation means its first output, as in a
-        LoggingTensorHook.
-        """
+        """Return the tensor of `element`. An operation's name means its first output, as in a LoggingTensorHook."""
         element = self.element(fetch)
         return element.outputs[0] if isinstance(element, tf.Operation) and element.outputs else element
 

@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     (["include=['a']"], "train.warm_start.include has no effect without train.warm_start.checkpoint"),
     (["rename={a: b}"], "train.warm_start.rename has no effect without train.warm_start.checkpoint"),
     (["checkpoint=conf", "include=[]"], "train.warm_start.include=[] selects nothing"),
-    (["rename={a: 'b\\2'}"], "uses group 2, but the expression has 0"),
+    (["rename={a: 'b\\2'}"], "uses group 2, but 'a' has 0 groups"),
     (["vocabularies={a/b: {axis: 1}}"], "train.warm_start.vocabularies has no effect without"),
     (["checkpoint=conf", "vocabularies={a/b: {axis: 2}}"], "vocabularies.a/b.axis=2 is not allowed. Allowed: 0, 1"),
     (["checkpoint=conf", "vocabularies={a/b: {old_vocab_size: 0}}"], "a/b.old_vocab_size=0 must be at least 1"),

@@ -137,7 +137,7 @@ def test_a_removed_key_with_another_value_in_an_old_run_is_dropped_with_one_line
     code, said = run("command=evaluate", "model_dir=run")
     assert (code, len(configs_run)) == (0, 1)
     instead = REMOVED["cluster.standby"].instead
-    line = f"runner: run/config.yaml: cluster.standby=True is ignored: this key was removed. {instead}"
+    line = f"runner: run/config.yaml: cluster.standby=True is ignored, because this key was removed. {instead}"
     assert [one for one in said.splitlines() if "removed" in one] == [line]
 
 

@@ -301,7 +301,7 @@ BAD = [
         ["strategy=central_storage", "strategy.virtual_devices=4", "input.train.batch_size=3"],
         "input.train.batch_size=3 does not divide over 4 replicas. Use 4.",
     ),
-    (["strategy.name=null"], "strategy.name=null: name a strategy, or leave it at default."),
+    (["strategy.name=null"], "strategy.name=null: name a strategy, such as default."),
     (["strategy=mirrored", "strategy.devices=[a,a]"], "strategy.devices=['a', 'a'] names a device twice."),
     (["strategy=mirrored", "strategy.devices=[]"], "strategy.devices=[] names no device. Use null for all devices."),
     (
@@ -327,7 +327,7 @@ BAD = [
             "eval_strategy=mirrored",
             "eval_strategy.virtual_devices=3",
         ],
-        "strategy.virtual_devices=2 and eval_strategy.virtual_devices=3 differ, but the CPU of a process is split",
+        "strategy.virtual_devices=2 and eval_strategy.virtual_devices=3 differ, but TensorFlow splits the CPU of a ",
     ),
     (
         ["input.eval=null", "eval.at_start=true"],
@@ -339,7 +339,7 @@ BAD = [
     ),
     (
         ["input.train.params.batch_size=32"],
-        "input.train.params.batch_size=32 has no effect: input.train.batch_size=64 replaces it. Set input.train.ba",
+        "input.train.params.batch_size=32 has no effect, because input.train.batch_size=64 replaces it. Set input",
     ),
     (
         ["input.train.params.shuffle_seed=3"],
@@ -368,7 +368,7 @@ BAD = [
     ),
     (
         ["input.train.options.deterministic=false", "run.deterministic=true"],
-        "input.train.options.deterministic=false with run.deterministic=true: its examples come in a",
+        "input.train.options.deterministic=false with run.deterministic=true: the examples come in a",
     ),
     (
         ["input.train.options.deterministic=false", "checkpoint.input_state=counted"],
@@ -408,10 +408,10 @@ BAD = [
     (["tracking.backend=null"], "tracking.backend=null: null is not a tracker. Allowed: mlflow, csv, none, the dotted"),
     (["tracking.backend=[]"], "tracking.backend=[] names no tracker. Use none to record only in model_dir"),
     (["tracking.backend=[none,csv]"], "tracking.backend=[none,csv]: none cannot be combined with other trackers."),
-    (["tracking.backend=[csv,csv]"], "tracking.backend=[csv,csv] names one twice."),
+    (["tracking.backend=[csv,csv]"], "tracking.backend=[csv,csv] names a tracker twice."),
     (
         ["tracking.backend={fn: csv, params: {}}"],
-        "tracking.backend={fn:csv,params:{}}: csv takes no params, and is not",
+        "tracking.backend={fn:csv,params:{}}: csv is not the dotted name of a class, and only a class takes params.",
     ),
     (
         ["tracking.backend=[{name: a.b}]"],
@@ -474,7 +474,7 @@ BAD = [
     ),
     (
         ["eval_strategy.name=tpu"],
-        "eval_strategy=tpu with strategy=default: processes and TPUs can be joined for one strategy only. Instead",
+        "eval_strategy=tpu with strategy=default: a run can use only one strategy that needs several processes or a T",
     ),
     (
         ["train.gradient_accumulation=3"],
@@ -507,7 +507,7 @@ BAD = [
     (["cluster.port=70000"], "cluster.port=70000 must be more than 0 and less than 65536."),
     (
         ["strategy=tpu"],
-        "strategy=tpu: no TPU is named, neither by strategy.address nor by KUBE_GOOGLE_CLOUD_TPU_ENDPOI",
+        "strategy=tpu: no TPU is named: strategy.address is null, and none of KUBE_GOOGLE_CLOUD_TPU_ENDPOI",
     ),
     # secrets are not repeated
     (["++tracking.password=hunter2"], "tracking.password=***: there is no key 'tracking.password'."),
@@ -558,7 +558,7 @@ BAD += [
     (["~train.max_steps"], "train.max_steps cannot be deleted. Use train.max_steps=null to unset it."),
     (["model.params.path='???'"], "model.params.path is required, but not set: a config file has ??? for it."),
     (["hydra.job.chdir=true"], "hydra.job.chdir=true is not supported: a run stays in the directory"),
-    (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path. Write a database file as sqlite:///mlflow.db."),
+    (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path, not a URI. Write a database file as sqlite:///mlflow.db."),
 ]  # fmt: skip
 
 # What people bring along from other tools: each message says what to write here.
@@ -732,12 +732,12 @@ def test_an_evaluation_on_another_input_takes_a_name_of_its_own(
     own, other = "+input.eval.params.path=val.npz", "+input.eval.params.path=test.npz"
     assert parsed(*asked, own, "input.eval.batch_size=7").eval.recorded_name("") == ""
     said = (
-        "input.eval.params differs from that of the run in run, so its metrics would replace the run's own "
+        "input.eval.params differs from the setting of the run in run, so the new metrics would replace the run's own "
         r"eval/... Choose a name that the run does not have: eval.name=test$"
     )
     with pytest.raises(ConfigError, match=said):
         parsed(*asked, other)
-    with pytest.raises(ConfigError, match="input.eval.fn differs from that of the run in run"):
+    with pytest.raises(ConfigError, match="input.eval.fn differs from the setting of the run in run"):
         parsed(*asked[:2], "input.eval.fn=my.other", own)
     assert parsed(*asked, other, "eval.name=test").eval.recorded_name("") == "test"
     named = ("command=evaluate", "model_dir=run", "input.eval.fn=my.data", "+input.eval.a.params.path=1")

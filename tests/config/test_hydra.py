@@ -294,7 +294,7 @@ def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_pat
         )
         assert "output_subdir: null" in ask("--cfg", "hydra", cwd=tmp_path / str(number))
     said = ask("hydra.output_subdir=notes", cwd=tmp_path)
-    assert said == "runner: hydra.output_subdir has no effect: a run's notes are in .hydra of its model_dir.\n"
+    assert said == "runner: hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.\n"
 
 
 def test_a_launcher_that_is_not_installed_is_named_with_its_package() -> None:

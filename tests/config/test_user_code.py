@@ -90,7 +90,7 @@ def test_what_only_running_can_tell_is_told_when_it_is_loaded(project: Path) -> 
     with pytest.raises(UserCodeError, match="^model.fn=up_e: up_e has no 'model_fn'."):
         load("model.fn", "up_e", "model_fn")
     write(project / "up_f.py", "model_fn = 3")
-    with pytest.raises(UserCodeError, match="^model.fn=up_f is a int, which cannot be called. Name a function."):
+    with pytest.raises(UserCodeError, match="^model.fn=up_f is a int, which cannot be called. Name a function or"):
         load("model.fn", "up_f", "model_fn")
 
 

@@ -161,7 +161,7 @@ def test_worker_0_coordinates_parameter_servers_where_tf_config_names_no_chief()
         seen = found(tf_config({"worker": [A, B], "ps": [C]}, task(*given)), "parameter_server")
         assert (seen.cluster.task_type, seen.cluster.task_index) == place
         assert {kind: list(listed) for kind, listed in seen.cluster.tasks.items()} == tasks
-        assert "There is no chief in it: worker 0 is the chief" in seen.why
+        assert "It names no chief, so worker 0 is the chief" in seen.why
 
 
 def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why() -> None:
@@ -171,7 +171,10 @@ def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why() -> None:
         "or use strategy=parameter_server."
     )
     message = refused(tf_config({"worker": [A], "ps": [C]}, task("worker")), "parameter_server")
-    assert "a chief (which coordinates; worker 0 does where none is named), workers and ps. Missing: worker." in message
+    assert (
+        "a chief (the coordinator; without a chief, worker 0 is the coordinator), workers and ps. Missing: worker."
+        in message
+    )
     assert "Missing: ps." in refused(tf_config(CHIEF_AND_TWO, task("worker")), "parameter_server")
     message = refused(tf_config(CHIEF_AND_TWO, task("worker")), "mirrored")
     assert "several processes (1 chief, 2 worker), but strategy=mirrored trains in one. Use strategy=multi_w" in message
@@ -260,7 +263,7 @@ def test_tasks_of_slurm_have_roles_by_their_number() -> None:
     )
     small = slurm(0, 2, "node1")
     assert refused(small, "parameter_server") == (
-        "Slurm, with 2 tasks (srun --ntasks): strategy=parameter_server needs 1 chief, 1 ps, 1 worker at least, but "
+        "Slurm, with 2 tasks (srun --ntasks): strategy=parameter_server needs at least 1 chief, 1 ps, 1 worker, but "
         "there are 2 processes."
     )
 
@@ -301,7 +304,7 @@ def test_old_names_of_slurms_variables_serve_too() -> None:
         (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) describes 3 nodes, not 2."),
         (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"), "describes 99999999999 nodes, not 2."),
         (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2,99999999999"), "describes 100000000001 tasks. At most 10000"),
-        (slurm(0, 99999999999), "the step has 99999999999 tasks (srun --ntasks). Use 10000 at most."),
+        (slurm(0, 99999999999), "the Slurm step has 99999999999 tasks (srun --ntasks). Use at most 10000."),
         (
             slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="two"),
             "SLURM_STEP_TASKS_PER_NODE=two: 'two' is not a number of tasks.",
@@ -408,12 +411,12 @@ def test_the_first_that_the_environment_shows_counts_unless_one_is_chosen() -> N
 
 def test_why_tells_what_was_seen() -> None:
     assert found(tf_config({"worker": [A, B]}, task("worker", 1))).why == (
-        "TF_CONFIG says that this is worker 1 of 2 worker. There is no chief in it: worker 0 is the chief, and the "
-        "workers after it count from 0."
+        "TF_CONFIG says that this is worker 1 of 2 worker. It names no chief, so worker 0 is the chief, and the "
+        "following workers count from 0."
     )
     assert found(slurm(1, 2)).why == "SLURM_PROCID=1: task 1 of 2 that srun started on node1, node2."
     assert found(job_pod("digits-1")).why == (
-        "JOB_COMPLETION_INDEX and HOSTNAME=digits-1: a pod of 1 chief, 1 worker, which the config says "
+        "JOB_COMPLETION_INDEX and HOSTNAME=digits-1: one pod of 1 chief, 1 worker, as the config says "
         "(cluster.num_workers=2, cluster.num_ps=1, cluster.evaluator=false)."
     )
     assert found({}, resolver="local").why == "cluster.resolver=local."

@@ -42,7 +42,7 @@ def test_a_tpu_is_found_where_tensorflow_looks_for_it(
 
 @pytest.mark.parametrize("env", [{}, {"TPU_NAME": ""}, {"TPU_CONFIG": "{}"}, {"TPU_CONFIG": "[1"}, {"TPU_CONFIG": "3"}])
 def test_without_a_tpu_in_sight_it_is_said_how_to_name_one(env: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="^strategy=tpu: no TPU is named, .*strategy.address=grpc://10.0.0.2:8470"):
+    with pytest.raises(ConfigError, match="^strategy=tpu: no TPU is named: .*strategy.address=grpc://10.0.0.2:8470"):
         detect(env, ClusterConfig(), StrategyConfig("tpu"))
 
 
@@ -53,7 +53,7 @@ def test_a_run_without_a_tpu_is_refused_before_tensorflow_is_imported(tmp_path: 
     env["PYTHONPATH"] = str(Path(__file__).parents[2])
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
     assert result.returncode == 2
-    assert result.stderr.startswith("runner: strategy=tpu: no TPU is named,")
+    assert result.stderr.startswith("runner: strategy=tpu: no TPU is named:")
     assert list(tmp_path.glob("outputs/*")) == []
 
 

@@ -68,9 +68,9 @@ def test_the_reason_names_the_best() -> None:
     rule = EarlyStopping("eval/loss", patience_evals=3)
     values = {200: 0.5, 400: 0.12, 600: 0.2, 800: 0.12, 1000: 0.3}
     assert rule.reason(values, 800) is None
-    assert rule.reason(values, 1000) == "eval/loss has not improved by 0 for 3 evaluations; best 0.12 at step 400"
+    assert rule.reason(values, 1000) == "eval/loss has not improved for 3 evaluations; best 0.12 at step 400"
     never = EarlyStopping("eval/loss").reason({1: math.nan}, 1)
-    assert never == "eval/loss has not improved by 0 for 1 evaluation; it was never a number"
+    assert never == "eval/loss has not improved for 1 evaluation; it was never a number"
 
 
 def around_six(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
@@ -125,7 +125,7 @@ def said(folder: Path) -> list[str]:
     return [line["text"] for line in read_journal(journal_path(folder))[0] if line.get("event") == "stopped_early"]
 
 
-REASON = "eval/distance has not improved by 0 for 2 evaluations; best 0 at step 6"
+REASON = "eval/distance has not improved for 2 evaluations; best 0 at step 6"
 
 
 @pytest.mark.long

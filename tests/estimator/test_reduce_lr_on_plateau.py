@@ -53,7 +53,10 @@ def test_the_reason_names_the_best() -> None:
     rule = ReduceLROnPlateau("eval/loss", patience_evals=2)
     values = {200: 0.5, 400: 0.12, 600: 0.2, 800: 0.12, 1000: 0.3}
     assert rule.reason(values, 600) is None
-    assert rule.reason(values, 800) == "eval/loss has not improved by 0.0001 for 2 evaluations; best 0.12 at step 400"
+    assert (
+        rule.reason(values, 800)
+        == "eval/loss has not improved by more than 0.0001 for 2 evaluations; best 0.12 at step 400"
+    )
     assert rule.reason(values, 1000) is None
 
 
@@ -191,8 +194,8 @@ def test_a_config_that_asks_for_it_gets_it_and_hears_of_it(tmp_path: Path, capfd
     rates = logged(tmp_path / "run")
     assert (rates[10], rates[12]) == (pytest.approx(0.01), pytest.approx(0.005))
     assert (
-        "learning rate 0.01 -> 0.005 at step 10: eval/distance has not improved by 0.0001 for 2 evaluations; best 0 at "
-        "step 6" in " ".join(capfd.readouterr().err.split())
+        "learning rate 0.01 -> 0.005 at step 10: eval/distance has not improved by more than 0.0001 for 2 evaluations; "
+        "best 0 at step 6" in " ".join(capfd.readouterr().err.split())
     )
 
 

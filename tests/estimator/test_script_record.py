@@ -154,7 +154,7 @@ def test_without_tracking_there_is_no_journal_and_with_none_no_process(
     [
         ("mlfow", r"RunConfig\(tracking=mlfow\) is not allowed. Did you mean 'mlflow'\? Allowed: mlflow, csv, none"),
         ([], r"RunConfig\(tracking=\[\]\) names no tracker."),
-        (TrackingConfig(["csv", "csv"]), r"RunConfig\(tracking=\[csv,csv\]\) names one twice."),
+        (TrackingConfig(["csv", "csv"]), r"RunConfig\(tracking=\[csv,csv\]\) names a tracker twice."),
         (True, r"RunConfig\(tracking=true\): true is not a tracker."),
     ],
 )

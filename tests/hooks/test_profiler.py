@@ -24,6 +24,7 @@ from tests.support.line import line, points
 from tests.support.models import native, strategies, train_input
 
 STRATEGIES = strategies()
+NOTHING = "no profile, because this run took none of these steps;"
 
 
 class RecordingProfiler:
@@ -98,9 +99,9 @@ def test_a_run_that_ends_or_goes_on_within_the_range_profiles_its_part_of_it(tmp
 
 def test_steps_that_are_not_taken_are_told_of_at_the_end(tmp_path: Path) -> None:
     asked, _, said = profiled(tmp_path, "15-20", 10)
-    assert asked == [] and said == ["run.profile=15-20: this run took none of these steps; it ended at step 10."]
+    assert asked == [] and said == [f"run.profile=15-20: {NOTHING} it ended at step 10."]
     asked, _, said = profiled(tmp_path, "3-10", 20)
-    assert asked == [] and said == ["run.profile=3-10: this run took none of these steps; it went on from step 10."]
+    assert asked == [] and said == [f"run.profile=3-10: {NOTHING} it resumed at step 10."]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -119,7 +120,7 @@ def test_a_run_that_is_asked_to_stop_ends_its_profile_and_profiles_the_rest_when
 ) -> None:
     settings = ("run.profile=3-20", "train.max_steps=20", "train.steps_per_loop=1")
     assert run(tmp_path, "input.train.fn=tests.support.jobs.interrupting", *settings) == 3
-    assert "(of run.profile=3-20): " in capsys.readouterr().err
+    assert "(requested: run.profile=3-20): " in capsys.readouterr().err
     assert run(tmp_path, *settings) == 0
     stopped, resumed = (event for event in noted(tmp_path) if event.get("event") == "profile")
     assert stopped["first_step"] == 3 and stopped["last_step"] < 20
@@ -162,7 +163,7 @@ def test_a_run_writes_a_profile_and_says_where(tmp_path: Path, capsys: pytest.Ca
     (event,) = [event for event in noted(tmp_path) if event.get("event") == "profile"]
     assert (event["first_step"], event["last_step"], event["path"]) == (2, 3, str(profile.parent))
     assert run(tmp_path, "run.profile=2-3", "train.max_steps=8") == 0  # it is resumed after these steps
-    assert "this run took none of these steps; it went on from step 6" in capsys.readouterr().err
+    assert "this run took none of these steps; it resumed at step 6" in capsys.readouterr().err
     assert len(list(profile.parent.parent.iterdir())) == 1
 
 

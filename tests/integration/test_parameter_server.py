@@ -231,7 +231,7 @@ def test_steps_that_were_taken_twice_after_a_loss_are_counted_and_said(cases: Ca
 
 
 def test_a_parameter_server_that_was_killed_is_a_lost_peer(cases: Cases) -> None:
-    expected = "A parameter server was lost (ps:1), with the variables that it held"
+    expected = "A parameter server was lost (ps:1), and with it the variables that it held"
     assert cases["server_lost"]["error"] == expected
 
 

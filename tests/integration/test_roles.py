@@ -48,7 +48,7 @@ from tests.support.line import points, steps_of
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "how_to" / "evaluator.md"
 TIMEOUT_SECS = 120.0
-REASON = "eval/distance has not improved by 0 for 2 evaluations; best 0 at step 6"
+REASON = "eval/distance has not improved for 2 evaluations; best 0 at step 6"
 
 
 class Companion:
@@ -273,7 +273,7 @@ def test_command_line_starts_an_evaluator_whose_early_stop_ends_the_run(
     done = command_line(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    reason = "eval/distance has not improved by 0 for 1 evaluation; best"
+    reason = "eval/distance has not improved for 1 evaluation; best"
     assert summary["status"] == "finished" and summary["stopped_early"].startswith(reason)
     step = summary["global_step"]
     assert summary["metrics"]["eval/distance"] == float(np.float32(step) - np.float32(6))

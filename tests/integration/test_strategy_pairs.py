@@ -132,7 +132,7 @@ def test_evaluation_under_another_strategy_of_several_processes_is_refused(train
         parsed(f"strategy={train}", f"eval_strategy.name={evaluation}")
     message = str(caught.value)
     assert message.startswith(
-        f"eval_strategy={evaluation} with strategy={train}: processes and TPUs can be joined for one "
+        f"eval_strategy={evaluation} with strategy={train}: a run can use only one strategy that "
     )
     if train == evaluation:
         assert message.endswith("Instead, set eval_strategy=same, the strategy of training.")
@@ -157,7 +157,7 @@ def test_an_estimator_refuses_a_second_strategy_of_several_processes(tmp_path: P
     with mock.patch("runner.distribute.collectives.WorkerCollectives") as together:
         together.return_value.num_workers = 2
         with pytest.raises(
-            ValueError, match="eval_distribute=CollectiveAllReduceStrategy.*: processes can be joined for one"
+            ValueError, match="eval_distribute=CollectiveAllReduceStrategy.*: TensorFlow can join processes for one"
         ):
             Estimator(STYLES["classic"], tmp_path, RunConfig(eval_distribute=others))
         Estimator(STYLES["classic"], tmp_path, RunConfig(train_distribute=others, eval_distribute=others))

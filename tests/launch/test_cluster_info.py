@@ -36,8 +36,8 @@ def test_it_says_who_this_process_is_and_leaves_nothing(tmp_path: Path) -> None:
     assert facts(result.stdout) == {
         "strategy": "multi_worker",
         "source": "tf_config (cluster.resolver=auto)",
-        "because": "TF_CONFIG says that this is worker 1 of 2 worker. There is no chief in it: worker 0 is the chief, "
-        "and the workers after it count from 0.",
+        "because": "TF_CONFIG says that this is worker 1 of 2 worker. It names no chief, so worker 0 is the chief, "
+        "and the following workers count from 0.",
         "this is": "worker:0",
         "starts here": "one task; whoever set TF_CONFIG starts the others",
         "evaluator": "none: those that train evaluate",

@@ -202,7 +202,7 @@ def test_mistakes_are_said_before_anything_runs(tmp_path: Path, command_line: Co
     assert unknown in refused(*ours, "hydra.sweeper.n_trial=3")
     old = "hydra.sweeper._target_=hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
     assert "belongs to hydra-optuna-sweeper, which needs optuna<3" in refused(*ours, old)
-    assert "Add hydra/sweeper=optuna, or list them." in refused("model.params.learning_rate=interval(0,1)")
+    assert "Add hydra/sweeper=optuna, or write a list of values." in refused("model.params.learning_rate=interval(0,1)")
 
 
 @pytest.mark.slow

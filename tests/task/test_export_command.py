@@ -93,7 +93,7 @@ def test_training_that_nobody_evaluates_exports_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["export.exporters=[final,final]"], r"export.exporters=\[final,final\] names one twice"),
+        (["export.exporters=[final,final]"], r"export.exporters=\[final,final\] names an exporter twice"),
         (["export.exporters=[]"], r"export.exporters=\[\] exports nothing. Use null"),
         (["export.best.metric=eval/loss"], "export.best.metric=eval/loss has no effect without best"),
         (["export.exporters=[best]", "export.best.metric=loss"], "export.best.metric=loss: prefix the metric with"),
