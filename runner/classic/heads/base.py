@@ -25,7 +25,7 @@ DEFAULT_SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 class Head(abc.ABC):
-    """Loss, predictions and metrics from a model's logits, and the EstimatorSpec made from them.
+    """Computes loss, predictions and metrics from a model's logits, and makes the EstimatorSpec.
 
     Subclasses implement the abstract members and may override `export_outputs`.
     """
@@ -43,7 +43,9 @@ class Head(abc.ABC):
     @property
     @abc.abstractmethod
     def loss_reduction(self) -> str:
-        """How the losses of a batch become one: a tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction."""
+        """How the losses of a batch are reduced to a scalar: a value of tf.keras.losses.Reduction or
+        tf.compat.v1.losses.Reduction.
+        """
 
     @abc.abstractmethod
     def loss(
@@ -54,10 +56,10 @@ class Head(abc.ABC):
         mode: str | None = None,
         regularization_losses: Losses = None,
     ) -> tf.Tensor:
-        """Return the float scalar to minimize, with `regularization_losses` added.
+        """Return the loss to minimize, a float scalar that includes `regularization_losses`.
 
         Args:
-          labels: `[batch, ...]`, as the head takes them.
+          labels: `[batch, ...]`; the docstring of the head's class says which dtype and shape it takes.
           logits: float `[batch, ..., logits_dimension]`.
           features: name -> tensor, for the weight column.
           mode: one of ModeKeys.
@@ -66,13 +68,16 @@ class Head(abc.ABC):
 
     @abc.abstractmethod
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
-        """Return name -> prediction, a tensor `[batch, ...]`, from float logits `[batch, ..., logits_dimension]`;
-        only those in `keys` if given.
+        """Return key -> prediction, a tensor `[batch, ...]`.
+
+        Args:
+          logits: float `[batch, ..., logits_dimension]`.
+          keys: the predictions to return; None: all.
         """
 
     @abc.abstractmethod
     def metrics(self, regularization_losses: Losses = None) -> dict[str, Any]:
-        """Return name -> a new Keras metric."""
+        """Return name -> new Keras metric. With `regularization_losses`, there is a metric for their sum, too."""
 
     @abc.abstractmethod
     def update_metrics(
@@ -84,14 +89,16 @@ class Head(abc.ABC):
         mode: str | None = None,
         regularization_losses: Losses = None,
     ) -> dict[str, Any]:
-        """Add a batch to the metrics that `metrics` made, and return them. Shapes are as in `loss`."""
+        """Add a batch to `eval_metrics`, the result of `metrics`, and return them. Other arguments are as in `loss`."""
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the weight of a batch's loss in the mean of an evaluation, a scalar; None: its number of examples."""
+        """Return the weight of a batch's loss in the mean over the batches of an evaluation, a scalar; None: the number
+        of examples in the batch. Arguments are as in `loss`.
+        """
         return None
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
-        """Return signature name -> outputs of the exported model, from predictions `[batch, ...]`."""
+        """Return signature name -> ExportOutput for the exported model, from the result of `predictions`."""
         output = PredictOutput(predictions)
         return {DEFAULT_SIGNATURE: output, "predict": output}
 
@@ -114,9 +121,10 @@ class Head(abc.ABC):
           mode: one of ModeKeys.
           logits: float `[batch, ..., logits_dimension]`.
           labels: `[batch, ...]`; not needed in PREDICT.
-          optimizer: for TRAIN: a Keras or `tf.compat.v1.train` optimizer; it also advances the global step.
+          optimizer: for TRAIN: a Keras or `tf.compat.v1.train` optimizer, or its name (see `optimizer_of`). Its update
+            also advances the global step.
           trainable_variables: the variables to train; None: all trainable variables of the model.
-          train_op_fn: for TRAIN: used instead of `optimizer`; called with the loss, returns the train_op.
+          train_op_fn: for TRAIN, instead of `optimizer`: called with the loss, returns the train_op.
           update_ops: operations to run with each update, such as those of moving averages.
           regularization_losses: float scalars that are added to the loss.
 
@@ -137,15 +145,16 @@ class Head(abc.ABC):
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics, loss_weight=weight)
         if (optimizer is None) == (train_op_fn is None):
             given = "both" if optimizer is not None else "neither"
-            raise ValueError(f"create_estimator_spec: TRAIN takes one of optimizer and train_op_fn, and got {given}.")
-        with v1.name_scope(None), v1.name_scope("training"):  # named so because names of optimizer variables contain it
+            raise ValueError(f"create_estimator_spec: TRAIN needs optimizer or train_op_fn, but got {given}.")
+        # The names of optimizer variables in tf.estimator's checkpoints contain this scope.
+        with v1.name_scope(None), v1.name_scope("training"):
             if train_op_fn is not None:
                 train_op = train_op_fn(loss)
             else:
                 train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
             train_op = tf.group(train_op, *(update_ops or ()))
         self._summarise(labels, logits, features)
-        if self._summary_key("loss") != "loss":  # which the runner writes itself
+        if self._summary_key("loss") != "loss":  # the runner itself writes "loss"
             summaries.scalar(self._summary_key("loss"), loss)
         if regularization_losses is not None:
             summaries.scalar(self._summary_key("regularization_loss"), tf.add_n(list(regularization_losses)))
@@ -162,10 +171,14 @@ class Head(abc.ABC):
 
 
 class HeadOfOne(Head):
-    """A single head. Its subclasses define labels and losses.
+    """Base class of all heads but MultiHead. Subclasses define labels, losses, predictions and metrics.
 
     Args:
-      As in BinaryClassHead.
+      logits_dimension: size of the last axis of the logits.
+      weight_column: as in BinaryClassHead.
+      loss_reduction: as in BinaryClassHead.
+      loss_fn: as in BinaryClassHead.
+      name: as in BinaryClassHead.
     """
 
     name: str | None = None
@@ -204,7 +217,7 @@ class HeadOfOne(Head):
 
     @property
     def _is_v1(self) -> bool:
-        """Whether it is a head of tf.compat.v1.estimator, whose reductions are those of tf.compat.v1.losses."""
+        """Whether this is a head of tf.compat.v1.estimator: its reduction is one of tf.compat.v1.losses."""
         return self.loss_reduction.startswith("weighted_")
 
     def _summarise(self, labels: Any, logits: Any, features: Any) -> None:
@@ -223,12 +236,14 @@ class HeadOfOne(Head):
         return with_regularization(loss, regularization_losses)
 
     def average_loss(self, labels: Any, logits: Any, features: Any) -> tf.Tensor:
-        """Return the weighted mean of a batch's losses, a float scalar, for any reduction."""
+        """Return the weighted mean of a batch's losses, a float scalar, whatever `loss_reduction` is."""
         return checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the weight in the mean over batches, a scalar: 1 for sums, as in tf.estimator; the sum of weights
-        for weighted means.
+        """Return the weight of a batch's loss in the mean over batches, a scalar.
+
+        It is 1 if losses are summed, as in tf.estimator (a replica returns its share of the batch), and the divisor of
+        the mean if they are averaged by weights. None for other reductions: the number of examples.
         """
         if checks.is_sum(self.loss_reduction):
             return batch_part().share(tf.float64)
@@ -237,7 +252,7 @@ class HeadOfOne(Head):
         return None
 
     def _weighted(self, labels: Any, logits: Any, features: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """Return (all losses, the weights of the examples)."""
+        """Return (losses of all examples, weights of the examples or None)."""
         logits = checks.checked_logits(logits, self.logits_dimension)
         losses = self._all_losses(self._labels(labels, logits), logits, features)
         return losses, self._weights(features, logits)
@@ -245,7 +260,9 @@ class HeadOfOne(Head):
     def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[Any, tf.Tensor]:
         unknown = [key for key in keys or () if key not in self._prediction_keys]
         if unknown:
-            raise ValueError(f"predictions(keys={keys}): {unknown} are none of {', '.join(self._prediction_keys)}.")
+            raise ValueError(
+                f"predictions(keys={keys}): {unknown} are unknown. This head has {', '.join(self._prediction_keys)}."
+            )
         logits = checks.checked_logits(logits, self.logits_dimension)
         wanted = keys or self._prediction_keys
         return {key: self._prediction(key, logits) for key in self._prediction_keys if key in wanted}
@@ -281,10 +298,10 @@ class HeadOfOne(Head):
 
     @abc.abstractmethod
     def _metrics(self) -> Metrics:
-        """Return the metrics except `average_loss` and `regularization_loss`."""
+        """Return the head's metrics except `average_loss` and `regularization_loss`."""
 
     def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
-        """Return name -> (value, update) of metrics that TensorFlow 1 computes differently from Keras."""
+        """Return name -> (value, update) for metrics of tf.compat.v1.estimator that Keras would compute differently."""
         return {}
 
 
@@ -295,37 +312,45 @@ def with_regularization(loss: tf.Tensor, regularization_losses: Losses) -> tf.Te
 
 
 def exported(predictions: Mapping[Any, tf.Tensor], **output: Any) -> dict[str, Any]:
-    """Return signature name -> outputs: the output under its keyword and as the default, and the predictions as
-    `predict`.
+    """Return signature name -> ExportOutput: the output given as a keyword argument, under the keyword and as
+    `serving_default`; and the predictions, as `predict`.
     """
     ((name, default),) = output.items()
     return {DEFAULT_SIGNATURE: default, name: default, "predict": PredictOutput(predictions)}
 
 
 def of_each_example(values: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """Repeat `values`, `[classes]`, for each example of `logits`: `[batch, classes]`."""
+    """Return `[batch, classes]`: `values`, `[classes]`, repeated for each example of `logits`."""
     return tf.tile(tf.expand_dims(values, 0), [tf.shape(logits)[0], 1])
 
 
 def names_of_classes(num_classes: int, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
-    """Return the names of the classes, `[num_classes]`: the vocabulary, or else their ids as strings."""
+    """Return the names of the classes, `[num_classes]`: `label_vocabulary`, or the ids as strings if there is none."""
     if label_vocabulary:
         return tf.convert_to_tensor(list(label_vocabulary))
     return tf.strings.as_string(tf.range(num_classes))
 
 
 def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str) -> tf.Tensor:
-    """Return the int64 ids of `labels` in the vocabulary, with the labels' shape; each batch is checked for unknown
-    labels.
+    """Return the ids (int64) of `labels` in the vocabulary, with the labels' shape. A step fails if a label is not in
+    the vocabulary.
+
+    Args:
+      labels: entries of the vocabulary, of any shape.
+      label_vocabulary: the labels in the order of their ids.
+      head: name of the head's class, for messages.
+
+    Raises:
+      ValueError: labels and vocabulary have different dtypes.
     """
     keys = tf.convert_to_tensor(list(label_vocabulary))
     if labels.dtype != keys.dtype:
         raise ValueError(
-            f"{head}: labels are {labels.dtype.name} and label_vocabulary is {keys.dtype.name}: {label_vocabulary}."
+            f"{head}: labels are {labels.dtype.name}, but label_vocabulary={label_vocabulary} is {keys.dtype.name}."
         )
     places = tf.range(len(label_vocabulary), dtype=tf.int64)
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, places), default_value=-1)
     ids = table.lookup(labels)
     unknown = tf.boolean_mask(labels, ids < 0)
-    message = f"labels must be in label_vocabulary={list(label_vocabulary)[:20]}; these are not:"
+    message = f"labels must be in label_vocabulary={list(label_vocabulary)[:20]}; not in it:"
     return checks.after(tf.debugging.Assert(tf.reduce_all(ids >= 0), [message, unknown], summarize=10), ids)

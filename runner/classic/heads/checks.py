@@ -1,4 +1,4 @@
-"""Checks of logits, labels and weights: during the trace where shapes are known, else in each batch."""
+"""Checks of logits, labels and weights: while model_fn is traced if the shapes are known by then, else in each step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _REDUCTIONS = {
     "weighted_mean": "weights",
     "weighted_sum_by_nonzero_weights": "nonzero",
 }
-"""Values of tf.keras.losses.Reduction and tf.compat.v1.losses.Reduction -> what the sum is divided by."""
+"""Value of tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction -> what the sum of losses is divided by: "batch":
+the number of losses; "sum": nothing; "weights": the sum of weights; "nonzero": the number of weights that are not 0."""
 
 _LOSS_FN_ARGUMENTS = ("labels", "logits", "features", "loss_reduction")
 
 
 def check_reduction(loss_reduction: str) -> None:
-    """Check that it is one of tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction, other than NONE.
+    """Check that `loss_reduction` is a value of tf.keras.losses.Reduction or tf.compat.v1.losses.Reduction, not NONE.
 
     Raises:
       ValueError: it is not.
@@ -39,7 +40,7 @@ def check_reduction(loss_reduction: str) -> None:
 
 
 def is_sum(loss_reduction: str) -> bool:
-    """Report whether losses are summed and not divided."""
+    """Report whether the losses are summed, without a division."""
     return _REDUCTIONS.get(loss_reduction) == "sum"
 
 
@@ -57,7 +58,7 @@ def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
     """Check the arguments of a user's loss_fn.
 
     Raises:
-      ValueError: it takes no labels or logits, or an argument that heads do not pass.
+      ValueError: it does not take labels or logits, or takes an argument that heads do not pass.
     """
     if loss_fn is None:
         return
@@ -66,8 +67,8 @@ def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
     unknown = [name for name in takes if name not in _LOSS_FN_ARGUMENTS]
     if missing or unknown:
         raise ValueError(
-            f"loss_fn takes ({', '.join(takes)}). It takes labels and logits, and may take features; "
-            f"missing: {', '.join(missing) or 'none'}; not known: {', '.join(unknown) or 'none'}."
+            f"loss_fn has the arguments ({', '.join(takes)}). It must take labels and logits, and may take features; "
+            f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
         )
 
 
@@ -79,7 +80,7 @@ def check_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
     """
     wrong = [one for one in thresholds or () if not 0 < one < 1]
     if wrong:
-        raise ValueError(f"thresholds={list(thresholds or ())}: each is between 0 and 1, not {wrong}.")
+        raise ValueError(f"thresholds={list(thresholds or ())}: each must be between 0 and 1, unlike {wrong}.")
     return tuple(thresholds or ())
 
 
@@ -92,18 +93,19 @@ def check_vocabulary(label_vocabulary: Sequence[Any] | None, num_classes: int) -
     if label_vocabulary is None:
         return
     if not isinstance(label_vocabulary, (list, tuple)):
-        raise ValueError(f"label_vocabulary is a list or tuple, not {type(label_vocabulary).__name__}.")
+        raise ValueError(f"label_vocabulary must be a list or tuple, not {type(label_vocabulary).__name__}.")
     if len(label_vocabulary) != num_classes:
         raise ValueError(
-            f"label_vocabulary has {len(label_vocabulary)} entries and n_classes is {num_classes}: {label_vocabulary}."
+            f"label_vocabulary={label_vocabulary} has {len(label_vocabulary)} entries, but there are {num_classes} "
+            "classes."
         )
 
 
 def checked_logits(logits: Any, dimension: int) -> tf.Tensor:
-    """Return `logits` as a float tensor `[batch, ..., dimension]`.
+    """Return `logits` as a float32 or float64 tensor `[batch, ..., dimension]`.
 
     Raises:
-      ValueError: they have another shape.
+      ValueError: they have another shape. If the shape is known only in a step, the step fails.
     """
     logits = tf.convert_to_tensor(logits)
     if logits.dtype != tf.float64:
@@ -111,21 +113,22 @@ def checked_logits(logits: Any, dimension: int) -> tf.Tensor:
     rank = logits.shape.rank
     if rank is not None and (rank < 2 or logits.shape[-1] not in (None, dimension)):
         raise ValueError(
-            f"logits are {logits.shape}; this head takes [batch, ..., {dimension}] (its logits_dimension)."
+            f"logits have the shape {logits.shape}; this head takes [batch, ..., {dimension}] (its logits_dimension)."
         )
     if rank is not None and logits.shape[-1] is not None:
         return logits
     right = tf.equal(tf.shape(logits)[-1], dimension)
-    message = f"this head takes logits [batch, ..., {dimension}]; their shape is:"
+    message = f"this head takes logits of the shape [batch, ..., {dimension}], but got:"
     return after(tf.debugging.Assert(right, [message, tf.shape(logits)]), logits)
 
 
 def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
-    """Return `labels` as a dense tensor with the shape of `logits`, except `dimension` as its last size; `[batch]`
-    becomes `[batch, 1]`.
+    """Return `labels` as a dense tensor with the shape of `logits`, but with `dimension` as the size of the last axis.
+    Labels `[batch]` become `[batch, 1]`.
 
     Raises:
-      ValueError: there are none, or they are sparse, or have another shape.
+      ValueError: labels are None or sparse, or have another shape. If the shape is known only in a step, the step
+        fails.
     """
     if labels is None:
         raise ValueError(
@@ -133,7 +136,7 @@ def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
         )
     if isinstance(labels, tf.sparse.SparseTensor):
         raise ValueError(
-            f"labels are a SparseTensor; this head takes a dense one, [batch, ..., {dimension}]. "
+            f"labels are a SparseTensor; this head takes a dense tensor [batch, ..., {dimension}]. "
             "Use tf.sparse.to_dense in the input function."
         )
     labels = tf.convert_to_tensor(labels)
@@ -142,45 +145,51 @@ def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
     expected = logits.shape[:-1].concatenate(dimension)
     if not labels.shape.is_compatible_with(expected):
         raise ValueError(
-            f"labels are {labels.shape}; with logits {logits.shape} this head takes {expected}. Is n_classes (or "
-            "label_dimension) what the data has? One-hot labels become classes with tf.argmax(labels, -1)."
+            f"labels have the shape {labels.shape}; with logits {logits.shape} this head takes {expected}. Check "
+            "n_classes or label_dimension; convert one-hot labels to classes with tf.argmax(labels, -1)."
         )
     wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
     right = tf.reduce_all(tf.equal(tf.shape(labels), wanted)) if labels.shape.rank is not None else False
-    message = "labels have another shape than the head takes; found and wanted:"
+    message = "labels have a wrong shape; their shape and the one that the head takes:"
     return after(tf.debugging.Assert(right, [message, tf.shape(labels), wanted]), labels)
 
 
 def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> tf.Tensor:
-    """Return `labels` (integers of any shape), checked in each batch to be in 0..num_classes-1; the error shows the
-    others.
+    """Return `labels` (numbers of any shape). A step fails if one is not from 0 to num_classes - 1.
+
+    Args:
+      labels: the labels.
+      num_classes: number of classes.
+      what: the name of the labels, for the message.
     """
     right = tf.logical_and(labels >= 0, labels <= num_classes - 1)
-    message = f"{what} must be in 0..{num_classes - 1}; these are not:"
+    message = f"{what} must be from 0 to {num_classes - 1}; these are not:"
     wrong = tf.boolean_mask(labels, tf.logical_not(right))
     return after(tf.debugging.Assert(tf.reduce_all(right), [message, wrong], summarize=10), labels)
 
 
 def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
-    """Return the checked result of a loss_fn, float `[batch, ..., dimension]`.
+    """Return `losses`, the result of a loss_fn, as a tensor `[batch, ..., dimension]`.
 
     Raises:
-      ValueError: it has another shape.
+      ValueError: it has another shape. If the shape is known only in a step, the step fails.
     """
     losses = tf.convert_to_tensor(losses)
     expected = logits.shape[:-1].concatenate(dimension)
     if not losses.shape.is_compatible_with(expected):
-        raise ValueError(f"loss_fn returned {losses.shape} for logits {logits.shape}; it must return {expected}.")
+        raise ValueError(
+            f"loss_fn returned losses of the shape {losses.shape} for logits {logits.shape}; it must return {expected}."
+        )
     wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
     right = tf.reduce_all(tf.equal(tf.shape(losses), wanted))
-    message = "loss_fn returned another shape than it must; found and wanted:"
+    message = "loss_fn returned losses of a wrong shape; their shape and the required one:"
     return after(tf.debugging.Assert(right, [message, tf.shape(losses), wanted]), losses)
 
 
 def example_weights(
     features: Any, weight_column: Any, logits: tf.Tensor, *, one_each_logit: bool = False
 ) -> tf.Tensor | None:
-    """Return the weights of the examples, float `[batch, ..., 1]`; None if there is no weight column.
+    """Return the weights of the examples, `[batch, ..., 1]` in the dtype of the logits; None without a weight column.
 
     Args:
       features: name -> tensor `[batch, ...]`.
@@ -189,17 +198,20 @@ def example_weights(
       one_each_logit: weights may also have the shape of the logits.
 
     Raises:
-      ValueError, TypeError: there is no such feature, or it has another shape or type.
+      ValueError: there is no such feature, or it has another shape.
+      TypeError: weight_column is neither a key nor a numeric_column.
     """
     if weight_column is None:
         return None
     if isinstance(weight_column, str):
         if not isinstance(features, Mapping) or weight_column not in features:
-            there = ", ".join(map(str, features)) if isinstance(features, Mapping) else "no dict"
-            raise ValueError(f"weight_column={weight_column!r} is not a feature. There are: {there}.")
+            there = ", ".join(map(str, features)) if isinstance(features, Mapping) else "not a dict"
+            raise ValueError(f"weight_column={weight_column!r} is not a feature. The features are: {there}.")
         weight_column = tf.feature_column.numeric_column(weight_column)
     elif not hasattr(weight_column, "normalizer_fn"):
-        raise TypeError(f"weight_column is a key or a numeric_column, not {type(weight_column).__name__}.")
+        raise TypeError(
+            f"weight_column must be the key of a feature or a numeric_column, not {type(weight_column).__name__}."
+        )
     weights = dense_tensor(weight_column, features)
     weights = tf.cast(weights, logits.dtype)
     if weights.shape.rank is not None and logits.shape.rank is not None and weights.shape.rank == logits.shape.rank - 1:
@@ -207,19 +219,20 @@ def example_weights(
     allowed = [logits.shape[:-1].concatenate(1)] + ([logits.shape] if one_each_logit else [])
     if not any(weights.shape.is_compatible_with(shape) for shape in allowed):
         shapes = " or ".join(map(str, allowed))
-        raise ValueError(f"weights are {weights.shape} for logits {logits.shape}; they must be {shapes}.")
+        raise ValueError(f"weights have the shape {weights.shape} for logits {logits.shape}; it must be {shapes}.")
     return weights
 
 
 def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
-    """Reduce the losses to a float scalar. SUM_OVER_BATCH_SIZE divides by their number, not by the weights, as in
-    tf.estimator.
+    """Return the losses of a batch, weighted and reduced to a float scalar.
+
+    As in tf.estimator, SUM_OVER_BATCH_SIZE divides by the number of losses, not by the sum of weights.
 
     Args:
       losses: float `[batch, ...]`.
-      weights: float, a shape that broadcasts to `losses`; None: 1.
-      loss_reduction: the reduction.
-      part: the replica's part of the batch, whose sum or weighted mean is computed.
+      weights: float, of a shape that broadcasts to `losses`; None: all 1.
+      loss_reduction: a key of _REDUCTIONS.
+      part: this replica's part of the global batch, which makes sums and weighted means those of the global batch.
     """
     total = tf.reduce_sum(losses * _of_each(losses, weights))
     if is_sum(loss_reduction):
@@ -230,7 +243,7 @@ def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, p
 
 
 def divisor(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -> tf.Tensor:
-    """Return the float scalar by which a weighted mean divides the sum."""
+    """Return the float scalar by which a weighted mean divides the sum of the weighted losses."""
     of_each = _of_each(losses, weights)
     if _REDUCTIONS[loss_reduction] == "nonzero":
         of_each = tf.cast(tf.not_equal(of_each, 0), of_each.dtype)

@@ -1,4 +1,4 @@
-"""Heads of classifiers: two classes, or several of which one is right."""
+"""Heads of classifiers in which each example has exactly one class: of two, or of several."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ _MEAN = "sum_over_batch_size"
 
 
 class BinaryClassHead(base.HeadOfOne):
-    """Two classes, one logit: sigmoid cross entropy.
+    """A head for two classes: one logit, and sigmoid cross entropy as the loss.
 
-    Labels are `[batch]` or `[batch, 1]`: 0 and 1 (or a probability), or entries of `label_vocabulary`. Logits are float
+    Labels are `[batch]` or `[batch, 1]`: numbers from 0 to 1, or entries of `label_vocabulary`. Logits are float
     `[batch, ..., 1]`.
 
     Args:
-      weight_column: key of a feature, or a numeric_column, with the weight of each example in loss and metrics.
-      thresholds: also report accuracy, precision and recall at each of these probabilities.
+      weight_column: key of a feature, or a numeric_column, with the weight of each example in loss and metrics; None:
+        all examples have weight 1.
+      thresholds: also report accuracy, precision and recall at each of these probabilities; None: at none.
       label_vocabulary: the labels in the order of their ids; None: labels are ids.
-      loss_reduction: SUM_OVER_BATCH_SIZE divides by the number of examples; or SUM.
-      loss_fn: called with labels and logits, and features if it takes them; returns float `[batch, 1]`.
-      name: suffix of the metrics' names.
+      loss_reduction: how the losses of a batch become one, such as tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE (the
+        mean over examples) or SUM.
+      loss_fn: called with labels and logits, and with features if it takes them; returns float `[batch, 1]`. None:
+        sigmoid cross entropy.
+      name: suffix of the metrics' names; None: no suffix.
 
     Raises:
       ValueError: an argument is not allowed.
@@ -85,7 +88,7 @@ class BinaryClassHead(base.HeadOfOne):
     def _v1_metrics(self, labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None) -> dict[str, Any]:
         if not self._is_v1:
             return {}
-        # TF 1's metric connects the points of the curve by straight lines, whereas Keras interpolates.
+        # The metric of TF 1 connects the points of the curve by straight lines; that of Keras interpolates differently.
         return {"auc_precision_recall": v1.metrics.auc(labels, tf.sigmoid(logits), weights, curve="PR")}
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
@@ -95,14 +98,18 @@ class BinaryClassHead(base.HeadOfOne):
 
 
 class MultiClassHead(base.HeadOfOne):
-    """Several classes of which one is right: softmax cross entropy.
+    """A head for three or more classes, of which each example has one: softmax cross entropy as the loss.
 
-    Labels are integers `[batch]` or `[batch, 1]`, 0..n_classes-1, or entries of `label_vocabulary`. Logits are float
-    `[batch, ..., n_classes]`.
+    Labels are `[batch]` or `[batch, 1]`: integers from 0 to n_classes - 1, or entries of `label_vocabulary`. Logits are
+    float `[batch, ..., n_classes]`.
 
     Args:
-      n_classes: at least 3; use BinaryClassHead for two.
-      Others: as in BinaryClassHead.
+      n_classes: number of classes, at least 3; use BinaryClassHead for two.
+      weight_column: as in BinaryClassHead.
+      label_vocabulary: as in BinaryClassHead.
+      loss_reduction: as in BinaryClassHead.
+      loss_fn: as in BinaryClassHead; None: softmax cross entropy.
+      name: as in BinaryClassHead.
 
     Raises:
       ValueError: an argument is not allowed.
@@ -133,8 +140,8 @@ class MultiClassHead(base.HeadOfOne):
             return base.ids_of_labels(labels, self._label_vocabulary, "MultiClassHead")
         if not labels.dtype.is_integer:
             raise ValueError(
-                f"MultiClassHead: labels are {labels.dtype.name}; they are integers 0..{self.logits_dimension - 1}, "
-                "or entries of label_vocabulary."
+                f"MultiClassHead: labels are {labels.dtype.name}; they must be integers from 0 to "
+                f"{self.logits_dimension - 1}, or entries of label_vocabulary."
             )
         return checks.checked_range(labels, self.logits_dimension)
 
@@ -166,12 +173,12 @@ def binary_or_multi_class_head(
 
 
 def _chosen(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (labels, the class that BinaryClassHead predicts as a number of the labels' dtype)."""
-    return labels, tf.cast(logits > 0, labels.dtype)  # decides a tie like argmax
+    """Return (labels, predicted classes: 0 or 1 in the dtype of the labels)."""
+    return labels, tf.cast(logits > 0, labels.dtype)  # for a logit of 0, the prediction is 0, like argmax's
 
 
 def _of_classes(key: str, logits: tf.Tensor, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
-    """Return the value `key` of each class, from logits `[batch, ..., classes]`."""
+    """Return the prediction `key` (a key of `_prediction_keys`) for logits `[batch, ..., classes]`."""
     num_classes = logits.shape[-1]
     if key == "probabilities":
         return tf.nn.softmax(logits)

@@ -1,4 +1,4 @@
-"""The metrics of heads: Keras metrics in float64, so that results do not depend on order or strategy."""
+"""The metrics of heads: Keras metrics in float64, so that order and strategy do not change their results."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras  # import before any trace, because the runner watches the writes of Keras metrics
+import keras  # must be imported before a trace, in which the runner watches the writes of Keras metrics
 import tensorflow as tf
 
 Metrics = dict[str, tuple[Callable[[str], Any], Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]]]
-"""Name -> (name -> Keras metric, (labels, logits) -> the two arguments of its update, which have the same shape)."""
+"""Name -> (function from a name to a Keras metric; function from (labels, logits) to the arguments of its update)."""
 
 
 class _Baseline(keras.metrics.Mean):
-    """The accuracy of always predicting the more frequent one of the labels 0 and 1."""
+    """The accuracy of a model that always predicts the more frequent of the labels 0 and 1."""
 
     def result(self) -> Any:
         frequency = super().result()
@@ -22,7 +22,7 @@ class _Baseline(keras.metrics.Mean):
 
 
 def _maker(kind: Callable[..., Any], **settings: Any) -> Callable[[str], Any]:
-    """Return a function that makes a metric of this kind from a name."""
+    """Return a function from a name to a new float64 metric of class `kind` with `settings`."""
 
     def make(name: str) -> Any:
         return kind(name=name.replace("/", "_"), dtype="float64", **settings)
@@ -37,12 +37,12 @@ area, area_of_precision = _maker(keras.metrics.AUC, curve="ROC"), _maker(keras.m
 
 
 def with_probabilities(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the labels, and the probabilities of independent logits; both keep their shapes."""
+    """Return (labels, sigmoid(logits)), with their shapes."""
     return labels, tf.sigmoid(logits)
 
 
 def metrics_at(thresholds: Sequence[float]) -> Metrics:
-    """Return accuracy, precision and recall at each threshold of the probabilities."""
+    """Return the metrics accuracy, precision and recall for each threshold: a probability above it predicts class 1."""
     found: Metrics = {}
     for threshold in thresholds:
         at = f"positive_threshold_{threshold:g}"
@@ -57,7 +57,13 @@ def _right_at(threshold: float, labels: tf.Tensor, logits: tf.Tensor) -> tuple[t
 
 
 def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
-    """Add each element of a batch, with `weights` of the same shape, to a metric."""
+    """Update a metric with all elements of a batch.
+
+    Args:
+      metric: a Keras metric.
+      *values: one or two tensors of the same shape, the arguments of the metric's update.
+      weights: weights of a shape that broadcasts to that of `values`; None: all 1.
+    """
     flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
     if weights is not None:
         weights = tf.reshape(tf.cast(weights, tf.float64) * tf.ones_like(values[0], tf.float64), [-1])

@@ -1,4 +1,4 @@
-"""Several heads on one model."""
+"""MultiHead, which joins several heads on one model."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from runner.model_fn import ModeKeys
 
 
 class MultiHead(base.Head):
-    """Several tasks: each head has its own logits and labels; their losses are added.
+    """A head for several tasks. Each of its heads has its own logits and labels, and their losses are added.
 
-    Logits are a dict by head name, or one float tensor `[batch, sum of the heads' dimensions]`, divided in the heads'
-    order. Labels are a dict by head name. Predictions have keys `(head, key)`, metrics `key/head`.
+    Logits are a dict head name -> logits, or one float tensor `[batch, sum of the heads' logits_dimensions]`, which is
+    split in the heads' order. Labels are a dict head name -> labels. Predictions have keys `(head name, key)`, and
+    metrics have names `<metric>/<head name>`.
 
     Args:
       heads: heads with different names.
-      head_weights: factor for each head's loss; None: 1.
+      head_weights: factor of each head's loss; None: 1 for each.
 
     Raises:
-      ValueError: there are no heads, or names, weights or reductions do not fit.
+      ValueError: there are no heads, a head has no name or the name of another, or head_weights has another length.
     """
 
     def __init__(self, heads: Sequence[base.Head], head_weights: Sequence[float] | None = None) -> None:
         if not heads:
             raise ValueError(f"MultiHead(heads={heads}): at least one head is required.")
         if head_weights and len(head_weights) != len(heads):
-            raise ValueError(f"MultiHead: {len(heads)} heads and {len(head_weights)} head_weights.")
+            raise ValueError(f"MultiHead: there are {len(heads)} heads, but {len(head_weights)} head_weights.")
         names = [head.name for head in heads]
         if None in names or len(set(names)) < len(names):
-            raise ValueError(f"MultiHead: heads need different names, and they have {names}.")
+            raise ValueError(f"MultiHead: heads need different names, but have {names}.")
         self._heads = {str(head.name): head for head in heads}
         self._head_weights = tuple(head_weights or (1.0 for _ in heads))
 
@@ -50,7 +51,7 @@ class MultiHead(base.Head):
     def loss_reduction(self) -> str:
         reductions = {head.loss_reduction for head in self._heads.values()}
         if len(reductions) > 1:
-            raise ValueError(f"MultiHead: all heads have the same loss_reduction; these are {sorted(reductions)}.")
+            raise ValueError(f"MultiHead: all heads must have the same loss_reduction, not {sorted(reductions)}.")
         return reductions.pop()
 
     def loss(
@@ -72,7 +73,7 @@ class MultiHead(base.Head):
         }
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the heads' weight, a scalar, if all of them sum."""
+        """Return the heads' weight, a scalar, if all heads sum their losses; else None."""
         labels, logits = self._of_heads("labels", labels), self._logits(logits)
         if not all(checks.is_sum(head.loss_reduction) for head in self._heads.values()):
             return None
@@ -143,19 +144,24 @@ class MultiHead(base.Head):
         sizes = [head.logits_dimension for head in self._heads.values()]
         if logits.shape.rank is not None and logits.shape[-1] not in (None, sum(sizes)):
             raise ValueError(
-                f"MultiHead: logits are {logits.shape}; the heads take {' + '.join(map(str, sizes))} = {sum(sizes)}."
+                f"MultiHead: logits have the shape {logits.shape}; the last axis must have the size of all heads, "
+                f"{' + '.join(map(str, sizes))} = {sum(sizes)}."
             )
         return dict(zip(self._heads, tf.split(logits, sizes, axis=-1), strict=True))
 
     def _of_heads(self, what: str, values: Any) -> Mapping[str, Any]:
         if not isinstance(values, Mapping):
-            raise ValueError(f"MultiHead: {what} are a dict of {', '.join(self._heads)}, not {type(values).__name__}.")
+            raise ValueError(
+                f"MultiHead: {what} must be a dict with the keys {', '.join(self._heads)}, not {type(values).__name__}."
+            )
         missing = [name for name in self._heads if name not in values]
         if missing:
-            raise ValueError(f"MultiHead: {what} have no {', '.join(missing)}. There are: {', '.join(values)}.")
+            raise ValueError(
+                f"MultiHead: {what} lack the keys {', '.join(missing)}. They have: {', '.join(map(str, values))}."
+            )
         return values
 
 
 def add_scalar(metric: Any, value: tf.Tensor, weight: tf.Tensor) -> None:
-    """Add a batch's result (a scalar) to a metric, with the scalar `weight`."""
+    """Update a Keras metric with the scalar `value` of a batch, weighted by the scalar `weight`."""
     metric.update_state(tf.cast(value, tf.float64), sample_weight=tf.cast(weight, tf.float64))

@@ -1,4 +1,4 @@
-"""The head of classifiers for which several classes may be right at once."""
+"""The head of classifiers in which an example may have several classes at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from runner.export.outputs import ClassificationOutput
 
 
 class MultiLabelHead(base.HeadOfOne):
-    """Several classes, each right or not: the mean over classes of sigmoid cross entropy.
+    """A head for examples with any number of classes: the loss is the mean over classes of sigmoid cross entropy.
 
-    Labels are 0 and 1, `[batch, n_classes]`, or a SparseTensor of classes: ids, or entries of `label_vocabulary`.
-    Logits are float `[batch, ..., n_classes]`.
+    Labels are 0 and 1, `[batch, n_classes]`; or a SparseTensor with the classes of each example: ids, or entries of
+    `label_vocabulary`. Logits are float `[batch, ..., n_classes]`.
 
     Args:
-      n_classes: at least 2.
+      n_classes: number of classes, at least 2.
+      weight_column: as in BinaryClassHead.
+      thresholds: as in BinaryClassHead; the metrics are over all classes.
+      label_vocabulary: as in BinaryClassHead.
+      loss_reduction: as in BinaryClassHead.
+      loss_fn: as in BinaryClassHead; None: the mean over classes of sigmoid cross entropy.
       classes_for_class_based_metrics: ids or names of classes for which AUC and mean probability are also reported.
-      Others: as in BinaryClassHead. A threshold adds accuracy, precision and recall over all classes.
+      name: as in BinaryClassHead.
 
     Raises:
       ValueError: an argument is not allowed.
@@ -52,14 +57,14 @@ class MultiLabelHead(base.HeadOfOne):
         if isinstance(labels, tf.sparse.SparseTensor):
             labels = self._indicators(labels)
         labels = checks.checked_labels(labels, logits, self.logits_dimension)
-        return checks.checked_range(labels, 2, "labels (1: the class is right, 0: it is not)")
+        return checks.checked_range(labels, 2, "labels (1: the example has the class)")
 
     def _indicators(self, labels: tf.sparse.SparseTensor) -> tf.Tensor:
         values = labels.values
         if values.dtype == tf.string:
             values = base.ids_of_labels(values, self._label_vocabulary or (), "MultiLabelHead")
         elif not values.dtype.is_integer:
-            raise ValueError(f"MultiLabelHead: sparse labels are {values.dtype.name}; they are integers or strings.")
+            raise ValueError(f"MultiLabelHead: sparse labels must be integers or strings, not {values.dtype.name}.")
         values = checks.checked_range(values, self.logits_dimension)
         ids = tf.sparse.SparseTensor(labels.indices, values, labels.dense_shape)
         return tf.cast(tf.sparse.to_indicator(ids, self.logits_dimension), tf.int64)
@@ -89,7 +94,7 @@ class MultiLabelHead(base.HeadOfOne):
         return found
 
     def _suffixes(self) -> dict[int, str]:
-        """Return id of a class with its own metrics -> suffix of their names."""
+        """Return class id -> suffix of its metrics' names, for each class that has metrics of its own."""
         names = self._label_vocabulary
         return {one: f"class{one}" if names is None else str(names[one]) for one in self._measured_classes}
 
@@ -99,7 +104,7 @@ class MultiLabelHead(base.HeadOfOne):
 
 
 def _of_class(class_id: int, labels: tf.Tensor, logits: tf.Tensor, first: int = 0) -> tuple[tf.Tensor, ...]:
-    """Return (labels, probabilities) of a class, from the `first` of them on."""
+    """Return (labels, probabilities) of class `class_id`; with first=1 only (probabilities,)."""
     both = metrics.with_probabilities(labels, logits)
     return tuple(one[..., class_id : class_id + 1] for one in both[first:])
 
@@ -112,5 +117,5 @@ def _ids(classes: Sequence[Any], num_classes: int, label_vocabulary: Sequence[An
         raise ValueError(f"{given}: {unknown} are not in label_vocabulary={names}.")
     ids = [names.index(one) if isinstance(one, str) else int(one) for one in classes]
     if any(not 0 <= one < num_classes for one in ids):
-        raise ValueError(f"{given}: ids are in 0..{num_classes - 1}.")
+        raise ValueError(f"{given}: ids must be from 0 to {num_classes - 1}.")
     return ids

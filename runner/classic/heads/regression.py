@@ -12,16 +12,21 @@ from runner.export.outputs import RegressionOutput
 
 
 class RegressionHead(base.HeadOfOne):
-    """Predicts numbers: squared error.
+    """A head that predicts numbers, with the squared error as the loss.
 
-    Labels are `[batch, label_dimension]`, or `[batch]` if that is 1. Logits are float `[batch, ..., label_dimension]`.
+    Labels are `[batch, label_dimension]`, or `[batch]` if label_dimension is 1. Logits are float
+    `[batch, ..., label_dimension]`.
 
     Args:
       label_dimension: how many numbers to predict for an example.
       weight_column: as in BinaryClassHead; weights may also be `[batch, label_dimension]`, one per number.
-      loss_fn: as in BinaryClassHead; returns float `[batch, label_dimension]`.
-      inverse_link_fn: converts logits to predictions; None: they are equal.
-      Others: as in BinaryClassHead.
+      loss_reduction: as in BinaryClassHead; the mean is over all numbers of all examples.
+      loss_fn: as in BinaryClassHead, but returns float `[batch, label_dimension]`; None: the squared error.
+      inverse_link_fn: function from logits to predictions; None: the predictions are the logits.
+      name: as in BinaryClassHead.
+
+    Raises:
+      ValueError: an argument is not allowed.
     """
 
     _weights_may_differ_in_one_example = True
@@ -63,11 +68,15 @@ class RegressionHead(base.HeadOfOne):
 
 
 class PoissonRegressionHead(RegressionHead):
-    """Predicts counts: the loss of a Poisson distribution; the logits are the logarithm of its rate.
+    """A head that predicts counts. The logits are the logarithm of the rate of a Poisson distribution, and the loss is
+    its negative log-likelihood.
 
     Args:
+      label_dimension: as in RegressionHead.
+      weight_column: as in RegressionHead.
+      loss_reduction: as in RegressionHead.
       compute_full_loss: include the term that depends only on the labels, by Stirling's approximation.
-      Others: as in RegressionHead.
+      name: as in RegressionHead.
     """
 
     def __init__(
@@ -86,7 +95,10 @@ class PoissonRegressionHead(RegressionHead):
 
 
 class LogisticRegressionHead(RegressionHead):
-    """A probability: sigmoid cross entropy with labels from 0 to 1. Args: see RegressionHead."""
+    """A head that predicts a probability: labels are from 0 to 1, and the loss is sigmoid cross entropy.
+
+    The arguments are those of RegressionHead.
+    """
 
     def __init__(
         self, weight_column: Any = None, loss_reduction: str = "sum_over_batch_size", name: str | None = None

@@ -1,4 +1,4 @@
-"""Feature columns that a config describes: `model.params.columns`."""
+"""Make feature columns from their description in a config, `model.params.columns`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ class Columns:
     """The feature columns of a config, by name.
 
     Args:
-      written: name -> {kind: ..., and the settings of that kind}. Columns that are made of others name them in `of`.
+      written: column name -> {kind: ..., and the settings of that kind}. The setting `of` names the columns that this
+        one is made of, such as those of a cross.
 
-    Raises: ValueError: a kind, a setting or a column that is named does not exist; the message has the key to change.
+    Raises:
+      ValueError: a kind, a setting or a column in `of` does not exist. The message names the key to change.
     """
 
     def __init__(self, written: Mapping[str, Mapping[str, Any]]) -> None:
@@ -33,7 +35,9 @@ class Columns:
         if name not in self._written:
             raise ValueError(f"there is no model.params.columns.{name}.{_nearest(name, self._written)}")
         if name in self._under_way:
-            raise ValueError(f"model.params.columns: {' -> '.join([*self._under_way, name])} are made of each other.")
+            raise ValueError(
+                f"model.params.columns: {' -> '.join([*self._under_way, name])}: a column cannot be made of itself."
+            )
         if name not in self._made:
             self._under_way.append(name)
             self._made[name] = self._make(name, dict(self._written[name]))
@@ -41,22 +45,26 @@ class Columns:
         return self._made[name]
 
     def chosen(self, names: Sequence[str] | None, key: str) -> list[Any]:
-        """Return the columns of `names`; None: all columns.
+        """Return the columns with the given names.
+
+        Args:
+          names: the names; None: all columns.
+          key: the key of the config that has the names, for messages.
 
         Raises:
-          ValueError: `names`, which is the value of `key`, contains an unknown name.
+          ValueError: there is no column of a name.
         """
         names = list(self._written) if names is None else list(names)
         for name in names:
             if name not in self._written:
-                raise ValueError(f"{key} has {name!r}, and there is no such column.{_nearest(name, self._written)}")
+                raise ValueError(f"{key}: there is no column {name!r}.{_nearest(name, self._written)}")
         return [self[name] for name in names]
 
     def _make(self, name: str, settings: dict[str, Any]) -> Any:
         key = f"model.params.columns.{name}"
         kind = settings.pop("kind", None)
         if kind not in _KINDS:
-            raise ValueError(f"{key}.kind={kind!r}: {_nearest(str(kind), _KINDS).strip()}")
+            raise ValueError(f"{key}.kind={kind!r}: there is no such kind.{_nearest(str(kind), _KINDS)}")
         make = _KINDS[kind]
         _, *takes = inspect.signature(make).parameters.values()  # the first is the name
         names = [one.name for one in takes]
@@ -74,8 +82,10 @@ class Columns:
         return make(name, **settings)
 
     def _part(self, name: str) -> Any:
-        """Return a part of a cross: a column, or the key of a feature. For a hashed column it is its feature, as
-        crosses hash themselves.
+        """Return a part of a crossed column: a column, or the key of a feature.
+
+        For a hashed column, return the key of its feature: a cross hashes raw values and does not accept hashed
+        columns.
         """
         written = self._written.get(name)
         if written is None:

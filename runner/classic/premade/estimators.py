@@ -1,6 +1,6 @@
 """The premade estimators of tf.estimator; those of tf.compat.v1.estimator are in `v1`.
 
-The classes have their arguments from the table in `signatures`, and their model functions from `model_fns`.
+The constructors are made from the table in `signatures`, and the model functions come from `model_fns`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _HEAD = ("n_classes", "label_dimension", "weight_column", "label_vocabulary", "l
 
 
 class Premade(Estimator):
-    """An estimator whose constructor is made from the table of signatures.
+    """Base class of premade estimators. The constructor of a subclass is made from the table of signatures.
 
     Args:
-      family: has the signature under the name of the class; None: a user's subclass.
+      family: its table has the signature under the name of the subclass. None: the subclass is a user's, and inherits
+        or defines its constructor.
     """
 
     def __init_subclass__(cls, family: Family | None = None, **others: Any) -> None:
@@ -37,10 +38,10 @@ class Premade(Estimator):
 
 
 def _constructor(cls: type, family: Family) -> Callable[..., None]:
-    """Return the constructor for `cls`, made from the signature of its name in the family.
+    """Return the constructor of `cls`, with the signature that `family` has under its name.
 
-    A classifier or regressor makes its head, and passes the other arguments on to the class with any head, which makes
-    the model_fn.
+    The constructor of a classifier or regressor makes the head and calls the constructor of the parent class, such as
+    DNNEstimator, which takes a head and makes the model_fn.
     """
     signature: Any = family.signatures[cls.__name__]
     signature.__name__, signature.__module__ = "__init__", cls.__module__
@@ -57,7 +58,7 @@ def _constructor(cls: type, family: Family) -> Callable[..., None]:
             return
         for name in ("partitioner", "input_layer_partitioner"):
             if given.get(name) is not None:
-                _log.warning("%s has no effect: the strategy places variables, see strategy.partitioner.", name)
+                _log.warning("%s= has no effect: the strategy places variables; use strategy.partitioner.", name)
         model_fn = _MODEL_FNS[cls.__name__](types.SimpleNamespace(**given), family)
         warm_start_from = given.get("warm_start_from")
         parent.__init__(model_fn, given["model_dir"], given["config"], warm_start_from=warm_start_from)
@@ -84,7 +85,7 @@ def _dnn_linear_combined(given: Any, family: Family) -> ModelFn:
     return model_fns.combined_model_fn(given.head, wide, given.linear_optimizer, deep, given.dnn_optimizer, family)
 
 
-# Class -> function from its arguments to the model_fn.
+# Name of a class that takes a head -> function from its arguments to the model_fn.
 _MODEL_FNS: dict[str, Callable[[Any, Family], ModelFn]] = {
     "LinearEstimator": _linear,
     "DNNEstimator": _dnn,
@@ -98,112 +99,139 @@ class LinearEstimator(Premade, family=V2):
 
     Args:
       head: computes loss, predictions and metrics from the logits.
-      feature_columns: dense and categorical columns.
-      optimizer: a name (Adagrad, Adam, Ftrl, RMSProp, SGD; learning rate 0.2), an optimizer, or a function that makes
-        one; None: Ftrl with the smaller of 0.2 and 1 / sqrt(number of columns).
-      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean, sqrtn.
-      Others: as in Estimator.
+      feature_columns: dense and categorical feature columns.
+      model_dir: as in Estimator.
+      optimizer: the name of an optimizer (Adagrad, Adam, Ftrl, RMSProp, SGD), which then has the learning rate 0.2; an
+        optimizer; or a function that makes one. None: Ftrl with the smaller of 0.2 and 1 / sqrt(number of columns).
+      config: as in Estimator.
+      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean or sqrtn.
+      warm_start_from: as in Estimator.
     """
 
 
 class LinearClassifier(LinearEstimator, family=V2):
-    """A linear model of two or more classes.
+    """A linear classifier.
 
     Args:
-      n_classes, weight_column, label_vocabulary, loss_reduction: see BinaryClassHead and MultiClassHead.
-      Others: see LinearEstimator.
+      n_classes: number of classes, at least 2.
+      weight_column: as in BinaryClassHead and MultiClassHead.
+      label_vocabulary: as in BinaryClassHead and MultiClassHead.
+      loss_reduction: as in BinaryClassHead and MultiClassHead.
+      Others: as in LinearEstimator.
     """
 
 
 class LinearRegressor(LinearEstimator, family=V2):
-    """A linear model of numbers.
+    """A linear regressor.
 
     Args:
-      label_dimension, weight_column, loss_reduction: see RegressionHead.
-      Others: see LinearEstimator.
+      label_dimension: as in RegressionHead.
+      weight_column: as in RegressionHead.
+      loss_reduction: as in RegressionHead.
+      Others: as in LinearEstimator.
     """
 
 
 class DNNEstimator(Premade, family=V2):
-    """A network with any head.
+    """A network of dense layers with any head.
 
     Args:
       head: computes loss, predictions and metrics from the logits.
       hidden_units: sizes of the hidden layers.
-      feature_columns: dense columns; embedding_column or indicator_column make categorical ones dense.
-      optimizer: a name (Adagrad, Adam, Ftrl, RMSProp, SGD; learning rate 0.001, SGD 0.01), an optimizer, or a function
-        that makes one.
-      activation_fn: activation of the hidden layers: a function, or a name of tf.nn.
-      dropout: share of the units of each hidden layer to drop in training; None: none.
-      batch_norm: normalize the values of each hidden layer over the batch.
-      Others: as in Estimator.
+      feature_columns: dense feature columns. Put embedding_column or indicator_column around categorical ones.
+      model_dir: as in Estimator.
+      optimizer: the name of an optimizer (Adagrad, Adam, Ftrl, RMSProp, SGD), which then has the learning rate 0.001
+        (SGD: 0.01); an optimizer; or a function that makes one.
+      activation_fn: activation of the hidden layers: a function, or the name of one in tf.nn.
+      dropout: probability with which units of a hidden layer are dropped in training; None: no dropout.
+      config: as in Estimator.
+      warm_start_from: as in Estimator.
+      batch_norm: normalize the values of each hidden layer over the batch, after the activation.
     """
 
 
 class DNNClassifier(DNNEstimator, family=V2):
-    """A network for two or more classes.
+    """A network that classifies.
 
     Args:
-      n_classes, weight_column, label_vocabulary, loss_reduction: see BinaryClassHead and MultiClassHead.
-      Others: see DNNEstimator.
+      n_classes: number of classes, at least 2.
+      weight_column: as in BinaryClassHead and MultiClassHead.
+      label_vocabulary: as in BinaryClassHead and MultiClassHead.
+      loss_reduction: as in BinaryClassHead and MultiClassHead.
+      Others: as in DNNEstimator.
     """
 
 
 class DNNRegressor(DNNEstimator, family=V2):
-    """A network for numbers.
+    """A network that predicts numbers.
 
     Args:
-      label_dimension, weight_column, loss_reduction: see RegressionHead.
-      Others: see DNNEstimator.
+      label_dimension: as in RegressionHead.
+      weight_column: as in RegressionHead.
+      loss_reduction: as in RegressionHead.
+      Others: as in DNNEstimator.
     """
 
 
 class DNNLinearCombinedEstimator(Premade, family=V2):
-    """A linear model and a network with any head; each has an optimizer of its own.
+    """A linear model and a network, whose logits are added, with any head. Each of the two has its own optimizer.
 
     Args:
-      linear_feature_columns, dnn_feature_columns: one may be empty; that part is then not there.
-      linear_optimizer: as in LinearEstimator; by name its learning rate is the smaller of 0.005 and
-        1 / sqrt(number of columns).
-      dnn_optimizer: as in DNNEstimator; by name its learning rate is 0.001.
-      Others: see LinearEstimator and DNNEstimator.
+      linear_feature_columns: feature columns of the linear model; if there are none, the linear model is left out.
+      dnn_feature_columns: feature columns of the network; if there are none, the network is left out.
+      linear_optimizer: as in LinearEstimator, but an optimizer given by name has the smaller of the learning rates
+        0.005 and 1 / sqrt(number of columns).
+      dnn_optimizer: as in DNNEstimator, but every optimizer given by name has the learning rate 0.001.
+      Others: as in LinearEstimator and DNNEstimator, where they have the prefix `linear_` or `dnn_`.
 
     Raises:
-      ValueError: neither has columns.
+      ValueError: there are no feature columns, or dnn_feature_columns but no dnn_hidden_units.
     """
 
 
 class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator, family=V2):
-    """A linear model and a network for two or more classes.
+    """A linear model and a network that together classify.
 
     Args:
-      n_classes, weight_column, label_vocabulary, loss_reduction: see BinaryClassHead and MultiClassHead.
-      Others: see DNNLinearCombinedEstimator.
+      n_classes: number of classes, at least 2.
+      weight_column: as in BinaryClassHead and MultiClassHead.
+      label_vocabulary: as in BinaryClassHead and MultiClassHead.
+      loss_reduction: as in BinaryClassHead and MultiClassHead.
+      Others: as in DNNLinearCombinedEstimator.
     """
 
 
 class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator, family=V2):
-    """A linear model and a network for numbers.
+    """A linear model and a network that together predict numbers.
 
     Args:
-      label_dimension, weight_column, loss_reduction: see RegressionHead.
-      Others: see DNNLinearCombinedEstimator.
+      label_dimension: as in RegressionHead.
+      weight_column: as in RegressionHead.
+      loss_reduction: as in RegressionHead.
+      Others: as in DNNLinearCombinedEstimator.
     """
 
 
 class BaselineEstimator(Premade, family=V2):
-    """Predicts the same for every example, with any head.
+    """A model that ignores the features and learns one prediction for all examples, with any head.
 
     Args:
-      optimizer: a name (Adagrad, Adam, Ftrl, RMSProp, SGD; learning rate 0.3), an optimizer, or a function that makes
-        one.
-      Others: see Estimator.
+      head: computes loss, predictions and metrics from the logits.
+      optimizer: the name of an optimizer (Adagrad, Adam, Ftrl, RMSProp, SGD), which then has the learning rate 0.3; an
+        optimizer; or a function that makes one.
+      Others: as in Estimator.
     """
 
 
 class BaselineClassifier(BaselineEstimator, family=V2):
-    """Predicts the frequency of each class. Args: see BaselineEstimator, BinaryClassHead and MultiClassHead."""
+    """A model that learns the frequency of each class and predicts it for all examples.
+
+    The arguments are those of BaselineEstimator without `head`, and those of BinaryClassHead and MultiClassHead.
+    """
 
 
 class BaselineRegressor(BaselineEstimator, family=V2):
-    """Predicts the mean of the labels. Args: see BaselineEstimator and RegressionHead."""
+    """A model that learns the mean of the labels and predicts it for all examples.
+
+    The arguments are those of BaselineEstimator without `head`, and those of RegressionHead.
+    """

@@ -1,6 +1,6 @@
-"""The layers of premade estimators, as tf.compat.v1 variables with tf.estimator's names.
+"""The layers of premade estimators: functions whose tf.compat.v1 variables have the names of tf.estimator.
 
-They are not Keras layers: Keras 3 has no feature columns, and would give the variables other names.
+These are not Keras layers, because Keras 3 has no feature columns and would give the variables other names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ v1 = tf.compat.v1
 
 
 def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
-    """Return feature columns in the order of their names, in which their values are concatenated.
+    """Return feature columns sorted by name, the order in which their values are concatenated.
+
+    Args:
+      columns: a feature column, several, or a dict of them.
+      what: name of the argument that has them, for messages.
 
     Raises:
       ValueError: there are none, two have the same name, or one is not a feature column.
@@ -27,16 +31,16 @@ def sorted_columns(columns: Any, what: str = "feature_columns") -> list[Any]:
     if strange:
         raise ValueError(f"{what}: {strange[0]!r} is not a feature column; make one with tf.feature_column.*.")
     if not columns:
-        raise ValueError(f"{what} is empty: there is nothing to predict from.")
+        raise ValueError(f"{what} is empty: the model needs at least one feature column.")
     names = [column.name for column in columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"{what}: several columns have the name {', '.join(twice)}; names must differ.")
+        raise ValueError(f"{what}: several columns have the name {', '.join(twice)}; each must have its own.")
     return sorted(columns, key=lambda column: column.name)
 
 
 def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
-    """Return the values of all columns, concatenated: float32 `[batch, sum of their sizes]`.
+    """Return the values of all columns, concatenated: float32 `[batch, sum of the columns' sizes]`.
 
     Args:
       features: name -> tensor `[batch, ...]`, dense or sparse.
@@ -52,7 +56,7 @@ def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
     for column in columns:
         if not isinstance(column, feature_columns.DenseColumn):
             raise ValueError(
-                f"the column {column.name!r} is categorical, and a network takes numbers. "
+                f"the column {column.name!r} is categorical, but a network needs dense columns. "
                 "Put tf.feature_column.embedding_column or indicator_column around it."
             )
         column.create_state(state)
@@ -64,15 +68,15 @@ def dense_features(features: Any, columns: Any, *, scope: str) -> tf.Tensor:
 def linear_sum(
     features: Any, columns: Any, *, units: int, scope: str, sparse_combiner: str
 ) -> tuple[tf.Tensor, list[tf.Variable]]:
-    """Return (float32 logits `[batch, units]`, its variables with the bias last): the sum of a weight for each value of
-    each column.
+    """Return (logits, variables) of a linear model: float32 `[batch, units]`, and the weights of each column followed
+    by the bias.
 
     Args:
       features: name -> tensor `[batch, ...]`, dense or sparse.
       columns: dense and categorical columns.
       units: number of logits.
       scope: variables are named `<scope>/<column>/weights` and `<scope>/bias_weights`, and start from 0.
-      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean, sqrtn.
+      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean or sqrtn.
     """
     features, columns = checked_features(features), sorted_columns(columns)
     state, cache = _state(scope), feature_columns.cache_of(features)
@@ -95,8 +99,13 @@ def linear_sum(
 
 
 def dense(x: tf.Tensor, units: int, *, scope: str, activation: Callable[[tf.Tensor], tf.Tensor] | None = None) -> Any:
-    """Return float `[batch, units]`: a dense layer of `x`, `[batch, inputs]`, with `<scope>/kernel` and
-    `<scope>/bias`.
+    """Return the output of a dense layer, float32 `[batch, units]`.
+
+    Args:
+      x: float32 `[batch, inputs]`.
+      units: size of the output.
+      scope: the variables are `<scope>/kernel` and `<scope>/bias`.
+      activation: applied to the output; None: nothing is.
     """
     kernel = variable(f"{scope}/kernel", [x.shape[-1], units], v1.glorot_uniform_initializer())
     bias = variable(f"{scope}/bias", [units], v1.zeros_initializer())
@@ -105,8 +114,13 @@ def dense(x: tf.Tensor, units: int, *, scope: str, activation: Callable[[tf.Tens
 
 
 def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.999) -> tuple[tf.Tensor, list[Any]]:
-    """Return (`x`, float `[batch, units]`, normalized over the batch; updates of the moving averages, empty if not
-    training).
+    """Return (normalized `x`, operations that update the moving averages).
+
+    Args:
+      x: float32 `[batch, units]`.
+      scope: the variables are `<scope>/gamma`, `beta`, `moving_mean` and `moving_variance`.
+      training: normalize by the mean and variance of the batch; False: by the moving averages, without updates.
+      momentum: share of the old value in a moving average.
     """
     size = [x.shape[-1]]
     gamma = variable(f"{scope}/gamma", size, v1.ones_initializer())
@@ -125,43 +139,50 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
 def variable(
     name: str, shape: Sequence[Any], initializer: Any, *, trainable: bool = True, dtype: Any = tf.float32
 ) -> Any:
-    """Return the variable of that name in the current variable scope."""
+    """Return the variable `name` in the current variable scope, as v1.get_variable does."""
     scope, _, last = name.rpartition("/")
     with v1.variable_scope(scope, auxiliary_name_scope=False):
         return v1.get_variable(last, shape, dtype, initializer, trainable=trainable, use_resource=True)
 
 
 def forget_shared_embeddings(*columns: Any) -> None:
-    """Reset shared embeddings; call it once in each call of a model_fn, before its columns are used."""
+    """Reset shared embedding columns, which else keep variables of an earlier trace. A model_fn calls this before it
+    uses its columns.
+    """
     for some in columns:
         feature_columns.forget_shared_embeddings(_as_list(some))
 
 
 def checked_features(features: Any) -> Mapping[str, Any]:
-    """Return `features`, name -> tensor, for feature columns.
+    """Return `features` if they are a dict, which feature columns need.
 
     Raises:
       ValueError: they are not a dict.
     """
     if not isinstance(features, Mapping):
         raise ValueError(
-            f"features are a {type(features).__name__}; feature columns take theirs from a dict of tensors. "
-            "Let the input function return {'name': tensor}, and name it in the column."
+            f"features are a {type(features).__name__}, but feature columns need a dict of tensors. Let the input "
+            "function return {'name': tensor}, with the name that the column has as its key."
         )
     return features
 
 
 def activation_of(activation: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return the activation function (tensor -> tensor of the same shape) for a name or function.
+    """Return an activation function.
+
+    Args:
+      activation: the function; the name of a function in tf.nn; or None, for the identity.
 
     Raises:
-      ValueError: there is no activation of that name.
+      ValueError: tf.nn has no function of that name.
     """
     if callable(activation):
         return activation
     found = getattr(tf.nn, str(activation), None)
     if activation is not None and found is None:
-        raise ValueError(f"activation_fn={activation!r}: a function, or the name of one of tf.nn such as 'relu'.")
+        raise ValueError(
+            f"activation_fn={activation!r} is unknown. Give a function, or the name of one in tf.nn such as 'relu'."
+        )
     return found if found is not None else tf.identity
 
 

@@ -1,4 +1,4 @@
-"""Functions from features to logits: those of the premade estimators, and how a user's own is called."""
+"""Compute logits from features: the parts of premade estimators, and functions for users' own models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LogitFn = Callable[..., tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Deep:
-    """The network of a model; see `dnn_logit_fn_builder`."""
+    """The network of a model. The fields are the arguments of `dnn_logit_fn_builder`."""
 
     hidden_units: Sequence[int]
     feature_columns: Any
@@ -34,6 +34,8 @@ class Deep:
 
         Args:
           features: name -> tensor `[batch, ...]`.
+          mode: one of ModeKeys.
+          units: number of logits.
           scope: prefix of the variables' names, such as `dnn/`.
         """
         training = mode == ModeKeys.TRAIN
@@ -57,14 +59,14 @@ class Deep:
 
 @dataclasses.dataclass(frozen=True)
 class Wide:
-    """The linear part of a model; see `linear_logit_fn_builder`."""
+    """The linear part of a model. The fields are the arguments of `linear_logit_fn_builder`."""
 
     feature_columns: Any
     sparse_combiner: str = "sum"
     name: ClassVar = "linear"
 
     def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
-        """Return the linear part's float logits `[batch, units]`; arguments as in `Deep.logits`."""
+        """Return the float logits of the linear part, `[batch, units]`. Arguments are as in `Deep.logits`."""
         logits, variables = layers.linear_sum(
             features, self.feature_columns, units=units, scope=f"{scope}linear_model",
             sparse_combiner=self.sparse_combiner,
@@ -81,7 +83,7 @@ class Wide:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """Logits that do not depend on the features."""
+    """The only part of a baseline model: a bias, which does not depend on the features."""
 
     feature_columns: Any = ()
     name: ClassVar = ""
@@ -93,19 +95,18 @@ class Baseline:
 
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:
-    """Return the logits of a function, a tensor `[batch, units]` or a dict of them.
-
-    It is called with those of features, mode, params and config that it declares.
+    """Call a user's logit_fn with those of features, mode, params and config that it declares, and return its result:
+    logits `[batch, units]`, or a dict of them.
 
     Raises:
-      ValueError: it returned something else.
+      ValueError: the function returned something else.
     """
     available = {"features": features, "mode": mode, "params": params, "config": config}
     takes = inspect.signature(logit_fn).parameters
     result = logit_fn(**{name: value for name, value in available.items() if name in takes})
     if not tf.is_tensor(result) and not isinstance(result, Mapping):
         name = getattr(logit_fn, "__name__", type(logit_fn).__name__)
-        raise ValueError(f"{name} returned {type(result).__name__}; a logit_fn returns a tensor or a dict of tensors.")
+        raise ValueError(f"{name} returned {type(result).__name__}, but must return a tensor or a dict of tensors.")
     return result
 
 
@@ -118,17 +119,18 @@ def dnn_logit_fn_builder(
     input_layer_partitioner: Any = None,
     batch_norm: bool = False,
 ) -> LogitFn:
-    """Return a function (features, mode) -> float logits `[batch, units]`: a network over feature columns.
+    """Return a function (features, mode) -> float logits `[batch, units]`, a network over feature columns.
 
-    Its variables are in the current variable scope; the updates of moving averages are in the collection UPDATE_OPS.
+    The function makes variables in the current variable scope. With batch_norm, it adds the updates of moving averages
+    to the collection UPDATE_OPS.
 
     Args:
       units: number of logits.
       hidden_units: sizes of the hidden layers.
-      feature_columns: dense columns.
-      activation_fn: activation of the hidden layers: a function, or a name of tf.nn.
-      dropout: share of the units of each hidden layer to drop in training; None: none.
-      input_layer_partitioner: has no effect: the strategy places variables.
+      feature_columns: dense feature columns.
+      activation_fn: activation of the hidden layers: a function, or the name of one in tf.nn.
+      dropout: probability with which units of a hidden layer are dropped in training; None: no dropout.
+      input_layer_partitioner: ignored, because the strategy places variables.
       batch_norm: normalize the values of each hidden layer over the batch, after the activation.
     """
     _check_units(units)
@@ -142,12 +144,12 @@ def dnn_logit_fn_builder(
 
 
 def linear_logit_fn_builder(units: int, feature_columns: Any, sparse_combiner: str = "sum") -> LogitFn:
-    """Return a function (features) -> float logits `[batch, units]`, linear in the values of feature columns.
+    """Return a function (features) -> float logits `[batch, units]`, a linear model of feature columns.
 
     Args:
       units: number of logits.
-      feature_columns: dense and categorical columns.
-      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean, sqrtn.
+      feature_columns: dense and categorical feature columns.
+      sparse_combiner: how to combine the weights of several values of a categorical column: sum, mean or sqrtn.
     """
     _check_units(units)
     wide = Wide(feature_columns, sparse_combiner)
@@ -160,11 +162,11 @@ def linear_logit_fn_builder(units: int, feature_columns: Any, sparse_combiner: s
 
 
 def summarise(values: tf.Tensor, name: str) -> None:
-    """Write the summaries that tf.estimator wrote of a layer's values, of any shape."""
+    """Write the summaries of a layer's values that tf.estimator wrote: the fraction of zeros, and a histogram."""
     summaries.scalar(f"{name}/fraction_of_zero_values", tf.math.zero_fraction(values))
     summaries.histogram(f"{name}/activation", values)
 
 
 def _check_units(units: int) -> None:
     if not isinstance(units, int) or units < 1:
-        raise ValueError(f"units={units!r}: the logits_dimension of a head, a positive int.")
+        raise ValueError(f"units={units!r} must be a positive int, the logits_dimension of the head.")

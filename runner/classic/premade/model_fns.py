@@ -29,10 +29,10 @@ class Family:
 
     Attributes:
       signatures: class name -> signature of its constructor.
-      optimizer_of: makes an optimizer from the user's argument, and a learning rate for one given by name.
-      dnn_rate: that learning rate for a network alone; None: Keras's default.
-      slot_folders: scope of a model -> the place of its optimizer's state below each variable.
-      has_name_scopes: names of summaries, losses, and optimizer state other than slots begin with the scope.
+      optimizer_of: makes an optimizer from (the user's argument, learning rate for an optimizer given by name).
+      dnn_rate: learning rate of a DNN estimator's optimizer that is given by name; None: Keras's default.
+      slot_folders: scope of a model ("dnn", "linear") -> folder of the optimizer's slots below each variable's name.
+      has_name_scopes: the names of summaries, losses, and optimizer variables other than slots begin with the scope.
     """
 
     signatures: Signatures
@@ -47,8 +47,15 @@ class Family:
     def update(
         self, optimizer: Any, rate: float | None, loss: tf.Tensor, variables: Sequence[Any], *, scope: str, counts: bool
     ) -> Any:
-        """Build the operation of one update from the scalar `loss`; `scope` is the model's, "" if it has several
-        parts.
+        """Return the operation that updates the variables of one part of a model.
+
+        Args:
+          optimizer: the user's argument.
+          rate: learning rate of an optimizer given by name; None: Keras's default.
+          loss: float scalar.
+          variables: the part's variables.
+          scope: "dnn" or "linear" for a model that is only that; "" for others.
+          counts: the update also advances the global step.
         """
         made = self.optimizer_of(optimizer, rate)
         if not self.has_name_scopes:
@@ -61,7 +68,9 @@ class Family:
     def name_losses(
         self, head: Head, loss: tf.Tensor, labels: Any, logits: tf.Tensor, features: Any, scope: str
     ) -> None:
-        """Give the losses of a training step (scalars) the names that hooks of tf.compat.v1.estimator use."""
+        """Give the losses of a training step the names that they had in tf.compat.v1.estimator, which users' hooks fetch.
+        Do nothing for tf.estimator.
+        """
         if self.has_name_scopes and isinstance(head, HeadOfOne):
             average = head.average_loss(labels, logits, features)
             with _in_head(scope):
@@ -73,20 +82,22 @@ def _in_head(scope: str) -> contextlib.AbstractContextManager[Any]:
     return v1.name_scope(f"{scope}/head/" if scope else "head/")  # a name that ends with a slash is absolute
 
 
-# tf.estimator's documentation said 0.05 for networks, but version 2 used Keras' default for the name: 0.001.
+# tf.estimator's documentation said 0.05 for a DNN's named optimizer, but its code used Keras's default, 0.001.
 V2 = Family(V2_SIGNATURES, optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
-# 2.15 cut these folders from the names of partitions, `part_0`, one scope too short. Checkpoints contain them.
+# In the checkpoints of TensorFlow 2.15, these folders are names of partitions, `part_0`, one of them cut off.
 _SLOT_FOLDERS = {"dnn": "t_0", "linear": "part_0"}
 V1 = Family(V1_SIGNATURES, v1_optimizer_of, dnn_rate=0.05, slot_folders=_SLOT_FOLDERS, has_name_scopes=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A part of a model that makes logits, and how it is trained.
+    """A part of a model, and how it is trained.
 
     Attributes:
+      made_by: computes the part's logits.
+      optimizer: the user's argument.
       rate: learning rate of an optimizer given by name; None: Keras's default.
-      is_by_columns: the rate is at most 1 / sqrt(number of columns).
+      is_by_columns: the learning rate is at most 1 / sqrt(number of columns).
     """
 
     made_by: Wide | Deep | Baseline
@@ -101,24 +112,25 @@ class _Part:
 
 
 def dnn_model_fn(head: Head, deep: Deep, optimizer: Any, family: Family) -> ModelFn:
-    """Return the model_fn of DNNClassifier and the like."""
+    """Return the model_fn of DNNEstimator and its subclasses."""
     return _model_fn(head, [_Part(deep, optimizer, family.dnn_rate)], family, "dnn")
 
 
 def linear_model_fn(head: Head, wide: Wide, optimizer: Any, family: Family) -> ModelFn:
-    """Return the model_fn of LinearClassifier and the like."""
+    """Return the model_fn of LinearEstimator and its subclasses."""
     return _model_fn(head, [_Part(wide, optimizer or "Ftrl", 0.2, is_by_columns=not optimizer)], family, "linear")
 
 
 def combined_model_fn(
     head: Head, wide: Wide, linear_optimizer: Any, deep: Deep, dnn_optimizer: Any, family: Family
 ) -> ModelFn:
-    """Return the model_fn of DNNLinearCombinedClassifier and the like; a part without columns is left out.
+    """Return the model_fn of DNNLinearCombinedEstimator and its subclasses. A part without feature columns is left out.
 
-    Raises: ValueError: neither has columns; the network has no layers.
+    Raises:
+      ValueError: no part has feature columns, or the network has feature columns but no hidden layers.
     """
     if not wide.feature_columns and not deep.feature_columns:
-        raise ValueError("give linear_feature_columns, dnn_feature_columns or both: there is nothing to predict from.")
+        raise ValueError("linear_feature_columns and dnn_feature_columns are both empty: give at least one of them.")
     if deep.feature_columns and not deep.hidden_units:
         raise ValueError("dnn_hidden_units is empty: with dnn_feature_columns, give the sizes of the hidden layers.")
     parts = [_Part(deep, dnn_optimizer, 0.001), _Part(wide, linear_optimizer, 0.005, is_by_columns=True)]
@@ -126,7 +138,7 @@ def combined_model_fn(
 
 
 def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
-    """Return the model_fn of BaselineClassifier and the like."""
+    """Return the model_fn of BaselineEstimator and its subclasses."""
     return _model_fn(head, [_Part(Baseline(), optimizer, 0.3)], family)
 
 
@@ -146,7 +158,7 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
             trained.append((part, part.learning_rate(), variables))
 
         def train_op_fn(loss: tf.Tensor) -> Any:
-            """Return the updates of all parts; the first one advances the global step."""
+            """Return the operation that updates all parts. The update of the first one advances the global step."""
             updates = [
                 family.update(part.optimizer, rate, loss, variables, scope=scope, counts=number == 0)
                 for number, (part, rate, variables) in enumerate(trained)
@@ -165,7 +177,7 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
 
 @contextlib.contextmanager
 def _trained() -> Any:
-    """Yield a list; when the block ends, it contains the trainable variables that were requested in it."""
+    """Yield a list to which the trainable variables that the `with` block requests are added at its end."""
     before = {id(one) for one in v1.trainable_variables()}
     found: list[Any] = []
     yield found

@@ -12,9 +12,9 @@ Signatures = Mapping[str, Callable[..., dict[str, Any]]]
 _MEAN = "sum_over_batch_size"
 _SUM = tf.compat.v1.losses.Reduction.SUM
 
-# Each entry is a lambda with the signature of a constructor: called, it returns its arguments by name, and refuses
-# missing and unknown ones. Those of tf.compat.v1.estimator also take partitioners, and sum the losses of a batch.
-# `warm_start_from` of DNNLinearCombinedEstimator is the only argument that 2.15 did not have.
+# Each entry is a lambda with the signature of a constructor. A call returns the arguments by name, and raises TypeError
+# for missing and unknown ones. Constructors of tf.compat.v1.estimator also take partitioners, and sum the losses of a
+# batch by default. `warm_start_from` of DNNLinearCombinedEstimator is the only argument that 2.15 did not have.
 # fmt: off
 V2_SIGNATURES: Signatures = {
     "LinearEstimator": lambda self, head, feature_columns, model_dir=None, optimizer="Ftrl", config=None,

@@ -1,7 +1,8 @@
-"""The premade estimators of tf.compat.v1.estimator: v1 optimizers, losses summed over the batch.
+"""The premade estimators of tf.compat.v1.estimator.
 
-Their checkpoints have other names than those of tf.estimator. The arguments `partitioner` and `input_layer_partitioner`
-have no effect, and say so: the strategy places variables (`strategy.partitioner`).
+They differ from those of tf.estimator: an optimizer given by name is one of tf.compat.v1.train, losses are summed over
+the batch, and variables have other names in checkpoints. The arguments `partitioner` and `input_layer_partitioner` have
+no effect and log a warning, because the strategy places variables (`strategy.partitioner`).
 """
 
 from __future__ import annotations
@@ -11,48 +12,50 @@ from runner.classic.premade.model_fns import V1
 
 
 class LinearEstimator(Premade, family=V1):
-    """Args: see tf.estimator.LinearEstimator; a name as the optimizer means one of tf.compat.v1.train."""
+    """Like tf.estimator.LinearEstimator, but an optimizer given by name is one of tf.compat.v1.train."""
 
 
 class LinearClassifier(LinearEstimator, family=V1):
-    """Args: see tf.estimator.LinearClassifier and LinearEstimator."""
+    """Like tf.estimator.LinearClassifier, with the optimizers of this module's LinearEstimator."""
 
 
 class LinearRegressor(LinearEstimator, family=V1):
-    """Args: see tf.estimator.LinearRegressor and LinearEstimator."""
+    """Like tf.estimator.LinearRegressor, with the optimizers of this module's LinearEstimator."""
 
 
 class DNNEstimator(Premade, family=V1):
-    """Args: see tf.estimator.DNNEstimator; a name as the optimizer means one of tf.compat.v1.train, rate 0.05."""
+    """Like tf.estimator.DNNEstimator, but an optimizer given by name is one of tf.compat.v1.train, with the learning
+    rate 0.05.
+    """
 
 
 class DNNClassifier(DNNEstimator, family=V1):
-    """Args: see tf.estimator.DNNClassifier and DNNEstimator."""
+    """Like tf.estimator.DNNClassifier, with the optimizers of this module's DNNEstimator."""
 
 
 class DNNRegressor(DNNEstimator, family=V1):
-    """Args: see tf.estimator.DNNRegressor and DNNEstimator."""
+    """Like tf.estimator.DNNRegressor, with the optimizers of this module's DNNEstimator."""
 
 
 class DNNLinearCombinedEstimator(Premade, family=V1):
-    """Args: see tf.estimator.DNNLinearCombinedEstimator; a name as an optimizer means one of tf.compat.v1.train."""
+    """Like tf.estimator.DNNLinearCombinedEstimator, but optimizers given by name are those of tf.compat.v1.train."""
 
 
 class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator, family=V1):
-    """Args: see tf.estimator.DNNLinearCombinedClassifier and DNNLinearCombinedEstimator."""
+    """Like tf.estimator.DNNLinearCombinedClassifier, but optimizers given by name are those of tf.compat.v1.train."""
 
 
 class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator, family=V1):
-    """Args: see tf.estimator.DNNLinearCombinedRegressor and DNNLinearCombinedEstimator."""
+    """Like tf.estimator.DNNLinearCombinedRegressor, but optimizers given by name are those of tf.compat.v1.train."""
 
 
 class BaselineEstimator(Premade, family=V1):
-    """Args: see tf.estimator.BaselineEstimator; a name as the optimizer means one of tf.compat.v1.train."""
+    """Like tf.estimator.BaselineEstimator, but an optimizer given by name is one of tf.compat.v1.train."""
 
 
 class BaselineClassifier(BaselineEstimator, family=V1):
-    """Args: see tf.estimator.BaselineClassifier and BaselineEstimator."""
+    """Like tf.estimator.BaselineClassifier, with the optimizers of this module's BaselineEstimator."""
 
 
 class BaselineRegressor(BaselineEstimator, family=V1):
-    """Args: see tf.estimator.BaselineRegressor and BaselineEstimator."""
+    """Like tf.estimator.BaselineRegressor, with the optimizers of this module's BaselineEstimator."""

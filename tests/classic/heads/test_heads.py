@@ -168,10 +168,14 @@ def test_of_several_heads_each_has_its_loss_in_the_events(tmp_path: Path) -> Non
     ("head", "labels", "message"),
     [
         (heads.BinaryClassHead(), None, "the head got labels=None"),
-        (heads.BinaryClassHead(), [0, 1, 1], r"labels are \(3, 1\); with logits \(2, 1\) this head takes \(2, 1\)"),
-        (heads.BinaryClassHead(label_vocabulary=["n", "y"]), [0, 1], "labels are int32 and label_vocabulary is string"),
-        (heads.MultiClassHead(3), [0.0, 1.0], "labels are float32; they are integers 0..2"),
-        (heads.MultiClassHead(3), [[0, 1], [1, 0]], "One-hot labels become classes with tf.argmax"),
+        (heads.BinaryClassHead(), [0, 1, 1], r"labels have the shape \(3, 1\); with logits \(2, 1\)"),
+        (
+            heads.BinaryClassHead(label_vocabulary=["n", "y"]),
+            [0, 1],
+            "labels are int32, but label_vocabulary=",
+        ),
+        (heads.MultiClassHead(3), [0.0, 1.0], "labels are float32; they must be integers from 0 to 2"),
+        (heads.MultiClassHead(3), [[0, 1], [1, 0]], "convert one-hot labels to classes with tf.argmax"),
     ],
 )
 def test_labels_that_cannot_fit_are_refused_at_the_trace(head: Head, labels: Any, message: str) -> None:
@@ -183,11 +187,11 @@ def test_labels_that_cannot_fit_are_refused_at_the_trace(head: Head, labels: Any
 @pytest.mark.parametrize(
     ("head", "labels", "message"),
     [
-        (heads.BinaryClassHead(), [0, 7], r"labels must be in 0..1; these are not:.*7"),
-        (heads.MultiClassHead(3), [-1, 3], r"labels must be in 0..2; these are not:.*-1,? 3"),
-        (heads.MultiClassHead(3, label_vocabulary=["a", "b", "c"]), ["a", "q"], r"these are not:.*q"),
-        (heads.MultiLabelHead(2), [[0, 2], [1, 1]], r"1: the class is right, 0: it is not.*2"),
-        (heads.LogisticRegressionHead(), [0.5, 1.5], r"labels must be in 0..1; these are not:.*1.5"),
+        (heads.BinaryClassHead(), [0, 7], r"labels must be from 0 to 1; these are not:.*7"),
+        (heads.MultiClassHead(3), [-1, 3], r"labels must be from 0 to 2; these are not:.*-1,? 3"),
+        (heads.MultiClassHead(3, label_vocabulary=["a", "b", "c"]), ["a", "q"], r"not in it:.*q"),
+        (heads.MultiLabelHead(2), [[0, 2], [1, 1]], r"1: the example has the class.*2"),
+        (heads.LogisticRegressionHead(), [0.5, 1.5], r"labels must be from 0 to 1; these are not:.*1.5"),
     ],
 )
 def test_values_of_labels_that_do_not_fit_are_shown(head: Head, labels: Any, message: str) -> None:
@@ -199,11 +203,11 @@ def test_values_of_labels_that_do_not_fit_are_shown(head: Head, labels: Any, mes
     ("make", "message"),
     [
         (lambda: heads.BinaryClassHead(loss_reduction="none"), "loss_reduction='none' is not one of: auto, sum_over"),
-        (lambda: heads.BinaryClassHead(thresholds=[0.5, 1.0]), r"each is between 0 and 1, not \[1.0\]"),
-        (lambda: heads.BinaryClassHead(loss_fn=lambda y, logits: y), "missing: labels; not known: y"),
+        (lambda: heads.BinaryClassHead(thresholds=[0.5, 1.0]), r"each must be between 0 and 1, unlike \[1.0\]"),
+        (lambda: heads.BinaryClassHead(loss_fn=lambda y, logits: y), "missing: labels; unknown: y"),
         (lambda: heads.MultiClassHead(2), r"MultiClassHead\(n_classes=2\): must be more than 2"),
-        (lambda: heads.MultiClassHead(3, label_vocabulary=["a"]), "has 1 entries and n_classes is 3"),
-        (lambda: heads.MultiLabelHead(2, classes_for_class_based_metrics=[2]), r"ids are in 0..1"),
+        (lambda: heads.MultiClassHead(3, label_vocabulary=["a"]), "has 1 entries, but there are 3 classes"),
+        (lambda: heads.MultiLabelHead(2, classes_for_class_based_metrics=[2]), r"ids must be from 0 to 1"),
         (lambda: heads.RegressionHead(0), "must be at least 1"),
         (lambda: heads.MultiHead([heads.RegressionHead()]), r"heads need different names"),
     ],
@@ -214,5 +218,5 @@ def test_arguments_that_mean_nothing_are_refused(make: Callable[[], Any], messag
 
 
 def test_a_weight_column_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match="weight_column='w' is not a feature. There are: x"):
+    with pytest.raises(ValueError, match="weight_column='w' is not a feature. The features are: x"):
         heads.RegressionHead(weight_column="w").loss(tf.zeros([2, 1]), tf.zeros([2, 1]), {"x": tf.zeros([2])})

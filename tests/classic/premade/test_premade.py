@@ -242,7 +242,7 @@ def test_an_exported_classifier_gives_scores_of_named_classes(classifier: Any, t
 
 def test_logit_functions_are_called_with_what_they_take() -> None:
     assert float(logits.call_logit_fn(lambda features, mode: features * 2, tf.constant(2.0), "train", {}, None)) == 4.0
-    with pytest.raises(ValueError, match="returned NoneType; a logit_fn returns a tensor or a dict"):
+    with pytest.raises(ValueError, match="returned NoneType, but must return a tensor or a dict"):
         logits.call_logit_fn(lambda features: None, tf.constant(2.0), "train", {}, None)
 
 
@@ -269,7 +269,7 @@ def test_parse_specs_hold_features_label_and_weight() -> None:
             lambda: logits.dnn_logit_fn_builder(1, [2], [fc.categorical_column_with_identity("c", 3)])(
                 {"c": tf.constant([[1]])}, "train"
             ),
-            "the column 'c' is categorical, and a network takes numbers. Put tf.feature_column.embedding_column",
+            "the column 'c' is categorical, but a network needs dense columns. Put tf.feature_column.embedding_column",
         ),
         (
             lambda: logits.linear_logit_fn_builder(1, [fc.numeric_column("x")] * 2)({"x": tf.zeros([2])}),
@@ -277,10 +277,10 @@ def test_parse_specs_hold_features_label_and_weight() -> None:
         ),
         (
             lambda: logits.linear_logit_fn_builder(1, [fc.numeric_column("x")])(tf.zeros([2, 1])),
-            "feature columns take theirs from a dict of tensors",
+            "feature columns need a dict of tensors",
         ),
         (lambda: logits.linear_logit_fn_builder(1, ["x"])({"x": tf.zeros([2])}), "'x' is not a feature column"),
-        (lambda: logits.dnn_logit_fn_builder(1.0, [2], []), "units=1.0: the logits_dimension of a head"),  # type: ignore[arg-type]
+        (lambda: logits.dnn_logit_fn_builder(1.0, [2], []), "units=1.0 must be a positive int"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_built_says_what_to_change(make: Callable[[], Any], message: str) -> None:
@@ -290,4 +290,4 @@ def test_what_cannot_be_built_says_what_to_change(make: Callable[[], Any], messa
 
 def test_a_partitioner_says_that_the_strategy_places_variables(caplog: pytest.LogCaptureFixture) -> None:
     V1.LinearRegressor([fc.numeric_column("x")], partitioner=v1.fixed_size_partitioner(2), config=RunConfig())
-    assert "partitioner has no effect: the strategy places variables" in caplog.text
+    assert "partitioner= has no effect: the strategy places variables" in caplog.text

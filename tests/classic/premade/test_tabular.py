@@ -46,11 +46,14 @@ def test_numbers_are_brought_to_the_scale_that_is_written() -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ({"a": {"kind": "number"}}, "model.params.columns.a.kind='number': Did you mean 'numeric'"),
+        (
+            {"a": {"kind": "number"}},
+            "model.params.columns.a.kind='number': there is no such kind. Did you mean 'numeric'",
+        ),
         ({"a": {"kind": "hashed", "bucket": 3}}, "columns.a.bucket: .* no such setting. Did you mean 'buckets'"),
         ({"a": {"kind": "hashed"}}, "columns.a: a column of kind hashed needs buckets"),
         ({"a": {"kind": "embedding", "of": "b", "dimension": 2}}, "there is no model.params.columns.b"),
-        ({"a": {"kind": "indicator", "of": "a"}}, "a -> a are made of each other"),
+        ({"a": {"kind": "indicator", "of": "a"}}, "a -> a: a column cannot be made of itself"),
     ],
 )
 def test_a_column_that_cannot_be_made_names_its_key(written: Any, message: str) -> None:
@@ -60,5 +63,5 @@ def test_a_column_that_cannot_be_made_names_its_key(written: Any, message: str) 
 
 def test_a_column_that_is_not_there_is_named_where_it_is_asked_for() -> None:
     columns = Columns({"radius": {"kind": "numeric"}})
-    with pytest.raises(ValueError, match="model.params.wide has 'radios'.* Did you mean 'radius'"):
+    with pytest.raises(ValueError, match="model.params.wide: there is no column 'radios'. Did you mean 'radius'"):
         columns.chosen(["radios"], "model.params.wide")
