@@ -1,6 +1,8 @@
 """Make sources written for tf.estimator or TensorFlow 1 run on today's TensorFlow.
 
-`names` lists every public name of tf.estimator 2.15, and `install` sets them on TensorFlow; `module_paths` imports its
-private modules. `tf1_imports` gives TensorFlow 1 to sources written for it, `tf1_operators` the operators of its
-tensors. `check` reads a source and reports what works; `differences` has its findings.
+`names` lists every public name of tf.estimator 2.15, and `install` sets them on TensorFlow. `module_paths` makes
+tf.estimator's private modules importable. `tf1_imports` lets `import tensorflow` mean tensorflow.compat.v1 in sources
+written for TensorFlow 1, and `tf1_operators` gives tensors the operators of TensorFlow 1 while a model_fn is called.
+`check` reports what in a source is unchanged, changed and unsupported; `differences` has the texts of its findings, and
+`source`, `installed_names`, `packages` and `python2` find what it judges.
 """

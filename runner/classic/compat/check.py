@@ -31,7 +31,11 @@ class Finding:
     """A finding about one use of a name.
 
     Attributes:
+      file: path of the source, as the user gave it.
+      line: line of the use, from 1.
+      column: column of the use, from 1.
       verdict: "unchanged", "changed" or "unsupported".
+      name: the name as users write it: `tf.train.Saver`, `.predict`.
       text: the reason and the fix; "" for "unchanged".
     """
 
@@ -44,11 +48,11 @@ class Finding:
 
 
 def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
-    """Return the findings about a source in the order of its lines; each name is reported once per line.
+    """Return the findings about a source. Each name is reported once per line.
 
     Args:
       text: the source.
-      file: its path, for messages and to find modules beside it.
+      file: path of the source, for messages and to find the user's modules in its folder.
       installed: the names of the installed TensorFlow.
 
     Raises:
@@ -76,9 +80,9 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
             if verdict == UNSUPPORTED and use.line in elsewhere:
                 verdict, said = CHANGED, f"{said}; the code around it supports several versions"
             elif verdict == UNSUPPORTED and (use.line, use.column) in imports and _is_of_contrib(use):
-                verdict, said = CHANGED, f"its use is refused, not this import: {said}"
+                verdict, said = CHANGED, f"only its use raises an error, not this import: {said}"
             elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
-                said = f"Python looks for it in the installed TensorFlow, and not in your {own}: rename that folder"
+                said = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
             found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
     return list(found.values())
 
@@ -92,8 +96,8 @@ def _is_of_contrib(use: Use) -> bool:
 
 
 def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | ast.stmt, str, str, str]]:
-    """Yield (node, verdict, name, text) of each problem that does not depend on TensorFlow: Python 2, missing
-    packages.
+    """Yield (node, verdict, name, text) for each problem other than a TensorFlow name: Python 2, missing packages, and
+    a user's module that hides TensorFlow.
     """
     for statement, package, said in packages.missing(tree, file):
         yield statement, UNSUPPORTED, package, said
@@ -102,7 +106,7 @@ def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | a
     own = packages.in_place_of_tensorflow(file)
     for node in ast.walk(tree) if own is not None else ():
         if isinstance(node, ast.Import | ast.ImportFrom) and "tensorflow" in ast.unparse(node):
-            yield node, UNSUPPORTED, "tensorflow", f"Python imports your {own} in place of TensorFlow: rename it"
+            yield node, UNSUPPORTED, "tensorflow", f"Python imports your {own} instead of TensorFlow: rename it"
 
 
 _VERSIONS = frozenset({"__version__", "VERSION", "hasattr", "version_info", "PY2", "PY3"})
@@ -112,7 +116,9 @@ _MISSING = frozenset(
 
 
 def _for_other_versions(tree: ast.AST) -> set[int]:
-    """Return the lines inside `try: ... except ImportError:` and the like, and inside conditions on a version."""
+    """Return the numbers of the lines in code that handles several versions: in `try: ... except ImportError:` and the
+    like, and in conditions on a version.
+    """
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp):
@@ -127,7 +133,7 @@ def _for_other_versions(tree: ast.AST) -> set[int]:
 
 
 def _named(tree: ast.AST) -> set[str]:
-    """Return the last part of each name in `tree`."""
+    """Return the last part of each dotted name in `tree`: `__version__` for `tf.__version__`."""
     return {str(getattr(one, "attr", getattr(one, "id", ""))) for one in ast.walk(tree)}
 
 
@@ -142,9 +148,9 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
     if module_paths.leads_to(use.name):
-        yield CHANGED, "it was private: the runner has those of its names that are public under tf.estimator", use.said
+        yield CHANGED, "a private module of tf.estimator: only names that are public under tf.estimator exist", use.said
     elif use.is_private:
-        yield CHANGED, f"it is private: TensorFlow {VERSION} has it, but may move it in any release", use.said
+        yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
@@ -162,30 +168,30 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
 
 
 _WEIGHTED_LOSS = (
-    "only on several replicas: a mean by weights is that of the global batch, as on one device; in tf.estimator each "
-    "replica divided by its own weights"
+    "on several replicas, the weighted mean is over the global batch, as on one device; in tf.estimator each replica "
+    "divided by the sum of its own weights"
 )
 _OF_1 = (
-    "TensorFlow 1: `python -m runner.classic` gives this file tensorflow.compat.v1 for tensorflow; started otherwise "
-    "it has to say `import tensorflow.compat.v1 as tf`"
+    "this file is written for TensorFlow 1: under `python -m runner.classic`, `tensorflow` means tensorflow.compat.v1 "
+    "in it; to start it otherwise, write `import tensorflow.compat.v1 as tf`"
 )
 _NO_ITERATOR = (
-    "a tf.data.Dataset of TensorFlow 2 has none: tf.compat.v1.data.make_one_shot_iterator(dataset), or return the "
-    "dataset from input_fn"
+    "a tf.data.Dataset of TensorFlow 2 has no such method: use tf.compat.v1.data.make_one_shot_iterator(dataset), or "
+    "return the dataset from input_fn"
 )
 _OWN_SAVER = (
-    "TensorFlow refuses a class of your own: there is no Saver in the graph. Give saving_listeners, or a "
+    "a subclass does not work, because there is no Saver in the graph. Give saving_listeners, or a "
     "tf.train.CheckpointSaverListener in CheckpointSaverHook(listeners=)"
 )
 _OWN_HOOK = (
-    "your hook is called at every step, since it may fetch anything and stop at any step. Loops have one step, which "
-    "is slower; a runner.Hook with Every(steps=) is called once per loop"
+    "your hook is called at every step, since it may fetch anything and stop at any step. So each loop on the devices "
+    "has only one step, which is slower; a runner.Hook with Every(steps=) is called once per loop"
 )
 
 
 def _gives(use: Use, argument: str, num_arguments: int) -> bool:
-    """Report whether the use passes `argument`, by name or position, or is not a call. Rules with `without` skip
-    such uses.
+    """Report whether a rule with `without=argument` skips the use: it passes the argument, by name or as the
+    `num_arguments`-th one by position, or is not a call.
     """
     return bool(argument) and (argument in use.keywords or not 0 <= use.num_arguments < num_arguments)
 
@@ -197,7 +203,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
     if module_paths.leads_to(name):
         return None
     if top == "tensorflow_estimator":
-        return "the package is not part of TensorFlow any more: its public names are tf.estimator.*"
+        return "TensorFlow no longer has this package: use tf.estimator.* for its public names"
     if top != "tensorflow" or not rest:
         return None
     part, _, of_contrib = name.removeprefix(f"{V1}.").removeprefix("tensorflow.").partition(".")
@@ -207,7 +213,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
         instead = "use tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "use the public name"
         there = installed.has_private(name) or not installed.is_there
         instead = instead_of(rest) or instead
-        return None if there else f"it is private, and TensorFlow {VERSION} does not have it: {instead}"
+        return None if there else f"a private name that TensorFlow {VERSION} does not have: {instead}"
     estimator = _of_estimator(name)
     if estimator is not None:
         return estimator or None
@@ -215,7 +221,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
         return None
     hint = instead_of(use.api_name)
     if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
-        hint = f"TensorFlow 1's is tf.compat.v1.{rest}; `import tensorflow.compat.v1 as tf` brings all of them"
+        hint = f"use tf.compat.v1.{rest}, or `import tensorflow.compat.v1 as tf` for all names of TensorFlow 1"
     return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
 
 
@@ -238,16 +244,16 @@ def _of_estimator(name: str) -> str | None:
     if not rest or rest in OF_EVERY_MODULE or names.leads_to(table, rest):
         return ""
     if names.leads_to(names.V1_NAMES, rest):
-        return f"TensorFlow 1's is tf.compat.v1.estimator.{rest}"
-    return f"tf.estimator never had it.{did_you_mean(rest, table)}".removesuffix(".")
+        return f"a name of TensorFlow 1: use tf.compat.v1.estimator.{rest}"
+    return f"tf.estimator never had this name.{did_you_mean(rest, table)}".removesuffix(".")
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
 def report(findings: Sequence[Finding]) -> str:
-    """Return the findings in the format of compilers, `file:line: verdict: name: text`, with all that works in a
-    line of source joined.
+    """Return the findings as text, one per line in the format of compilers: `file:line: verdict: name: text`. All
+    unchanged names of a line of source are in one line.
     """
     works: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
     lines: list[tuple[str, int, str]] = []
@@ -264,7 +270,7 @@ def summary(findings: Sequence[Finding]) -> str:
     """Return one line with the number of findings of each verdict."""
     counts = collections.Counter(one.verdict for one in findings)
     if not findings:
-        return "uses nothing of TensorFlow"
+        return "no use of TensorFlow"
     return f"{counts[UNCHANGED]} unchanged, {counts[CHANGED]} changed, {counts[UNSUPPORTED]} unsupported"
 
 
@@ -276,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m runner.classic check", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="files, or folders of .py files")
-    parser.add_argument("--json", action="store_true", help="a list of objects with the fields of a finding")
+    parser.add_argument("--json", action="store_true", help="print a list of objects, one per finding")
     options = parser.parse_args(arguments)
     installed, findings, is_read = Installed(), list[Finding](), True
     for path in options.paths:

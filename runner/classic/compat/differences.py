@@ -15,13 +15,16 @@ CHANGED, UNSUPPORTED = "changed", "unsupported"
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A finding about some names.
+    """What `check` reports about a use of some names.
 
     Attributes:
+      verdict: CHANGED or UNSUPPORTED.
       names: relative to `tensorflow` or `tensorflow.compat.v1` (`train.Saver`), or to `tensorflow` only
         (`compat.v1.metrics.mean`); a name that ends in `.*` means all names below.
-      only_in: MODEL_FN, INPUT_FN, SCRIPT or HOOK: applies only to uses there; "": everywhere.
-      without: skip calls that pass this argument, by name, or by position with at least `num_arguments` arguments.
+      text: the reason and the fix.
+      only_in: the rule applies only to uses in this place (MODEL_FN, INPUT_FN, SCRIPT or HOOK); "": in all places.
+      without: the rule does not apply to calls that pass this argument, by name or by position; "": to all calls.
+      num_arguments: a call with at least this many positional arguments passes `without` by position.
     """
 
     verdict: str
@@ -37,12 +40,12 @@ class Rule:
 
 _GIVEN = "there is no session to feed or run: pass the tensors to model_fn through input_fn"
 _EAGER = (
-    "outside of model_fn everything is eager, disable_v2_behavior() or not, and it raises RuntimeError: make it in "
-    "model_fn, or under `with tf.Graph().as_default():`"
+    "outside of model_fn everything is eager, even after disable_v2_behavior(), and this raises RuntimeError: call it "
+    "in model_fn, or under `with tf.Graph().as_default():`"
 )
 _SESSION = (
-    "outside of model_fn everything is eager, disable_v2_behavior() or not, and a session cannot run what is: make it, "
-    "and the session, under `with tf.Graph().as_default():`"
+    "outside of model_fn everything is eager, even after disable_v2_behavior(), and a session cannot run eager "
+    "tensors: make them and the session under `with tf.Graph().as_default():`"
 )
 _NEED_A_GRAPH = (
     "sparse_placeholder gradients hessians compat.v1.metrics.* summary.merge summary.merge_all summary.FileWriter "
@@ -83,7 +86,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
         _NEED_A_GRAPH: _EAGER,
         ".make_initializable_iterator": _EAGER,
         ".run": _SESSION,
-        ".eval": "outside of model_fn everything is eager, disable_v2_behavior() or not: write .numpy()",
+        ".eval": "outside of model_fn everything is eager, even after disable_v2_behavior(): write .numpy()",
     },
     HOOK: {
         "RunOptions": "there is no session whose step could be traced: use tf.profiler.experimental",
@@ -92,8 +95,8 @@ _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
 _CHANGED: Mapping[str, Mapping[str, str]] = {
     INPUT_FN: {
         "placeholder": (
-            "a hook feeds it once, before the first step, when it runs the initializer of the iterator; a resumed run "
-            "reads the data again from the beginning and skips what it had"
+            "a hook can feed it once, before the first step, by running the iterator's initializer; a resumed run "
+            "reads the data again from its beginning and drops what it had read"
         ),
     },
     MODEL_FN: {
@@ -101,11 +104,11 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
             "only hooks can feed it, at each step: SessionRunArgs(feed_dict=), FeedFnHook; data comes through input_fn"
         ),
         "keras.optimizers.* optimizers.*": (
-            "the gradient is the mean over the global batch; with several replicas tf.estimator summed the replicas' "
-            "means: for the same updates, multiply the learning rate by the number of replicas"
+            "the gradient is the mean over the global batch, whereas tf.estimator summed the means of the replicas: "
+            "for the same updates with several replicas, multiply the learning rate by their number"
         ),
         "clip_by_global_norm clip_by_norm clip_by_average_norm": (
-            "on several replicas each clips its own gradients, as in tf.estimator, so numbers depend on their number; "
+            "each replica clips its own gradients, as in tf.estimator, so results depend on the number of replicas; "
             "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch"
         ),
         "train.Saver": "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
@@ -116,15 +119,15 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
     },
     SCRIPT: {
         "placeholder": (
-            "outside of model_fn everything is eager: after disable_v2_behavior() and in files of TensorFlow 1 it "
-            "describes requests for build_raw_serving_input_receiver_fn, else it raises RuntimeError; make "
-            "placeholders to feed under `with tf.Graph().as_default():`"
+            "outside of model_fn everything is eager: after disable_v2_behavior(), and in files for TensorFlow 1, a "
+            "placeholder can only be passed to build_raw_serving_input_receiver_fn; else this raises RuntimeError. "
+            "Make placeholders that are fed under `with tf.Graph().as_default():`"
         ),
     },
     HOOK: {
         ".run": (
-            "in a training hook, fetches that depend on a batch use the next one; only placeholders made by model_fn "
-            "or a hook can be fed, and together with iterator.initializer those of input_fn"
+            "in a training hook, fetches that depend on a batch use the next batch; only placeholders of model_fn and "
+            "hooks can be fed, and those of input_fn when iterator.initializer is run"
         ),
     },
     "": {
@@ -132,23 +135,23 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
             "it can only feed placeholders of model_fn; training then runs one step per loop"
         ),
         "train.replica_device_setter": (
-            "it has no effect, since the strategy places variables: use strategy=parameter_server"
+            "this has no effect, since the strategy places variables: use strategy=parameter_server"
         ),
         " ".join(install.SWITCHES): (
-            "it has no effect outside of model_fn, and warns: a model_fn is traced as a TensorFlow 1 graph anyway, "
-            "and everything else is eager; there, build graphs under `with tf.Graph().as_default():`"
+            "this has no effect, with a warning: a model_fn is traced as a TensorFlow 1 graph anyway, and everything "
+            "else is eager; build other graphs under `with tf.Graph().as_default():`"
         ),
         "py_func py_function numpy_function": (
-            "in an input_fn the position cannot be saved, so a resumed run reads and drops the batches that it had; "
-            "the Python function does not exist in exports and other processes"
+            "in an input_fn, this prevents saving the position in the data, so a resumed run reads and drops the "
+            "batches up to its step; exported models and other processes do not have the Python function"
         ),
         "train.Scaffold": (
             "init_op, init_fn, local_init_op and summary_op have an effect in training; saver, ready_op and "
             "ready_for_local_init_op have none, with a warning"
         ),
         "estimator.train_and_evaluate": (
-            "it also returns metrics if training was finished before; the evaluator ends when training ends, for any "
-            "reason; saving_listeners are called under every strategy"
+            "if training was finished before, this evaluates and returns the metrics, too; the evaluator process ends "
+            "when training ends for any reason; saving_listeners are called under every strategy"
         ),
         "train.import_meta_graph": (
             "the runner writes no graph beside checkpoints; graphs that TensorFlow 1 has written can be read"
@@ -160,12 +163,13 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
             "it exports at the end of training for any reason; tf.estimator did so only at max_steps"
         ),
         " ".join(f"estimator.experimental.{name}" for name in names.EARLY_STOPPING): (
-            "it works under every strategy, and stores nothing in checkpoints: with the hook a stopped run does not "
-            "train on, without the hook it does"
+            "works under every strategy, and stores nothing in checkpoints: started again with the hook, a stopped run "
+            "stays stopped; without the hook it continues"
         ),
-        "estimator.experimental.InMemoryEvaluatorHook": "it works under every strategy of one process, too",
+        "estimator.experimental.InMemoryEvaluatorHook": "works under all strategies of one process",
         "distribute.experimental.ParameterServerStrategy distribute.ParameterServerStrategy": (
-            "tf.estimator refused it; here a coordinator passes steps to the workers, and each gradient is one update"
+            "tf.estimator did not support this strategy; here a coordinator passes steps to the workers, and each "
+            "worker's gradient is one update"
         ),
         "train.Server distribute.Server": (
             "the runner starts the servers of a cluster itself, and ends them with the run: TF_CONFIG is enough"
@@ -175,14 +179,14 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
             "under every strategy; without a checkpoint it raises ValueError instead of evaluating initial values"
         ),
         ".predict": (
-            "with RunConfig(eval_distribute=) it runs on the devices of that strategy, in tf.estimator always on one, "
+            "with RunConfig(eval_distribute=) it runs on all devices of that strategy (in tf.estimator always on one) "
             "and keeps the order of the input; without a checkpoint it raises ValueError"
         ),
     },
 }
 _EVAL_SPEC = (
-    "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example, once, with "
-    "RunConfig(eval_distribute=) too"
+    "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example exactly once, "
+    "also with RunConfig(eval_distribute=)"
 )
 
 RULES: tuple[Rule, ...] = (
@@ -208,7 +212,7 @@ RUN_CONFIG: Mapping[str, str] = {
     "experimental_distribute": "there is no standalone client mode: give train_distribute= and eval_distribute=",
     "checkpoint_save_graph_def": f"{_IGNORED}: no graph is written beside checkpoints",
 }
-"""Argument of RunConfig that works differently -> text of the finding."""
+"""Argument of RunConfig that behaves differently -> text of the finding."""
 
 REMOVED: tuple[tuple[str, str], ...] = (
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),

@@ -22,39 +22,40 @@ from runner.tf_private import legacy_keras, tf_estimator
 _log = logging.getLogger(__name__)
 
 _OUT_OF_EAGER = frozenset({"disable_v2_behavior", "disable_eager_execution"})
-"""TF 1's switches to graph mode."""
+"""Functions of TensorFlow with which a script switches to graph mode."""
 
 SHAPES = ("disable_v2_behavior", "disable_v2_tensorshape")
-"""TF 1's switches that give the dimensions of a shape a `value`."""
+"""Functions of TensorFlow after which the dimensions of a shape have a `value`, as in TensorFlow 1."""
 
 SWITCHES = (
     *SHAPES, "disable_eager_execution", "disable_control_flow_v2", "disable_resource_variables",
     "disable_tensor_equality",
 )  # fmt: skip
-"""Switches that TF 1 scripts call first. They have no effect here, because the runner cannot run under them."""
+"""Functions that scripts for TensorFlow 1 call first. They have no effect here, because the engine needs the behavior
+of TensorFlow 2."""
 
 called: set[str] = set()
-"""The switches that were called; those of SHAPES also if a source is recognized as TensorFlow 1."""
+"""The SWITCHES that were called. Those of SHAPES are added if a source is recognized as TensorFlow 1, too."""
 
 _warned: set[str] = set()
-"""The switch that was logged; only the first one is."""
+"""The first of SWITCHES that was called; a warning is logged only for this one."""
 
 _INITIALIZERS = (
     "global_variables_initializer", "initialize_all_variables", "initialize_local_variables", "initialize_variables",
     "local_variables_initializer", "variables_initializer",
 )  # fmt: skip
-"""Initializers for a Scaffold. They do nothing in model_fn, since the runner gives variables their values itself."""
+"""Functions whose operations initialize variables. In model_fn they return a no-op: the runner sets the values."""
 
 _PLACEHOLDERS = ("placeholder", "sparse_placeholder")
-"""Functions that scripts call outside of graphs, for `build_raw_serving_input_receiver_fn`."""
+"""Functions that scripts call outside of graphs, to describe requests for `build_raw_serving_input_receiver_fn`."""
 
 
 importing_tensorflow: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-"""Returns a context that is entered while TensorFlow is imported."""
+"""Returns a context manager that is entered while TensorFlow is imported."""
 
 
 def install() -> None:
-    """Set the names on TensorFlow: now on modules that are imported already, on others when they are imported."""
+    """Set the classic names on TensorFlow's modules: at once if a module is imported already, else when it is."""
     if "tensorflow" not in sys.modules and legacy_keras.is_installed():
         os.environ.setdefault(legacy_keras.VARIABLE, "1")
     later = {}
@@ -108,9 +109,9 @@ def _put_on_v1(v1: Any) -> None:
 
 
 def _put_on_nested(compat: Any) -> None:
-    """Make `tf.compat.v1.compat.v1`, a separate module in TensorFlow, and all below it the same as `tf.compat.v1`.
+    """Replace `tf.compat.v1.compat.v1` and the like, separate modules in TensorFlow, by `tf.compat.v1` and `.v2`.
 
-    Code that imported such a module earlier sees the names as well.
+    The classic names are also set on the separate modules, for code that has imported them already.
     """
     for name, nested in list(sys.modules.items()):
         inner = module_paths.NESTED_PRIVATE.fullmatch(name)
@@ -132,8 +133,8 @@ def _make_importable(at: str, module: Names) -> None:
 
 
 def _put_strategies(old: Any, new: Any) -> None:
-    """Replace TF 1's strategies, which need its graphs and share keys of collectives, by today's; the arguments are
-    the same.
+    """Replace the strategies of tf.compat.v1, which need TensorFlow 1's graphs and share keys of collectives, by those
+    of TensorFlow 2 with the same arguments.
     """
     old.MirroredStrategy, old.OneDeviceStrategy = new.MirroredStrategy, new.OneDeviceStrategy
     old.experimental.CentralStorageStrategy = new.experimental.CentralStorageStrategy
@@ -141,17 +142,15 @@ def _put_strategies(old: Any, new: Any) -> None:
 
 
 def _place(resolver: Any) -> Cluster:
-    """Return the task of this process according to a cluster resolver, without the evaluator, which serves no
-    requests.
-    """
+    """Return the cluster and task of this process from a resolver, without the evaluator, which has no server."""
     tasks = {kind: listed for kind, listed in resolver.cluster_spec().as_dict().items() if kind != "evaluator"}
     return Cluster(resolver.task_type, int(resolver.task_id or 0), tasks)
 
 
 def _with_coordinator(resolver: Any) -> Any:
-    """Return a resolver for the same cluster in which worker 0 is the coordinator if there is no chief.
+    """Return a resolver for the same cluster in which worker 0 is the chief if there is none.
 
-    A resolver without a task type is returned unchanged: its process is outside of the cluster and coordinates it.
+    A resolver without a task type is returned unchanged: it belongs to a coordinator outside of the cluster.
     """
     from tensorflow import distribute, train
 
@@ -173,17 +172,17 @@ def _kept_local(resolver: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return `opt` unchanged: the runner sums the gradients of replicas itself."""
+    """Return `opt` unchanged, because the runner itself sums the gradients of replicas."""
     return opt
 
 
 def profiler_hook(*args: Any, **kwargs: Any) -> Any:
-    """Return a `runner.classic.hooks.ProfilerHook`; TensorFlow's cannot be made without a session's graph."""
+    """Return a `runner.classic.hooks.ProfilerHook`. TensorFlow's own cannot be made outside of a graph."""
     return names.lookup(names.NAMES, "ProfilerHook", "tf.train.ProfilerHook")(*args, **kwargs)
 
 
 def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an initializer of variables so that it does nothing in a graph that the runner traces."""
+    """Return a function like `initializer` that returns a no-op in a graph that the runner traces."""
 
     @functools.wraps(initializer)
     def made(*args: Any, **kwargs: Any) -> Any:
@@ -196,10 +195,10 @@ def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a placeholder function so that, after a switch to graph mode, it can be called outside of graphs: it makes
-    its own.
+    """Return a function like `placeholder` that can be called outside of graphs after a switch to graph mode: it then
+    makes the placeholder in a new graph.
 
-    Input functions are not affected; the runner calls one in a graph if it needs one.
+    In input functions nothing changes: the runner calls an input function in a graph if it makes placeholders.
     """
 
     @functools.wraps(placeholder)
@@ -218,11 +217,11 @@ def _as_in_a_graph(placeholder: Callable[..., Any]) -> Callable[..., Any]:
 def _without_effect(name: str) -> Callable[[], None]:
     def said() -> None:
         called.add(name)
-        if not _warned:  # once is enough: every second file of such code calls it
+        if not _warned:  # scripts call several of these functions in several files: warn once
             _warned.add(name)
             _log.warning(
-                "tf.%s() has no effect outside of model_fn, which is traced as a TensorFlow 1 graph anyway: everything "
-                "else is eager. There, build graphs under `with tf.Graph().as_default():`.",
+                "tf.%s() has no effect: model_fn is traced as a TensorFlow 1 graph anyway, and everything else is "
+                "eager. Build other graphs under `with tf.Graph().as_default():`.",
                 name,
             )
 
@@ -230,12 +229,12 @@ def _without_effect(name: str) -> Callable[[], None]:
 
 
 class Names(types.ModuleType):
-    """A module that looks its names up in a table when they are used.
+    """A module that imports the objects of its names when they are first used.
 
     Args:
       shown: the module's name as users write it.
-      table: name -> "module:attribute"; a dot in a name makes a module inside.
-      prefix: of the table's names that belong to this module.
+      table: name -> "module:attribute"; `export.ExportOutput` is a name in the submodule `export`.
+      prefix: prefix of those names in the table that belong to this module, such as `export.`.
     """
 
     def __init__(self, shown: str, table: Mapping[str, str], prefix: str = "") -> None:
@@ -256,7 +255,7 @@ class Names(types.ModuleType):
         return found
 
     def modules(self) -> set[str]:
-        """Return the names of the modules in it."""
+        """Return the names of its submodules."""
         own = (name.removeprefix(self._prefix) for name in (*self._table, *names.GONE) if name.startswith(self._prefix))
         return {name.partition(".")[0] for name in own if "." in name}
 
@@ -266,7 +265,7 @@ class Names(types.ModuleType):
 
 
 class LegacyKeras(types.ModuleType):
-    """A module of tf_keras that TensorFlow itself provides only with TF_USE_LEGACY_KERAS=1."""
+    """`tf.layers` or `tf.nn.rnn_cell`, from tf_keras. TensorFlow itself has it only with TF_USE_LEGACY_KERAS=1."""
 
     def __init__(self, part: str, shown: str) -> None:
         super().__init__(shown)
@@ -292,10 +291,10 @@ class LegacyKeras(types.ModuleType):
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Sets the names on modules when they are imported.
+    """Calls functions for modules after their import, to set the classic names on them.
 
     Args:
-      puts: module name -> function to call with the module after its import.
+      puts: module name -> function that is called with the module.
     """
 
     def __init__(self, puts: Mapping[str, Callable[[Any], None]]) -> None:
@@ -314,7 +313,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _execute(execute: Callable[[types.ModuleType], None], put: Callable[[Any], None], module: types.ModuleType) -> None:
-    """Execute the module with its own loader, and then set the names on it."""
+    """Execute a module with `execute`, its loader's function, and then set the classic names on it with `put`."""
     with importing_tensorflow():
         execute(module)
     put(sys.modules[module.__name__])  # TensorFlow replaces the module while it is imported

@@ -15,8 +15,8 @@ from runner.config.source_names import V1, canonical
 _LEGACY = "tf_keras/api/_v1/keras/__internal__/legacy"
 _KERAS_2, _KERAS_3 = "tf_keras/api/_v2/keras", "keras/_tf_keras/keras"
 
-# The modules that TensorFlow 2.21 loads from another package; the longest prefix wins. `import runner.classic`
-# makes it load Keras 2 if tf_keras is installed.
+# Module of TensorFlow 2.21 -> folder of the other package that TensorFlow loads it from; the longest prefix counts.
+# `import runner.classic` makes TensorFlow load Keras 2 if tf_keras is installed.
 _ELSEWHERE = {
     f"{V1}.layers": f"{_LEGACY}/layers",
     f"{V1}.nn.rnn_cell": f"{_LEGACY}/rnn_cell",
@@ -26,25 +26,25 @@ _ELSEWHERE = {
 }
 
 OF_EVERY_MODULE = frozenset({"__dict__", "__doc__", "__file__", "__loader__", "__name__", "__path__", "__spec__"})
-"""`tf.__file__` and the like."""
+"""Names that every module has, such as `tf.__file__`."""
 
 
 class Installed:
-    """The public names of the installed TensorFlow, and of the Keras that it loads.
+    """Finds the names of the installed TensorFlow, and of the Keras that it loads, in their files.
 
     Attributes:
-      is_there: whether TensorFlow is installed.
+      is_there: TensorFlow is installed.
     """
 
     def __init__(self) -> None:
-        # Not importlib: it could find a folder of the user's that is named `tensorflow`.
+        # importlib could find a folder `tensorflow` of the user instead.
         roots = (Path(one) for one in sys.path if (Path(one) / "tensorflow" / "_api").is_dir())
         root = next(roots, None)
         self.is_there = root is not None
         self._root = root or Path(os.devnull)  # a folder without files
 
     def has(self, name: str) -> bool:
-        """Report whether the dotted name `name` is public: a module, or an object in one.
+        """Report whether the dotted name `name` is a public module, or a public object in one.
 
         Attributes of an object (`tf.estimator.ModeKeys.TRAIN`) are not checked.
         """
@@ -77,7 +77,7 @@ class Installed:
         return True
 
     def _defines(self, source: Path, name: str) -> bool:
-        """Report whether a private module defines `name`, or gets it by `from ... import *`."""
+        """Report whether the module with the file `source` defines `name`, or gets it by `from ... import *`."""
         if not source.is_file():
             return False
         return name in _defined(source) or any(self.has_private(f"{one}.{name}") for one in _starred(source))
@@ -106,7 +106,7 @@ class Installed:
 
 @functools.cache
 def _defined(path: Path) -> frozenset[str]:
-    """Return the names that a source file defines at its top level and does not delete again."""
+    """Return the names that a module has after its import: those that its file defines and does not delete again."""
     text = path.read_text()
     tree = ast.parse(text)
     names = set(_bound(tree)) - set(re.findall(r"^ *del (\w+)", text, re.MULTILINE))
@@ -127,7 +127,7 @@ def _starred(path: Path) -> tuple[str, ...]:
 def _bound(tree: ast.Module) -> Iterator[str]:
     """Yield the names that a module binds at its top level.
 
-    Not by `symtable`: in Python 3.12 it includes the variables of comprehensions.
+    Python's `symtable` cannot be used: in Python 3.12 it includes the variables of comprehensions.
     """
     waiting = list[ast.AST](tree.body)
     while waiting:
@@ -143,8 +143,8 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _messages(tree: ast.Module) -> set[str]:
-    """Return the messages, enums and values of a module that protoc generated; they are only added when it is
-    imported.
+    """Return the names of messages, enums, values, services and extensions in a module that protoc generated. Its
+    source only has them in a serialized form.
     """
     from google.protobuf import descriptor_pb2
 

@@ -1,8 +1,9 @@
 """Import modules under names that TensorFlow no longer has: tf.estimator's private modules, and nested `compat`
 modules.
 
-Scripts import `tensorflow.python.estimator.model_fn.ModeKeys`, or the same below `tensorflow_estimator.python`; 2.15
-had both. Such a module has here the names that were also public under tf.estimator.
+TensorFlow 2.15 had tf.estimator's private modules under `tensorflow.python.estimator` and under
+`tensorflow_estimator.python.estimator`. Here, each of these modules has all public names of tf.estimator, so that
+`tensorflow.python.estimator.model_fn.ModeKeys` and the like can be imported.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _OTHERS = {
 
 
 def leads_to(name: str) -> bool:
-    """Report whether the dotted `name` is such a module, or an object in one. Attributes of an object are not
-    checked.
+    """Report whether the dotted `name` is a private module of tf.estimator that can be imported here, or a name in one.
+
+    Attributes of an object in a module are not checked.
     """
     parts = name.split(".")
     modules = [end for end in range(1, len(parts) + 1) if ".".join(parts[:end]) in _MODULES]
@@ -54,7 +56,7 @@ def leads_to(name: str) -> bool:
 
 
 def table_of(module: str) -> dict[str, str]:
-    """Return name -> "module:attribute" for a private module: all public names of tf.estimator, and some others."""
+    """Return name -> "module:attribute" for a private module of tf.estimator: all public names, and some others."""
     own = f"{module.partition('.estimator.')[2].partition('.')[0]}."
     public = {**names.V1_NAMES, **names.KERAS_NAMES}
     in_order = sorted(public, key=lambda name: (name.startswith(own), "." not in name))  # the module's own names win
@@ -66,13 +68,13 @@ def table_of(module: str) -> dict[str, str]:
 
 
 NESTED_PRIVATE = re.compile(r"tensorflow\._api\.v2\.compat(\.v[12]\.compat)+(\.(?P<version>v[12]))?")
-"""Matches the names in `sys.modules` of `tf.compat.v1.compat`, and of `v1` and `v2` in it."""
+"""Matches the names that `tf.compat.v1.compat`, and `v1` and `v2` in it, have in `sys.modules`."""
 
 _NESTED = re.compile(r"tensorflow\.compat\.v[12](?:\.compat\.v[12])*\.compat(?P<rest>(?:\.v[12](?:\..+)?)?)")
 
 
 class NestedCompat(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports `tensorflow.compat.v1.compat.v1.x` as `tensorflow.compat.v1.x`, at any depth."""
+    """Imports `tensorflow.compat.v1.x` for the name `tensorflow.compat.v1.compat.v1.x`, at any depth of `compat`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -87,14 +89,14 @@ class NestedCompat(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Restore the spec of the module, which was executed by its own loader."""
+        """Restore the module's own spec, which Python has replaced. Its own loader has executed the module before."""
         spec = module.__spec__
         if spec is not None and spec.loader is self:
             module.__spec__ = spec.loader_state
 
 
 class ModulePaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports tf.estimator's private modules."""
+    """Imports tf.estimator's private modules, as modules whose names are looked up when they are used."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

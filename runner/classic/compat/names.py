@@ -1,5 +1,6 @@
-"""The table of tf.estimator 2.15's public names: where each is, or what to use instead. It imports no
-implementation.
+"""The table of tf.estimator 2.15's public names: where the runner has each, or what to use instead.
+
+This module imports none of these places, so it can be used without TensorFlow.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ GONE: Mapping[str, str] = {
 
 
 def leads_to(table: Mapping[str, str], name: str) -> bool:
-    """Report whether `name` is in the table, is a module of names in it, or is an attribute of one of them."""
+    """Report whether `name` is in the table, is a module of names in the table, or is an attribute of one of them."""
     return any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in table)
 
 
@@ -119,5 +120,5 @@ def lookup(table: Mapping[str, str], name: str, shown: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != module:  # a module that it imports is missing
             raise
-        raise AttributeError(f"{shown} is not available in this version of the runner: there is no {module}.") from None
+        raise AttributeError(f"{shown} is not available: this version of the runner has no module {module}.") from None
     return getattr(found, attribute)

@@ -1,4 +1,4 @@
-"""Find packages that a source imports and that are not installed, and the user's files that shadow TensorFlow."""
+"""Find packages that a source imports but that are not installed, and files of the user that shadow TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.classic.compat.python2 import MODULES as OF_PYTHON_2
 
 _NO_PACKAGES = ("tensorflow", "tensorflow_estimator")
-"""Packages that `check` does not look for, because it knows each of their names."""
+"""Packages that are not looked for here, because `check` judges each of their names."""
 
 _PIP_NAMES: Mapping[str, str] = {
     "Image": "Pillow",
@@ -25,7 +25,7 @@ _PIP_NAMES: Mapping[str, str] = {
     "yaml": "PyYAML",
 }
 _ENDED: Mapping[str, str] = {
-    "tensorflow_addons": "it ended with TensorFlow 2.15: copy what you use of it into your project",
+    "tensorflow_addons": "its development ended with TensorFlow 2.15: copy the parts you use into your project",
 }
 
 
@@ -44,14 +44,14 @@ def missing(tree: ast.AST, file: Path) -> Iterator[tuple[ast.stmt, str, str]]:
             if package in OF_PYTHON_2:
                 yield node, package, f"Python 3 has no {package}: import {OF_PYTHON_2[package]}"
             elif package in _ENDED:
-                yield node, package, f"this package is not installed here; {_ENDED[package]}"
+                yield node, package, f"the package is not installed; {_ENDED[package]}"
             else:
                 name = _PIP_NAMES.get(package, package.replace("_", "-"))
-                yield node, package, f"this package is not installed here, and is no part of TensorFlow: {_pip(name)}"
+                yield node, package, f"the package is not installed, and is not part of TensorFlow: {_pip(name)}"
 
 
 def _pip(name: str) -> str:
-    return f"pip install {name}, or put its folder beside the script, if it is yours"
+    return f"pip install {name}; or, if the package is your own, put its folder beside the script"
 
 
 @functools.cache
@@ -65,22 +65,24 @@ def _is_installed(package: str) -> bool:
 
 
 def _is_beside(package: str, file: Path) -> bool:
-    """Report whether the file's folder, or a parent folder, from which `-m` may start it, has a module `package`."""
+    """Report whether there is a module `package` in the folder of `file`, or in a parent folder, from which `python -m`
+    may be started.
+    """
     folders = file.absolute().parents
     return any((folder / package).is_dir() or (folder / f"{package}.py").exists() for folder in folders)
 
 
 def in_place_of_tensorflow(file: Path) -> Path | None:
-    """Return the file or folder beside `file` that Python would import as `tensorflow`; None: there is none."""
+    """Return the file or folder beside `file` that Python would import as `tensorflow`; None if there is none."""
     beside = (file.absolute().parent / "tensorflow" / "__init__.py", file.absolute().parent / "tensorflow.py")
     found = next((path for path in beside if path.exists()), None)
     return found.parent if found is not None and found.name == "__init__.py" else found
 
 
 def of_the_users_own(name: str, file: Path) -> Path | None:
-    """Return the user's file or folder that `tensorflow.x.y` probably means; None: there is none.
+    """Return the file or folder of the user that the name `tensorflow.x.y` probably means; None if there is none.
 
-    Python does not import it: the installed TensorFlow comes first.
+    Python does not import it, because the installed TensorFlow comes first.
     """
     inside = Path(*name.split(".")[:2])
     for folder in file.absolute().parents:

@@ -1,4 +1,4 @@
-"""Find Python 2 idioms that Python 3 parses but that fail when they run."""
+"""Find Python 2 idioms that Python 3 can parse but that fail when they run."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ MODULES: Mapping[str, str] = {
 """Module of Python 2 -> its name in Python 3."""
 
 Found = tuple[ast.expr, str, str]
-"""(node, the idiom as written, text of the finding)."""
+"""(node of the idiom, name of the idiom such as `.iteritems` or `print >>`, text of the finding)."""
 
 
 def fix_of_syntax(error: SyntaxError) -> str:
-    """Return the fix for a source that is not valid Python 3, in addition to Python's own message."""
+    """Return a hint how to fix a source that is not valid Python 3. It is printed after Python's own message."""
     message = error.msg or ""
     if "print" in message:
         return "Python 2: write print(...)"
@@ -88,7 +88,7 @@ def fix_of_syntax(error: SyntaxError) -> str:
         return "Python 2: write exec(...)"
     if "octal" in message or "leading zeros" in message:
         return "Python 2: write 0o644"
-    return "Python 2? 2to3, which Python has up to 3.12, rewrites it"
+    return "if this is Python 2, convert it with 2to3, which Python has up to 3.12"
 
 
 def idioms(tree: ast.AST) -> Iterator[Found]:
@@ -111,7 +111,7 @@ def idioms(tree: ast.AST) -> Iterator[Found]:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Return all names that the source itself defines, in any scope."""
+    """Return all names that the source itself defines or imports, in any scope."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -140,7 +140,7 @@ def _of_call(node: ast.Call, functions: set[str]) -> Iterator[Found]:
             yield node, ".next", "Python 3's iterators have no next(): write next(iterator)"
     elif isinstance(function, ast.Name) and function.id == "range":
         if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div) for one in node.args):
-            yield node, "range", "Python 3's / gives a float, which range does not take: write //"
+            yield node, "range", "in Python 3, / gives a float, which range does not accept: write //"
 
 
 def _used_as_lists(scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[str]) -> Iterator[Found]:
@@ -165,12 +165,13 @@ def _used_as_lists(scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[
             made = made_by(value)
             if made not in ("", *bound):
                 kind = "a view" if made.startswith(".") else "an iterator"
-                yield value, made, f"Python 3 gives {kind}, and no list: write list({ast.unparse(value)})"
+                yield value, made, f"Python 3 returns {kind} instead of a list: write list({ast.unparse(value)})"
 
 
 def _in_scope(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without nested functions. Not recursive: a sum of a thousand terms is a thousand
-    levels deep.
+    """Yield the nodes of a scope, without those inside of nested functions.
+
+    The walk is not recursive, because a sum of a thousand terms is a thousand levels deep.
     """
     waiting = list(nodes)
     while waiting:
@@ -191,7 +192,7 @@ def _lazy(value: ast.AST) -> str:
 
 
 def _as_a_list(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield the parts of the expression `node` that must be lists."""
+    """Yield those parts of the expression `node` that must be a list (or have a length): `x` in `x[0]` or `len(x)`."""
     if isinstance(node, ast.Subscript):
         yield node.value
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -22,14 +22,14 @@ receiver function. HOOK: a class that inherits from a hook or listener of Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Use(source_names.Use):
-    """One use of a TensorFlow name, or of an estimator's method.
+    """One use of a TensorFlow name, or of a method of an estimator or dataset.
 
     Attributes:
       name: the full name; for the method of an object, ".method".
       keywords: for a call: keyword -> whether its value is None.
       num_arguments: for a call: number of positional arguments; else -1.
       place: MODEL_FN, INPUT_FN, HOOK, SCRIPT or ELSEWHERE.
-      is_base: whether a class inherits from it.
+      is_base: the name is a base of a class.
     """
 
     keywords: dict[str, bool] = dataclasses.field(default_factory=dict)
@@ -46,27 +46,27 @@ class Use(source_names.Use):
 
     @property
     def is_private(self) -> bool:
-        """Whether it is in a private module of TensorFlow."""
+        """Whether the name is in a private module of TensorFlow."""
         return self.name.startswith(("tensorflow.python", "tensorflow.core", "tensorflow.tools"))
 
 
 def uses(tree: ast.AST) -> list[Use]:
-    """Return every use of TensorFlow in a module, in order, including methods of estimators and datasets."""
+    """Return all uses of TensorFlow in a module in the order of lines, including methods of estimators and datasets."""
     walk = _Uses(*_ROOTS, of_the_script=_called_by_the_script(tree))
     walk.visit(tree)
     return sorted(walk.found, key=lambda use: (use.line, use.column))
 
 
 class _Uses(source_names.Uses):
-    """Finds uses, and notes the functions, classes, calls and `with` blocks around them, and which variables are
-    estimators.
+    """Finds uses. It keeps track of the functions, classes and `with` blocks around them, and of the variables that
+    hold estimators or sessions.
     """
 
     def __init__(self, *roots: str, of_the_script: frozenset[str]) -> None:
         super().__init__(*roots)
         self._of_the_script = of_the_script
         self._estimators: set[str] = set()
-        self._sessions: set[str] = set()  # variables with sessions that are made in eager mode
+        self._sessions: set[str] = set()  # variables that hold sessions made in eager mode
         self._functions: list[str] = []
         self._model_fns = 0
         self._input_fns = 0
@@ -154,13 +154,13 @@ class _Uses(source_names.Uses):
         return name is not None and "estimator" in name.lower() and name.endswith(ends)
 
     def _makes_session(self, value: ast.AST) -> bool:
-        """Report whether the expression makes a session of the default graph."""
+        """Report whether the expression makes a session without the argument `graph`."""
         name = self.dotted(value.func) if isinstance(value, ast.Call) else None
         has_graph = isinstance(value, ast.Call) and any(one.arg == "graph" for one in value.keywords)
         return name is not None and name.endswith((".Session", ".InteractiveSession")) and not has_graph
 
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
-        """Report whether a method call should be reported; `session.run` in a hook only if it feeds."""
+        """Report whether the call of a method is a use to report. In a hook, `session.run` is one only if it feeds."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
         if function.attr == "run" and self._hooks:
@@ -173,9 +173,10 @@ class _Uses(source_names.Uses):
 
 
 def _called_by_the_script(tree: ast.AST) -> frozenset[str]:
-    """Return the functions of a module that run in eager mode: `main`, and functions that only such functions call.
+    """Return the names of the functions of a module that run in eager mode: `main`, and functions that are called only
+    by such functions or at the top level.
 
-    A function that is passed on (`input_fn=read`), or called by one that is, may run in a graph.
+    A function that is passed as a value (`input_fn=read`), or called by such a function, may run in a graph.
     """
     functions = {node.name for node in ast.iter_child_nodes(tree) if isinstance(node, ast.FunctionDef)}
     calls, given = _calls(tree)
@@ -187,7 +188,7 @@ def _called_by_the_script(tree: ast.AST) -> frozenset[str]:
 
 
 def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
-    """Return ((function, caller) for each call by name, the names that are used in other ways).
+    """Return (a set of (function, caller) for each call by name, the names that are used in other ways).
 
     A caller is a function of the module, "" for the module itself, or "?" if the call may run in a graph.
     """
@@ -213,9 +214,9 @@ def _calls(tree: ast.AST) -> tuple[set[tuple[str, str]], set[str]]:
 
 
 def _makes_a_graph_default(context: ast.AST, sessions: Collection[str] = ()) -> bool:
-    """Report whether the body of `with context:` runs in a graph, in TensorFlow 2 as well.
+    """Report whether the body of `with context:` runs in a graph, even in TensorFlow 2.
 
-    `with session:` makes the session's graph the default; `with session.as_default():` does not.
+    `with tf.Session():` and `with graph.as_default():` make a graph the default; `with session.as_default():` does not.
     """
     call = context.func if isinstance(context, ast.Call) else None
     is_one = isinstance(call, ast.Attribute) and call.attr in ("as_default", "Session")

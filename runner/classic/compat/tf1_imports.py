@@ -1,9 +1,9 @@
-"""Import sources of TensorFlow 1 so that their `import tensorflow as tf` means `tensorflow.compat.v1`.
+"""Import sources written for TensorFlow 1 so that their `import tensorflow as tf` means `tensorflow.compat.v1`.
 
 `python -m runner.classic` starts scripts this way, and `python -m runner` imports user functions this way if they use
-tf.estimator. A file is of TensorFlow 1 if it uses a name that TensorFlow 2 does not have (`tf.layers`,
-`tf.train.AdamOptimizer`, `tf.logging`), uses none that only TensorFlow 2 has, and does not check the version. A file
-that uses neither kind of name counts as what the started script is. Installed packages are left alone.
+tf.estimator. A file is taken to be written for TensorFlow 1 if it uses a name that TensorFlow 2 does not have
+(`tf.layers`, `tf.train.AdamOptimizer`, `tf.logging`), uses no name that only TensorFlow 2 has, and does not check the
+version. A file that uses neither kind of name is treated like the started script. Installed packages are not changed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from runner.config.source_names import V1
 _log = logging.getLogger(__name__)
 
 _AS_THEY_ARE = frozenset({"compat", "contrib", "core", "examples", "keras", "python", "tools"})
-"""Parts of TensorFlow that are not modules of `tensorflow.compat.v1`, or whose names contain their version."""
+"""Names in `tensorflow` that imports keep, instead of looking for them in `tensorflow.compat.v1`."""
 
 _METHODS_OF_1 = frozenset({".make_one_shot_iterator", ".make_initializable_iterator"})
-"""Methods that datasets of `tensorflow.data` have only in TensorFlow 1."""
+"""Methods that a tf.data.Dataset has only in TensorFlow 1."""
 
 _VERSIONS = frozenset({"__version__", "VERSION"})
 _SAYING = ("print", "debug", "info", "warning")
@@ -46,12 +46,13 @@ _INSTALLED = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Signs:
-    """The evidence for the TensorFlow version of a source.
+    """The evidence for which TensorFlow a source was written.
 
     Attributes:
-      of_1, of_2: the first use of a name that only this version has; None: there is none.
-      asks: it checks `tf.__version__`, so it supports several versions.
-      has_dimensions: it uses `.value` of elements of shapes.
+      of_1: the first use of a name that only TensorFlow 1 has; None: there is none.
+      of_2: the first use of a name that only TensorFlow 2 has; None: there is none.
+      asks: the source checks `tf.__version__`, so it supports several versions.
+      has_dimensions: the source uses `.value` of elements of shapes, which TensorFlow 1 had.
     """
 
     of_1: Use | None = None
@@ -61,12 +62,12 @@ class Signs:
 
     @property
     def are_of_1(self) -> bool:
-        """Whether the source cannot have been written for any TensorFlow 2."""
+        """Whether the source was written for TensorFlow 1 only."""
         return self.of_1 is not None and self.of_2 is None and not self.asks
 
 
 def signs(tree: ast.AST, installed: Installed) -> Signs:
-    """Return the evidence for the version of a source; no names count if TensorFlow is not installed."""
+    """Return the evidence in a source. If TensorFlow is not installed, `of_1` and `of_2` are None."""
     used = uses(tree)
     found: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
     names_version = any(use.name.startswith(f"{V1}.") for use in used)
@@ -85,10 +86,10 @@ def signs(tree: ast.AST, installed: Installed) -> Signs:
 
 
 def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
-    """Report whether `tf.__version__` is used for more than printing or asserting a minimum."""
+    """Report whether `tf.__version__` is used for more than to print it or to assert a minimum."""
     asking = (use for use in used if _VERSIONS & set(use.name.split(".")))
     places = {(use.line, use.column - 1) for use in asking}
-    names_of_it = set[str]()  # after `version = tf.__version__`, uses of `version` count
+    names_of_it = set[str]()  # after `version = tf.__version__`, uses of `version` count, too
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -128,7 +129,7 @@ def _has_dimensions(tree: ast.AST) -> bool:
 
 
 def _has(installed: Installed, name: str) -> bool:
-    """Report whether that version had `name`."""
+    """Report whether TensorFlow 1 has `tensorflow.compat.v1.x`, or TensorFlow 2 `tensorflow.x`; `name` is one of these."""
     module, _, rest = name.rpartition("estimator.")
     if module in ("tensorflow.", f"{V1}."):
         table = names.V1_NAMES if module == f"{V1}." else names.NAMES
@@ -137,7 +138,7 @@ def _has(installed: Installed, name: str) -> bool:
 
 
 def as_version_1(tree: ast.AST) -> None:
-    """Change the imports of a tree, in place, to import TensorFlow 1."""
+    """Change the imports in a syntax tree, in place, so that `tensorflow` means tensorflow.compat.v1."""
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, ())
@@ -150,7 +151,7 @@ _VALUE_OF = ast.parse("from runner.classic.compat.tf1_operators import value_of 
 
 
 def with_values_of_dimensions(tree: ast.Module) -> None:
-    """Change `x.shape[0].value`, in place, so that it also works if `x.shape[0]` is a number."""
+    """Change `x.shape[0].value` in a syntax tree, in place, so that it also works if `x.shape[0]` is a number."""
     nodes = list(ast.walk(tree))
     if not any(map(_is_value_of_element, nodes)):
         return
@@ -215,7 +216,7 @@ def _is_of_tensorflow(module: str) -> bool:
 
 
 _DATASETS = ("tensorflow.python.data", "tensorflow.python.data.ops.dataset_ops")
-"""Private modules whose `Dataset` was TensorFlow 1's."""
+"""Private modules whose `Dataset` was that of TensorFlow 1."""
 
 
 def _of_1(module: str) -> str:
@@ -226,7 +227,8 @@ def _of_1(module: str) -> str:
 
 
 def watch_imports(main: str = "__main__") -> Sources:
-    """Compile modules that are imported from now on for their TensorFlow version, and return the finder.
+    """Install a `Sources` finder, which compiles modules that are imported from now on for their TensorFlow version,
+    and return it.
 
     Args:
       main: as in Sources.
@@ -237,11 +239,12 @@ def watch_imports(main: str = "__main__") -> Sources:
 
 
 class Sources(importlib.abc.MetaPathFinder):
-    """Finds modules as Python does, and compiles those of TensorFlow 1 as such.
+    """Finds modules as Python does, and compiles those written for TensorFlow 1 so that `tensorflow` means
+    tensorflow.compat.v1.
 
     Args:
-      installed: the installed TensorFlow, whose names tell the version.
-      main: name of the main module; files without evidence count as its version.
+      installed: the names of the installed TensorFlow, which are the evidence for the version.
+      main: name of the main module; files without evidence are treated like it.
     """
 
     def __init__(self, installed: Installed, main: str) -> None:
@@ -260,11 +263,11 @@ class Sources(importlib.abc.MetaPathFinder):
         return spec
 
     def script(self, path: str) -> Any:
-        """Return the code of the script to start."""
+        """Return the compiled code of the script `path`, which is the main module."""
         return _Loader("__main__", path, self).get_code("__main__")
 
     def compiled(self, text: bytes, path: str, name: str) -> Any:
-        """Return the code of the module `name`."""
+        """Return the compiled code of the module `name`, whose source is `text`."""
         tree = ast.parse(text, path)
         if b"tensorflow" in text:
             found = signs(tree, self._installed)
@@ -273,7 +276,8 @@ class Sources(importlib.abc.MetaPathFinder):
             if found.are_of_1:
                 assert found.of_1 is not None
                 _log.warning(
-                    "%s, line %d: %s is of TensorFlow 1, so `tensorflow` is tensorflow.compat.v1 in this file.",
+                    "%s, line %d: %s is a name of TensorFlow 1, so `tensorflow` means tensorflow.compat.v1 in this "
+                    "file.",
                     os.path.relpath(path), found.of_1.line, found.of_1.said,
                 )  # fmt: skip
             is_1 = found.are_of_1 or (self._is_1 and found.of_2 is None and not found.asks)
@@ -286,7 +290,7 @@ class Sources(importlib.abc.MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Always compiles the source: Python's cached bytecode is not for TensorFlow 1."""
+    """Always compiles the source, because Python's cached bytecode has unchanged imports."""
 
     def __init__(self, fullname: str, path: str, sources: Sources) -> None:
         super().__init__(fullname, path)

@@ -1,4 +1,4 @@
-"""Give tensors the operators that they had in a TF 1 graph, while code that was written for it runs."""
+"""Give tensors the operators of a TensorFlow 1 graph while a model_fn or input_fn of tf.estimator is called."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from runner.tf_private import tf_estimator
 
 
 def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `model_fn`, called with TF 1's operators: tensors and variables are hashable, and equal only to
-    themselves.
+    """Return a function like `model_fn` during whose calls tensors have TensorFlow 1's operators: tensors and variables
+    are hashable, and `==` compares identity.
 
-    Its hooks are called with them as well. After `tf.disable_v2_behavior()` the dimensions of shapes also have a
-    `value`.
+    The model's hooks are called with these operators, too. After `tf.disable_v2_behavior()`, the dimensions of shapes
+    also have a `value`.
     """
     if isinstance(model_fn, functools.partial):
         return functools.partial(as_classic(model_fn.func), *model_fn.args, **model_fn.keywords)
@@ -32,8 +32,8 @@ def as_classic(model_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `input_fn`, called so that dimensions of shapes have a `value`, also in its datasets' functions, if
-    `tf.disable_v2_behavior()` was called.
+    """Return a function like `input_fn` during whose calls the dimensions of shapes have a `value`, also in functions
+    of its datasets. If `tf.disable_v2_behavior()` was not called, return `input_fn` itself.
     """
     if install.called.isdisjoint(install.SHAPES):
         return input_fn
@@ -47,7 +47,9 @@ def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_of(element: Any) -> Any:
-    """Return `element.value` of a shape's element; in eager mode the element itself, which is a number or None."""
+    """Return `element.value` for an element of a shape in TensorFlow 1. An element that is a number or None, as in
+    TensorFlow 2, is returned itself.
+    """
     return element if element is None or type(element) is int else element.value
 
 

@@ -68,8 +68,8 @@ class Family:
     def name_losses(
         self, head: Head, loss: tf.Tensor, labels: Any, logits: tf.Tensor, features: Any, scope: str
     ) -> None:
-        """Give the losses of a training step the names that they had in tf.compat.v1.estimator, which users' hooks fetch.
-        Do nothing for tf.estimator.
+        """Give the losses of a training step the names of tf.compat.v1.estimator, which users' hooks fetch. Do
+        nothing for tf.estimator.
         """
         if self.has_name_scopes and isinstance(head, HeadOfOne):
             average = head.average_loss(labels, logits, features)

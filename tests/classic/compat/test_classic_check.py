@@ -61,7 +61,9 @@ def test_a_file_of_tensorflow_1_is_judged_as_such() -> None:
     assert [(one.line, one.verdict) for one in found(source)] == [
         (2, "changed"), (2, "unchanged"), (3, "unsupported"), (4, "unsupported"),
     ]  # fmt: skip
-    assert text_of(source, "tf.layers.dense").startswith("TensorFlow 1: `python -m runner.classic` gives this file")
+    assert text_of(source, "tf.layers.dense").startswith(
+        "this file is written for TensorFlow 1: under `python -m runner.classic`"
+    )
     assert verdicts(source)["tf.compat.v1.layers.dense"] == "unchanged"
     assert text_of(source, "tf.compat.v1.contrib.gan.x") == "use the package tensorflow_gan"
     assert text_of(source, "tf.compat.v1.nn.relux") == "TensorFlow 2.21 has no such name"
@@ -71,8 +73,8 @@ def test_what_tensorflow_1_had_is_told_from_what_nobody_has() -> None:
     source = "import tensorflow as tf\ntf.layers.dense(x, 2)\ntf.optimizers.Adam()\ntf.nn.relux(x)"
     assert [one.line for one in found(source) if one.verdict == "unsupported"] == [2, 4]
     assert text_of(source, "tf.layers.dense") == (
-        "TensorFlow 2.21 has no such name: TensorFlow 1's is tf.compat.v1.layers.dense; "
-        "`import tensorflow.compat.v1 as tf` brings all of them"
+        "TensorFlow 2.21 has no such name: use tf.compat.v1.layers.dense, or "
+        "`import tensorflow.compat.v1 as tf` for all names of TensorFlow 1"
     )
     assert text_of(source, "tf.nn.relux") == "TensorFlow 2.21 has no such name"
 
@@ -81,7 +83,7 @@ def test_weights_of_losses_differ_only_on_several_replicas() -> None:
     source = "import tensorflow.compat.v1 as tf\ntf.losses.log_loss(a, b, weights=w)\ntf.losses.huber_loss(a, b)"
     name = "tf.compat.v1.losses.log_loss(weights=)"
     assert verdicts(source) == {name: "changed", "tf.compat.v1.losses.huber_loss": "unchanged"}
-    assert text_of(source, name).startswith("only on several replicas: a mean by weights is that of the global batch")
+    assert text_of(source, name).startswith("on several replicas, the weighted mean is over the global batch")
 
 
 def test_modules_of_tf_estimator_that_were_not_public_are_known() -> None:
@@ -121,9 +123,7 @@ def serving():
 def test_a_model_fn_has_rules_of_its_own() -> None:
     lines = {(one.line, one.verdict) for one in found(MODEL_FN) if one.verdict != "unchanged"}
     assert lines == {(5, "changed"), (6, "changed"), (7, "changed"), (8, "unsupported")}
-    assert "multiply the learning rate by the number of replicas" in text_of(
-        MODEL_FN, "tf.compat.v1.keras.optimizers.SGD"
-    )
+    assert "multiply the learning rate by their number" in text_of(MODEL_FN, "tf.compat.v1.keras.optimizers.SGD")
 
 
 OUTSIDE = """
@@ -172,7 +172,7 @@ def test_a_session_of_a_hook_feeds_what_model_fn_made() -> None:
             session.run(op, feed_dict={"rate:0": 0.1})
     """
     assert [(one.line, one.name) for one in found(source) if one.name == ".run"] == [(6, ".run"), (7, ".run")]
-    assert "only placeholders made by model_fn or a hook can be fed, and together with" in text_of(source, ".run")
+    assert "only placeholders of model_fn and hooks can be fed, and those of input_fn" in text_of(source, ".run")
 
 
 def test_a_sum_of_a_thousand_terms_is_read_to_its_end() -> None:
@@ -265,10 +265,10 @@ def test_packages_that_are_missing_are_no_fault_of_tensorflow(tmp_path: Path) ->
         (2, "tensorflow_datasets", "unsupported"), (4, "tensorflow_addons", "unsupported"),
     ]  # fmt: skip
     assert said[0].text == (
-        "this package is not installed here, and is no part of TensorFlow: pip install tensorflow-datasets, or put its "
-        "folder beside the script, if it is yours"
+        "the package is not installed, and is not part of TensorFlow: pip install tensorflow-datasets; or, if the "
+        "package is your own, put its folder beside the script"
     )
-    assert said[1].text.startswith("this package is not installed here; it ended with TensorFlow 2.15")
+    assert said[1].text.startswith("the package is not installed; its development ended with TensorFlow 2.15")
 
 
 def test_a_folder_that_stands_for_tensorflow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,13 +280,13 @@ def test_a_folder_that_stands_for_tensorflow_is_named(tmp_path: Path, monkeypatc
     (said,) = [one for one in check_source(source, "train.py", Installed()) if one.text]
     assert (said.line, said.verdict) == (2, "unsupported")
     assert said.text == (
-        f"Python looks for it in the installed TensorFlow, and not in your {tmp_path / 'tensorflow' / 'models'}: "
-        "rename that folder"
+        f"Python looks for it in the installed TensorFlow, not in your {tmp_path / 'tensorflow' / 'models'}: "
+        "rename your folder"
     )
     (tmp_path / "tensorflow" / "__init__.py").touch()
     said, *_ = check_source(source, "train.py", Installed())
     assert (said.line, said.verdict, said.name) == (1, "unsupported", "tensorflow")
-    assert said.text == f"Python imports your {tmp_path / 'tensorflow'} in place of TensorFlow: rename it"
+    assert said.text == f"Python imports your {tmp_path / 'tensorflow'} instead of TensorFlow: rename it"
 
 
 def test_idioms_of_python_2_are_named_with_their_fix() -> None:
@@ -308,10 +308,10 @@ def test_idioms_of_python_2_are_named_with_their_fix() -> None:
         (4, "print >>"): "Python 3's print is a function: write print(..., file=f)",
         (5, ".has_key"): "Python 3's dict has no has_key: write key in d",
         (5, ".next"): "Python 3's iterators have no next(): write next(iterator)",
-        (7, "filter"): "Python 3 gives an iterator, and no list: write list(names)",
-        (7, ".items"): "Python 3 gives a view, and no list: write list(d.items())",
-        (7, ".keys"): "Python 3 gives a view, and no list: write list(d.keys())",
-        (8, "range"): "Python 3's / gives a float, which range does not take: write //",
+        (7, "filter"): "Python 3 returns an iterator instead of a list: write list(names)",
+        (7, ".items"): "Python 3 returns a view instead of a list: write list(d.items())",
+        (7, ".keys"): "Python 3 returns a view instead of a list: write list(d.keys())",
+        (8, "range"): "in Python 3, / gives a float, which range does not accept: write //",
     }
 
 

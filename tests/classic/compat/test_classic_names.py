@@ -109,7 +109,7 @@ def test_switches_of_tf1_leave_the_engine_as_it_is_and_say_so_once(
     v1.disable_eager_execution()
     assert tf.executing_eagerly()
     (warning,) = caplog.messages
-    assert warning.startswith("tf.disable_v2_behavior() has no effect outside of model_fn, which is traced as")
+    assert warning.startswith("tf.disable_v2_behavior() has no effect: model_fn is traced as")
 
 
 @pytest.mark.parametrize("name", ["distribute", "nn", "tpu", "train"])
