@@ -1,7 +1,7 @@
-"""The command line for Python: `runner.run` starts a run, `runner.load` opens an earlier one.
+"""The command line as Python functions: `runner.run` starts a run, `runner.load` opens an earlier one.
 
-Both work like `python -m runner`: the same config, processes and record. The calling notebook or script never needs
-TensorFlow itself.
+Both work like `python -m runner`: they use the same config, processes and record. The calling notebook or script need
+not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 
 class RunError(RuntimeError):
-    """A run that could not begin, or that failed.
+    """A run that could not start, or that failed.
 
     Attributes:
-      code: exit code of the run: 1 failed, 2 mistake in the config or the user's code.
-      model_dir: folder of the run; None: it had none yet.
+      code: exit code of the run: 1: it failed; 2: a mistake in the config or the user's code.
+      model_dir: folder of the run; None: the run had no folder yet.
     """
 
     def __init__(self, message: str, code: int, model_dir: Path | None = None) -> None:
@@ -58,15 +58,13 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder, started by this process or not. Its properties are read from the folder when they are
-    used.
-    """
+    """A run in its folder, whether or not this process started it. Properties are read from the folder when used."""
 
     model_dir: Path
 
     @property
     def config(self) -> Config:
-        """The config of its last training.
+        """The config of the last training.
 
         Raises:
           ConfigError: the file is damaged.
@@ -85,31 +83,38 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of its last evaluations: name (`eval/accuracy`) -> value."""
+        """The metrics of the last evaluations: name (`eval/accuracy`) -> value."""
         return dict(self.summary.get("metrics") or {})
 
     @property
     def checkpoints(self) -> list[SavedCheckpoint]:
-        """Its checkpoints, oldest first."""
+        """The run's checkpoints, oldest first."""
         paths = [str(self.model_dir / name) for name in layout.list_names(self.model_dir)]
         found = [(layout.step_of(path), path) for path in paths]
         return [SavedCheckpoint(step, path, retention.metrics_of(path)) for step, path in found if step is not None]
 
     @property
     def model_fn(self) -> Callable[..., Any]:
-        """The model_fn of its config, imported (and usually TensorFlow with it)."""
+        """The model_fn that the config names. Importing it usually imports TensorFlow."""
         return _function("model.fn", self.config.model.fn, "model_fn")
 
     @property
     def input_fns(self) -> dict[str, Callable[..., Any]]:
-        """The input_fns of its config, imported: `train`, `eval` (`eval.<name>` if there are several) and `predict`."""
+        """The input_fns that the config names: `train`, `eval` (`eval.<name>` if there are several) and `predict`.
+
+        Importing them usually imports TensorFlow.
+        """
         config = self.config.input
         blocks = {"train": config.train, **{f"eval.{name}".rstrip("."): block for name, block in config.evals.items()}}
         blocks["predict"] = config.predict
         return {name: _function(f"input.{name}.fn", block.fn, "input_fn") for name, block in blocks.items() if block.fn}
 
     def train(self, *overrides: str) -> Run:
-        """Resume the run with the overrides of its last start and these: `train("train.max_steps=2000")`.
+        """Resume the run and return it.
+
+        Args:
+          overrides: changes to the config, in addition to those of the run's last start:
+            `train("train.max_steps=2000")`.
 
         Raises:
           RunError: the run failed.
@@ -120,11 +125,11 @@ class Run:
         return run(*kept, f"model_dir={self.model_dir}", *overrides)
 
     def evaluate(self, *overrides: str) -> dict[str, float]:
-        """Evaluate its newest checkpoint, and return metric name -> value.
+        """Evaluate the run's newest checkpoint, and return metric name -> value.
 
         Args:
-          overrides: changes to its config, such as `eval.checkpoint=best`; for other data `eval.name=test` and
-            `input.eval.params.path=test.npz`.
+          overrides: changes to the config, such as `eval.checkpoint=best`. To evaluate on other data:
+            `eval.name=test` and `input.eval.params.path=test.npz`.
 
         Raises:
           RunError: the evaluation failed.
@@ -132,14 +137,14 @@ class Run:
         return dict(self._command("evaluate", overrides)["metrics"])
 
     def predict(self, *overrides: str) -> Iterator[Any]:
-        """Predict with its newest checkpoint, and yield the predictions example by example.
+        """Predict with the run's newest checkpoint, and yield the predictions example by example.
 
         Args:
-          overrides: changes to its config, such as `predict.checkpoint=best`.
+          overrides: changes to the config, such as `predict.checkpoint=best`.
 
         Yields:
-          The contents of the file of predictions: values as in JSON; arrays of an .npz or .tfrecord; lists of a
-            .parquet.
+          One entry of the file of predictions: values as in JSON; arrays from an .npz or .tfrecord file; lists from a
+          .parquet file.
 
         Raises:
           RunError: the prediction failed.
@@ -147,7 +152,7 @@ class Run:
         return _read_predictions(Path(self._command("predict", overrides)["predictions"]))
 
     def export(self, *overrides: str) -> list[Path]:
-        """Export its newest checkpoint as a SavedModel, and return the folders of its exports."""
+        """Export the run's newest checkpoint as a SavedModel, and return the folders of the exports."""
         return [Path(path) for path in self._command("export", overrides)["exports"]]
 
     def _command(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def run(*overrides: str) -> Run:
         raise RunError(command.mistake, code)
     found = Run(command.model_dir or Path.cwd())
     if code in (FAILED, USER_ERROR):
-        reason = found.summary.get("error") or "what went wrong was said above"
+        reason = found.summary.get("error") or "the reason was printed above"
         raise RunError(f"exit code {code}: {reason}", code, command.model_dir)
     assert code in (FINISHED, INTERRUPTED), code
     return found
@@ -198,7 +203,7 @@ def load(model_dir: str | os.PathLike[str]) -> Run:
     """Return the run in the folder `model_dir`.
 
     Raises:
-      FileNotFoundError: there is no run in it.
+      FileNotFoundError: the folder contains no run.
     """
     folder = Path(model_dir).absolute()
     if not (folder / saved_config.FILE).exists():

@@ -1,6 +1,7 @@
-"""The command line: Hydra composes the config of each job, this module checks it and passes it to a supervisor.
+"""The command line: Hydra composes the config of each job, this module checks it, and a supervisor runs it.
 
-It never imports TensorFlow or MLflow, so `--help`, `--cfg job` and every mistake in the config are answered at once.
+This module never imports TensorFlow or MLflow, so `--help`, `--cfg job` and every mistake in the config are answered at
+once.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run_command_line() -> int:
     except OSError as error:  # such as a full disk under the folder of a sweep
         _say(error, env)
         return FAILED
-    except Exception as error:  # a fault of the runner: show everything except secrets
+    except Exception as error:  # a bug of the runner: show the traceback, without secrets
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(words)))
         return FAILED
@@ -85,15 +86,15 @@ def run_command_line() -> int:
 
 @contextlib.contextmanager
 def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
-    """Yield the command of these words of a command line, in a process that is prepared for Hydra.
+    """Yield the command for the words of a command line, in a process that is prepared for Hydra.
 
     Raises:
       ConfigError: a word cannot be read.
     """
     env, argv = dict(os.environ), sys.argv
-    # From the words as typed, because errors of Hydra are reported before there is a config.
+    # Secrets are taken from the words as typed, because Hydra may report an error before there is a config.
     extend_secrets(name for word in words for name in _names_of_secrets(word))
-    # Otherwise Hydra prints its own message and exits with 1. With this it raises, and the runner reports it.
+    # With this variable Hydra raises its errors, and the runner reports them. Without it Hydra prints and exits with 1.
     os.environ[FULL_ERROR] = "1"
     try:
         typed = changed_keys.rename_overrides(in_order(words))
@@ -123,17 +124,17 @@ def _answer(words: Sequence[str]) -> str:
 class CommandLine:
     """One command: a run, or the jobs of a sweep.
 
-    A launcher other than Hydra's basic one pickles it for the process of each job.
+    If Hydra uses a launcher other than its basic one, that launcher pickles this object for the process of each job.
 
     Attributes:
       argv: the command line, for the record.
       env: environment of the tasks.
       stops: receives the signals of the command.
       start: identifies this start of a sweep.
-      is_copy: this is the process of one job of another launcher.
+      is_copy: this process runs one job, for another launcher.
       only_lists: list the jobs of a sweep without running them.
       code: the worst exit code so far.
-      model_dir: folder of the run that was started last; None: there is none.
+      model_dir: folder of the run that was started last; None: no run was started.
       mistake: the message about the last job's config.
     """
 
@@ -179,20 +180,24 @@ class CommandLine:
         return self.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | None:
-        """Check the composed config of a job and run it under a supervisor; return the metric that a sweeper
-        optimizes.
+        """Check the composed config of a job, and run the job under a supervisor.
+
+        Returns:
+          The metric that a sweeper optimizes, if there is one.
         """
         self._called = True
-        if self._error is not None:  # a sweep whose supervisor failed
+        if self._error is not None:  # the sweep failed in an earlier job, so no further job is run
             return None
-        # None in the process of another launcher's job, where Hydra itself composes the config.
+        # `declared` is None in another launcher's process, because Hydra itself composes the config there.
         with self._composition.paused() if self._composition else contextlib.nullcontext():
             try:
                 return self._run_job(composed)
             except Exception as error:
                 if self.is_copy:
                     raise
-                self._error = error  # otherwise Hydra prints the overrides, secrets included
+                self._error = (
+                    error  # kept instead of raised, because Hydra would print the overrides with their secrets
+                )
                 return None
 
     def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
@@ -213,8 +218,8 @@ class CommandLine:
         try:
             if hydra_config.job.chdir:
                 raise ConfigError(
-                    "hydra.job.chdir=true is not supported: a run stays in the directory where it was started. Remove "
-                    "it."
+                    "hydra.job.chdir=true is not supported, because a run stays in the directory where it was started. "
+                    "Remove it."
                 )
             declared = self._composition.declared if self._composition else None
             config = _checked(composed, directory, overrides, self.env, declared, is_sweep=is_sweep)
@@ -239,8 +244,8 @@ class CommandLine:
             code = supervisor.run(config, self.env, ["runner", *overrides], stops=self.stops, notes=notes)
             self.code = max(self.code, code)
         except MISTAKES as error:
-            # Reported here, not raised: Hydra would add a line of its own, and end a sweep whose other jobs are
-            # correct.
+            # The error is reported here and not raised: Hydra would add a line of its own, and end a sweep whose other
+            # jobs are correct.
             _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
             reason = self.say(error)
             self.code = USER_ERROR
@@ -305,7 +310,7 @@ class CommandLine:
             if isinstance(error, OSError):
                 reason = f"cannot make the output directory: {error}. Choose another model_dir."
             elif isinstance(error, AssertionError):  # Hydra 1.3.8 raises this for a key below one that is null
-                reason = f"cannot compose {' '.join(self.argv)}: a key is set in something that is null."
+                reason = f"cannot compose {' '.join(self.argv)}: a key is set below a key that is null."
             elif str(error).startswith("Config group override"):
                 reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
             elif isinstance(error, ValueError):  # flags that cannot be combined: --resolve alone, --multirun --cfg job
@@ -317,7 +322,7 @@ class CommandLine:
 
 
 def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> int:
-    """Run a command that needs no run, and return its exit code.
+    """Run a command that needs no run (command=new, doctor, cluster_info), and return its exit code.
 
     Raises:
       ConfigError: the command is not possible.
@@ -355,7 +360,12 @@ def _checked(
     """Return the checked config of a job, with its model_dir.
 
     Args:
+      composed: the config that Hydra composed.
+      directory: the folder of the run, if model_dir is not set.
+      overrides: the overrides of the job.
+      env: environment of the command.
       declared: `composed` before the command line changed its values; None: not known.
+      is_sweep: the job belongs to a sweep.
 
     Raises:
       ConfigError, UserCodeError: a mistake in the config, or a function that does not exist.
@@ -383,7 +393,7 @@ def _checked(
         )
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
         raise ConfigError(
-            f"model_dir={config.model_dir} with --multirun: the runs would overwrite each other. Remove it."
+            f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it."
         )
     functions = config.functions()
     for key, name, default in (*functions, *(config.tracking.classes() if functions else ())):
@@ -406,11 +416,11 @@ def _checked(
 
 
 def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:
-    """Raise ConfigError for settings that the processes of an external cluster cannot share."""
+    """Raise ConfigError for settings that processes of a cluster cannot share if they were started from outside."""
     if is_sweep:
         raise ConfigError(
-            f"--multirun in a cluster ({found.why}) is not possible: its processes would have to run the same job at "
-            "the same time. Start one cluster per job, or set cluster.resolver=local."
+            f"--multirun in a cluster ({found.why}) is not possible: the processes could not be kept at the same job. "
+            "Start one cluster per job, or set cluster.resolver=local."
         )
     if not config.model_dir:
         raise ConfigError(
@@ -437,13 +447,15 @@ def _say(error: Exception, env: Mapping[str, str]) -> str:
 
 
 def _remove_if_unused(directory: Path, cwd: Path, *notes: str) -> None:
-    """Remove the folder that Hydra made for a run, or a sweep, that never started in `cwd`.
+    """Remove the folder that Hydra created in `cwd` for a run or a sweep that did not start.
 
     Args:
-      notes: files that Hydra may have written into it.
+      directory: the folder.
+      cwd: the directory of the command.
+      notes: files that Hydra may have written into the folder.
     """
     if directory != cwd:
-        with contextlib.suppress(OSError):  # it is not empty, or another task of the cluster has removed it
+        with contextlib.suppress(OSError):  # the folder is not empty, or another task of the cluster has removed it
             if {entry.name for entry in directory.iterdir()} <= {*notes}:
                 for note in notes:
                     (directory / note).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The tasks of one start of a run: started together, watched together, ended together."""
+"""The tasks of one start of a run: they are started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST,
 
 POLL_SECS = 0.1
 SETTLE_SECS = 5.0
-"""How long the other tasks may take to end by themselves after one failed; their messages may show the reason."""
+"""Seconds that other tasks may take to end after one failed; their messages may show the reason."""
 NOTICE_SECS = 1.0
-"""Like SETTLE_SECS, after a task was killed: the others may need more than 5 s to notice."""
+"""Like SETTLE_SECS, after a task was killed: other tasks may need more than 5 s to notice it."""
 SAVE_SECS = 60.0
-"""How long the other tasks may take after one was asked to stop and has saved, or after the chief has finished."""
+"""Seconds that other tasks may take after one was asked to stop and has saved, or after the chief has finished."""
 SILENCE_SECS = 60.0
-"""A task without a heartbeat for this long counts as frozen. Imports may block heartbeats for some seconds."""
+"""Seconds without a heartbeat after which a task counts as frozen. Imports may block heartbeats for some seconds."""
 SAID_SILENCE_SECS = 30.0
-"""After this long without a heartbeat, a message reports a task for which no other task waits."""
+"""Seconds without a heartbeat after which a message reports a task for which no other task waits."""
 FROZEN_GRACE_SECS = 5.0
-"""How long a frozen task may take to save after it was asked to stop."""
+"""Seconds that a frozen task may take to save after it was asked to stop."""
 SLEPT_SECS = 5.0
-"""If the last look at the tasks is this long ago, this process was itself stopped, or the machine slept."""
+"""If the tasks were last checked this many seconds ago, this process itself was stopped, or the machine slept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class Task:
     """A process to start.
 
     Attributes:
-      place: its place in the cluster.
+      place: the process's place in the cluster.
       argv, env: its command and its whole environment.
-      prefix: precedes each of its lines; '': it writes to this terminal directly.
+      prefix: text before each line that it prints; '': it writes to this terminal directly.
     """
 
     place: Cluster
@@ -45,7 +45,7 @@ class Task:
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether the others continue without it until it is started again."""
+        """Whether the other tasks continue without this one until it is started again."""
         return self.place.task_type == "evaluator" or (self.place.is_server and self.place.task_type == "worker")
 
 
@@ -56,12 +56,12 @@ def start_cold(task: Task) -> Process:
 
 @dataclass(frozen=True)
 class GangResult:
-    """How a gang ended.
+    """The way in which a gang ended.
 
     Attributes:
-      code: exit code of the task that decided; negative: the signal that killed it.
+      code: exit code of the task that decided the end; negative: the signal that killed it.
       task: that task.
-      reason: what happened to it, in words; '' if all tasks have finished.
+      reason: what happened to that task, in words; '' if all tasks have finished.
     """
 
     code: int
@@ -70,12 +70,12 @@ class GangResult:
 
     @property
     def is_loss(self) -> bool:
-        """Whether a task was lost through no fault of its own, so that starting all again may help."""
+        """Whether a task was lost for a reason outside of it, so that starting all tasks again may help."""
         return is_loss(self.code)
 
     @property
     def settle_secs(self) -> float:
-        """The seconds that the others may take to end by themselves."""
+        """The seconds that the other tasks may take to end by themselves."""
         return {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(self.code, SETTLE_SECS)
 
 
@@ -84,16 +84,18 @@ class Gang:
     """The processes of some tasks, the chief's first.
 
     Attributes:
-      start_timeout_secs: how long the tasks of a cluster may take to connect.
-      freeze_secs: silence in seconds after which a task is killed, `run.freeze_secs`; None: SILENCE_SECS if others
-        wait.
+      start_timeout_secs: seconds that the tasks of a cluster may take to connect.
+      freeze_secs: seconds without a heartbeat after which a task is killed (`run.freeze_secs`); None: SILENCE_SECS if
+        other tasks wait for it, else it is not killed.
       start: starts a task.
       say: prints a message.
-      has_joined: whether a task has connected to the others.
-      may_replace: called when a task is lost that the others can do without for a while; it may wait.
-      look_around: returns an event elsewhere that ends the tasks here; for an interruption they are asked to stop.
+      has_joined: reports whether a task has connected to the others.
+      may_replace: called when a task is lost without which the others can continue; reports whether to start it again,
+        and may wait before.
+      look_around: returns an event outside of this gang that ends its tasks. If the event is an interruption, the tasks
+        are asked to stop.
       stop_wanted: whether a server asked for the end of the run.
-      asked_to_stop: names of tasks that were asked to stop, other than those that train or evaluate here.
+      asked_to_stop: names of tasks outside of this gang that were asked to stop.
     """
 
     start_timeout_secs: float = float("inf")
@@ -109,10 +111,12 @@ class Gang:
     _asked_at: float = field(default=float("inf"), init=False)
 
     def run(self, tasks: Sequence[Task], stops: Sequence[int] = ()) -> GangResult:
-        """Start `tasks`, return when none is left, and report how they ended.
+        """Start `tasks`, wait until all have ended, and return how they ended.
 
         Args:
-          stops: grows when a stop is requested; a request that comes while tasks start reaches all of them.
+          tasks: the tasks.
+          stops: a sequence that grows when a stop is requested; a request that comes while tasks start reaches all of
+            them.
         """
         self._begin(tasks)
         for task in tasks:
@@ -122,16 +126,16 @@ class Gang:
         serves_only = all(task.place.is_server for task in tasks)
         while any(serves_only or not task.place.is_server for task in self._running):
             self._look()
-            for process in list(self._running.values())[:1]:  # the chief's while it runs; the others end with it
+            for process in list(self._running.values())[:1]:  # the chief while it runs; the other tasks end with it
                 process.wait(POLL_SECS)
-        self.kill()  # servers end when no other task is left
+        self.kill()  # when no other task is left, the servers are no longer needed
         for process in self._running.values():
             process.close()
         self._running = {}
         return self._ending or GangResult(FINISHED, tasks[0])
 
     def ask_to_stop(self) -> None:
-        """Ask the tasks that train or evaluate to save and end; the servers are needed for that."""
+        """Ask the tasks that train or evaluate to save and end, but not the servers, which are needed for saving."""
         self._asked_at = min(self._asked_at, time.monotonic())
         for task, process in list(self._running.items()):
             if not task.place.is_server:
@@ -182,38 +186,38 @@ class Gang:
             self._check_joined()
 
     def _longest_silence(self, now: float) -> float:
-        """Return the seconds without a sign of life after which a task is killed."""
+        """Return the seconds without a heartbeat after which a task is killed."""
         if self._has_others:
             return self.freeze_secs or SILENCE_SECS
         if self._is_silent and now - self._asked_at > FROZEN_GRACE_SECS:
-            return SAID_SILENCE_SECS  # it does not react to the request to stop
+            return SAID_SILENCE_SECS  # the task does not react to the request to stop
         return self.freeze_secs or float("inf")
 
     def _tell_of_silence(self, silent_secs: float) -> None:
-        """Report that a task for which no other waits is frozen, or that it runs again.
+        """Print a message when a task for which no other task waits freezes, and when it runs again.
 
-        The user decides what to do: it may be in a debugger, or the laptop may have slept.
+        The task is not killed, because it may be in a debugger, or the laptop may have slept; the user decides.
         """
         if silent_secs > SAID_SILENCE_SECS and not self._is_silent:
             self._is_silent = True
-            text = f"the task has given no sign of life for {silent_secs:.0f} s"
+            text = f"the task has sent no heartbeat for {silent_secs:.0f} s"
             if self.freeze_secs is None:
                 text += (
-                    ": it was suspended, waits for memory, or is in code that lets no Python run. It is left as it is; "
-                    "with run.freeze_secs=60 it would be killed and started again from its newest checkpoint"
+                    ": it is suspended, waits for memory, or is in native code that blocks Python. It is not killed; "
+                    "with run.freeze_secs=60 it would be, and started again from its newest checkpoint"
                 )
             else:
                 text += f"; it is killed after run.freeze_secs={self.freeze_secs:g}"
             self.say(f"{text}.")
         elif silent_secs < SAID_SILENCE_SECS / 2 and self._is_silent:
             self._is_silent = False
-            self.say("the task gives signs of life again.")
+            self.say("the task sends heartbeats again.")
 
     def _end(self, task: Task, code: int, reason: str = "") -> None:
         """Remove a task that has ended, and decide what happens to the others."""
         self._remove(task)
         if code == FINISHED:
-            if task.place.is_chief:  # an evaluator has the last checkpoint before it
+            if task.place.is_chief:  # the evaluator, if any, gets the last checkpoint from the chief before this
                 self._limit(SAVE_SECS, [other for other in self._running if other.place.task_type != "evaluator"])
             return
         reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
@@ -227,7 +231,7 @@ class Gang:
             self._ending = ending
 
     def _follow(self, ending: GangResult) -> None:
-        """Let the others follow a task that has ended or will end."""
+        """End the other tasks in the way that fits the end of a task, which has ended or will end."""
         if ending.code == INTERRUPTED:
             if ending.task not in self._tasks:
                 self.asked_to_stop.add(ending.task.place.name)
@@ -242,13 +246,13 @@ class Gang:
     def _freeze(self, task: Task, silent_secs: float) -> None:
         """Kill a frozen task, and treat it like a killed one."""
         self._running[task].kill()
-        self._end(task, -signal.SIGKILL, f"froze: no sign of life for {silent_secs:.0f} s")
+        self._end(task, -signal.SIGKILL, f"froze: no heartbeat for {silent_secs:.0f} s")
 
     def _overdue(self, task: Task, silent_secs: float) -> None:
-        """Kill a task that did not end by itself after another had.
+        """Kill a task that did not end after another task had ended.
 
-        If it is silent, it is the reason for the end, unless there is an error. A task that imports TensorFlow is
-        silent, too.
+        If this task sends no heartbeats, it is taken for the reason why the other ended, unless a task reported an
+        error. A task that imports TensorFlow also sends no heartbeats.
         """
         has_error = self._ending is not None and self._ending.code in (FAILED, USER_ERROR)
         if silent_secs > SETTLE_SECS / 2 and not has_error:
@@ -258,7 +262,7 @@ class Gang:
 
     def _remove(self, task: Task) -> None:
         process = self._running.pop(task)
-        process.kill()  # also processes that the task may have left
+        process.kill()  # also kills processes that the task may have left behind
         process.close()
 
     def _limit(self, secs: float, tasks: Iterable[Task]) -> None:
@@ -271,6 +275,6 @@ class Gang:
         self._joining = []
         if missing and self._ending is None:
             names = ", ".join(task.place.name for task in missing)
-            reason = f"did not find the others within cluster.start_timeout_secs={self.start_timeout_secs:g}"
+            reason = f"did not connect to the other tasks within cluster.start_timeout_secs={self.start_timeout_secs:g}"
             self._ending = GangResult(FAILED, missing[0], f"{names} {reason}")
             self._limit(0, self._running)

@@ -39,10 +39,10 @@ class SweepJob:
     """One job of a sweep.
 
     Attributes:
-      number: from 0, in the order of the sweep.
-      name: the values that vary.
-      argv: its own command line, for the record.
-      notes: notes on how its config was composed, as in `supervisor.run`.
+      number: number of the job, from 0, in the order of the sweep.
+      name: the values that vary in the sweep.
+      argv: the job's own command line, for the record.
+      notes: notes on how the job's config was composed, as in `supervisor.run`.
     """
 
     number: int
@@ -57,15 +57,16 @@ class SweepJob:
 
 
 class Multirun:
-    """All jobs of one command, in the process in which Hydra's basic launcher runs them.
+    """All jobs of one command, run in the process in which Hydra's basic launcher calls them.
 
-    Another launcher runs each job in its own process with its own Multirun. They share `command.start` and the sweep's
-    folder.
+    Any other launcher runs each job in a process of its own, with its own Multirun. These Multiruns share
+    `command.start` and the sweep's folder.
 
     Attributes:
       code: the worst exit code of the jobs so far.
-      total: number of jobs of the sweep; None if not known.
-      judges: number of a job -> called with its evaluations while it runs; says whether to stop it.
+      total: number of jobs of the sweep; None: not known.
+      judges: number of a job -> function that is called with the job's evaluations while it runs, and returns whether
+        to stop it.
       pending: name of a job's folder -> future that completes when the job has ended, if several run at a time.
     """
 
@@ -82,25 +83,29 @@ class Multirun:
         self._begun: list[Future[None]] = []
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
-        """Run `job` of the sweep in `directory`, or start it beside others.
+        """Run a job of the sweep in `directory`, or start it while others still run.
 
         Args:
+          job: the job.
+          directory: the folder of the sweep.
           choices: the launcher and sweeper that Hydra uses.
 
         Returns:
-          Its metric, for a sweeper that optimizes; None if there is none yet.
+          The job's metric, for a sweeper that optimizes; None if there is none yet.
 
         Raises:
-          ConfigError: the sweep is already running, or `sweep.parallel` is used with another launcher or sweeper than
-            Hydra's.
+          ConfigError: the sweep is already running, or `sweep.parallel` is used with a launcher or sweeper that does
+            not support it.
         """
         parallel, launcher, sweeper = job.config.sweep.parallel, *map(choices.get, ("hydra/launcher", "hydra/sweeper"))
-        if sweeper == "optuna" and launcher != "basic":  # which passes this many jobs to the launcher at once
+        if (
+            sweeper == "optuna" and launcher != "basic"
+        ):  # the sweeper passes sweep.parallel jobs to the launcher at once
             parallel = 1
         if parallel > 1 and not (launcher == "basic" and sweeper in ("basic", "optuna")):
             raise ConfigError(
                 f"sweep.parallel={parallel} works with Hydra's basic launcher and the sweepers basic and optuna. "
-                "Others have their own setting (hydra.launcher.n_jobs)."
+                "Other launchers have their own setting, such as hydra.launcher.n_jobs."
             )
         sweep = self.open(directory, job.config)
         if not self._command.is_copy:  # otherwise this process runs a single job
@@ -117,15 +122,16 @@ class Multirun:
         return None
 
     def refuse(self, folder: Path, name: str, reason: str) -> None:
-        """Record a job whose config is wrong, which is never run."""
+        """Record a job that is not run, because its config is wrong."""
         self._refused.append((folder, name, reason))
         self._note(USER_ERROR)
 
     def end(self, directory: Path, *, failed: bool) -> None:
-        """Wait for the running jobs, rank all jobs and close the sweep in `directory`.
+        """Wait for the running jobs, rank all jobs and close the sweep.
 
         Args:
-          failed: something other than a job went wrong.
+          directory: the folder of the sweep.
+          failed: something other than a job failed.
         """
         if self._pool is not None:
             self._pool.shutdown()
@@ -153,7 +159,7 @@ class Multirun:
         return self._sweep
 
     def _open_of_others(self, directory: Path) -> Sweep | None:
-        """Return the sweep whose jobs ran in other processes, to close it; None if none ran."""
+        """Return a sweep whose jobs ran in other processes, so that this process can close it; None if no job ran."""
         configs = [] if self._refused else sorted(directory.glob("*/config.yaml"))
         if not configs:
             return None
@@ -168,7 +174,7 @@ class Multirun:
             return
         name = f"job {job.number + 1}{f'/{self.total}' if self.total else ''}: {job.name}"
         if RunRecord.read(job.folder).training == "finished":
-            say(f"{name} is finished already")
+            say(f"{name} already finished, skipped")
             sweep.add(sweep.result_of(job.folder, job.name))
             return
         say(name)
@@ -192,10 +198,10 @@ class Multirun:
 
 
 class JudgedJob(StopRequests):
-    """Passes stop requests to one job of a sweep: the command's signals, and those of a judge of its evaluations.
+    """Passes stop requests to one job of a sweep: the command's signals, and those of the judge of its evaluations.
 
     Attributes:
-      pruned_by: the value for which it was stopped; None: it was not.
+      pruned_by: the value because of which the job was stopped; None: it was not.
     """
 
     PERIOD_SECS = 0.5
@@ -259,7 +265,7 @@ def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[s
     return ", ".join(words) or "defaults"
 
 
-@functools.lru_cache(maxsize=1)  # the same for all jobs, and what is typed may name a value for each of them
+@functools.lru_cache(maxsize=1)  # all jobs of a sweep ask the same, and a command line may be long
 def _varying(argv: tuple[str, ...], swept: frozenset[str]) -> frozenset[str]:
     """Return the keys that vary between the jobs of a sweep; arguments as of `name_of_job`."""
     typed = [text for text in argv if "=" in text and not text.startswith("-")]
@@ -268,5 +274,5 @@ def _varying(argv: tuple[str, ...], swept: frozenset[str]) -> frozenset[str]:
 
 
 def _short(value: str) -> str:
-    """Return a number of many digits with four of them; the run's params have all digits."""
+    """Return a number of many digits rounded to four; the params of the job's run have all digits."""
     return f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value

@@ -1,7 +1,7 @@
 """`hydra/sweeper=optuna`: a sweep whose values Optuna suggests from the results of earlier jobs.
 
-The study is in the folder of the sweep, so the same command resumes it. Interrupted and failed trials come first, with
-their values and in their folders. Optuna is imported only here.
+The study is in the folder of the sweep, so the same command resumes it. Interrupted and failed trials are run first,
+with the same values and in the same folders. Only this module imports Optuna.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PRUNERS = {
 class OptunaSweeper(Sweeper):
     """Runs `hydra.sweeper.n_trials` jobs, `sweep.parallel` at a time, with the values that a study suggests.
 
-    A launcher other than Hydra's basic one gets that many jobs at once, and none is pruned.
+    A launcher other than Hydra's basic one gets that many jobs at once, and none of them is pruned.
     """
 
     def __init__(self, command: CommandLine) -> None:
@@ -108,7 +108,7 @@ class OptunaSweeper(Sweeper):
 
     def _config_of_all(self) -> tuple[Config, Path]:
         """Compose the part of the config that all jobs share, and return it with the sweep's folder."""
-        # first, because resolved values are cached from here for the jobs
+        # This must come first: values resolved from here on are cached for all jobs.
         directory = Path(str(self._hydra.sweep.dir)).absolute()
         composed = self._context.config_loader.load_sweep_config(self._master, self._fixed)
         tree: Any = OmegaConf.to_container(
@@ -117,8 +117,10 @@ class OptunaSweeper(Sweeper):
         return parsing.parse(tree), directory
 
     def _take_up(self, study: Study, sweep: Sweep, n_trials: int) -> int:
-        """Add the jobs of earlier starts to the study, queue those that did not end well, and return how many are
-        left.
+        """Add the jobs of earlier starts to the study, and queue those that were interrupted or failed.
+
+        Returns:
+          The number of trials that are left.
         """
         from optuna.trial import TrialState
 
@@ -141,7 +143,8 @@ class OptunaSweeper(Sweeper):
                 known.append(trial.params)
                 room -= 1
         if not left:
-            say(f"The study has its {len(done)} trials. More of them: hydra.sweeper.n_trials={2 * n_trials}.")
+            more = f"hydra.sweeper.n_trials={2 * n_trials}"
+            say(f"The study has finished its {len(done)} trials. To run more, set {more}.")
         return left
 
     def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], left: int, parallel: int) -> None:
@@ -179,8 +182,10 @@ class OptunaSweeper(Sweeper):
             ) from error
 
     def _is_known(self, study: Study, trial: Trial) -> bool:
-        """Report the result of an earlier trial with the same values, whose job would be the same; return whether
-        there is one.
+        """If an earlier trial had the same values, report its result to the study instead of running an equal job.
+
+        Returns:
+          Whether there was such a trial.
         """
         from optuna.trial import TrialState
 

@@ -1,9 +1,9 @@
-"""Messages between the supervisors of an external cluster, as small files in model_dir.
+"""Messages between the supervisors of a cluster whose tasks were started from outside, as small files in model_dir.
 
-The chief's supervisor leads. It writes `generation.json`: the number of this start of the run, and the phase: gather,
-go (all start their tasks) or ended. Each of the others answers in its own file under `peers/`, with the run and
-generation that it answers and a nonce that identifies its process. A `go` holds only for processes whose nonce it
-repeats, so files of earlier runs or killed supervisors have no effect.
+The chief's supervisor leads. It writes `generation.json`, which has the number of this start of the run, and the phase:
+gather, go (all start their tasks) or ended. Every other supervisor answers in its own file under `peers/`, with the run
+and generation that it answers, and a nonce that identifies its process. A `go` names the nonces of the processes that
+it is meant for, so files of earlier runs or killed supervisors have no effect.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ CALL_FILE = "generation.json"
 PEERS_FOLDER = "peers"
 GLANCE_SECS = 0.2
 LOOK_SECS = 0.5
-"""How often a supervisor reads the messages of others while its task runs."""
+"""Seconds between two reads of the other supervisors' messages while a task runs."""
 REPLACED_SECS = 600.0
-"""How long the processes of a run may take to join again after a loss, when the platform replaces one."""
+"""Seconds that the processes of a run may take to join again after a loss, while the platform replaces one of them."""
 BEAT_SECS = 5.0
-"""How often the evaluator's supervisor repeats its message, so that the chief's knows that it is alive."""
+"""Seconds after which the evaluator's supervisor repeats its message, to show the chief's supervisor that it is alive.
+"""
 EVALUATOR = "evaluator"
 
 _NOT_EVALUATED = "Training has finished, and its last checkpoint was not evaluated"
@@ -39,10 +40,10 @@ class Call:
     """The message of the chief's supervisor.
 
     Attributes:
-      run: identifies its process.
+      run: identifies the process of that supervisor.
       generation: number of this start of the run.
       phase: gather, go or ended.
-      nonces: task name -> nonce of each process that it counts on.
+      nonces: task name -> nonce of each process that takes part.
       code: exit code of the run once it has ended.
     """
 
@@ -58,8 +59,8 @@ class Answer:
     """The message of another supervisor.
 
     Attributes:
-      run, generation: those of the call that it answers.
-      nonce: identifies its process.
+      run, generation: those of the call that this answers.
+      nonce: identifies the process of that supervisor.
       state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
       reason: for lost and failed, the reason in words.
       code: exit code of its task if it failed.
@@ -76,10 +77,12 @@ class Answer:
 
 
 class Rendezvous:
-    """The supervisors of the other tasks, as the chief's sees them; this base class has none."""
+    """The other supervisors, as the chief's supervisor sees them. This base class is for a run without others."""
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
-        """Return None when all are ready or a stop is requested; else the reason why they never will be."""
+        """Wait until all are ready or a stop is requested, and return None; or return the reason why they never will
+        be.
+        """
         return None
 
     def look(self) -> GangResult | None:
@@ -91,8 +94,9 @@ class Rendezvous:
         return ending
 
     def wait_for_evaluator(self, stops: Sequence[int]) -> GangResult | None:
-        """Return None when the evaluator, if any, has evaluated the last checkpoint; else the reason why it never
-        will.
+        """Wait until the evaluator, if any, has evaluated the last checkpoint, and return None.
+
+        If it never will, return the reason.
         """
         return None
 
@@ -101,12 +105,13 @@ class Rendezvous:
 
 
 class LeaderRendezvous(Rendezvous):
-    """The chief's side.
+    """The other supervisors of a cluster, as the chief's supervisor sees them.
 
     Args:
-      place: the chief, with the addresses of all tasks.
-      timeout_secs: how long the others may take to join at first.
-      has_evaluator: one of them evaluates. It may join later than the others.
+      model_dir: the shared folder.
+      place: the place of the chief, with the addresses of all tasks.
+      timeout_secs: seconds that the others may take to join at first.
+      has_evaluator: one of them evaluates; it may join later than the others.
     """
 
     def __init__(
@@ -133,7 +138,7 @@ class LeaderRendezvous(Rendezvous):
                 return failed
             if self._clock() > until:
                 listed = ", ".join(f"{name} ({self._address(name)})" for name in missing)
-                return GangResult(FAILED, self._task(missing[0]), f"{listed} did not come within {patience:g} s")
+                return GangResult(FAILED, self._task(missing[0]), f"{listed} did not join within {patience:g} s")
             time.sleep(GLANCE_SECS)
         return None
 
@@ -147,7 +152,7 @@ class LeaderRendezvous(Rendezvous):
         return self._failure(answers) or next(filter(None, lost), None)
 
     def reason(self, ending: GangResult) -> GangResult:
-        """Wait a little for the supervisor of the task that was lost, which knows the reason best."""
+        """Wait a little for the supervisor of the lost task, which knows the reason best."""
         until = self._clock() + self._settle_secs
         while ending.code == PEER_LOST and self._clock() < until:
             time.sleep(GLANCE_SECS)
@@ -166,12 +171,14 @@ class LeaderRendezvous(Rendezvous):
             if answer.state == "done":
                 return None
             if ending is not None and ending.task.place.is_evaluator:
-                code = FAILED if ending.code == PEER_LOST else ending.code  # it does not justify a restart of all tasks
+                code = (
+                    FAILED if ending.code == PEER_LOST else ending.code
+                )  # training has ended, so no restart of all tasks
                 return replace(ending, code=code, reason=f"{ending.reason}. {_NOT_EVALUATED}")
             if answer != last:
                 last, until = answer, self._clock() + self._timeout_secs
             if self._clock() > until:
-                what = "gave no sign of life for" if last.state else "did not come within"
+                what = "gave no sign of life for" if last.state else "did not join within"
                 reason = f"{EVALUATOR} {what} {self._timeout_secs:g} s. {_NOT_EVALUATED}"
                 return GangResult(FAILED, self._task(EVALUATOR), reason)
             time.sleep(GLANCE_SECS)
@@ -181,13 +188,13 @@ class LeaderRendezvous(Rendezvous):
         self._say(phase="ended", code=code)
 
     def _lost(self, name: str, answer: Answer) -> GangResult | None:
-        """Return what another supervisor's answer means while tasks run; a new supervisor is admitted."""
+        """Return what the answer of another supervisor means while tasks run. A new supervisor is admitted."""
         known = self._call.nonces.get(name)
         if known is None or (self._task(name).is_replaceable and known != answer.nonce):
             known = answer.nonce
             self._say(nonces={**self._call.nonces, name: known})
         if known != answer.nonce:
-            return GangResult(PEER_LOST, self._task(name), f"{name} was lost, and its process started again")
+            return GangResult(PEER_LOST, self._task(name), f"{name} was lost, and its supervisor was started again")
         if answer.state == "lost":
             return GangResult(PEER_LOST, self._task(name), answer.reason)
         if answer.state in ("stopping", "stopped"):
@@ -219,16 +226,16 @@ class LeaderRendezvous(Rendezvous):
 
 
 class FollowerRendezvous:
-    """The side of the other supervisors.
+    """The chief's supervisor, as another supervisor sees it.
 
     Args:
       model_dir: the shared folder.
-      place: the task of this supervisor.
-      timeout_secs: how long the chief may take to join at first.
+      place: the place of this supervisor's task.
+      timeout_secs: seconds that the chief may take to join at first.
 
     Attributes:
-      generation: that of the call for which the task was started.
-      code: exit code of the run; None until it has ended.
+      generation: number of the start for which the task was started.
+      code: exit code of the run; None until the run has ended.
     """
 
     def __init__(
@@ -283,7 +290,7 @@ class FollowerRendezvous:
         if self._has_ended(call):
             return GangResult(PEER_LOST, task, "the run has ended")
         if call.run and not _same(call, self._followed):
-            return GangResult(PEER_LOST, task, "all start again")
+            return GangResult(PEER_LOST, task, "all tasks are started again")
         return None
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:

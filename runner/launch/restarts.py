@@ -17,7 +17,7 @@ METRIC = "run/restarts"
 
 
 def pause_secs(number: int) -> float:
-    """Return how long to wait before the restart `number` (from 1) of those without progress: 0, 1, 2, 4, ... 30 s."""
+    """Return the seconds to wait before restart `number` (from 1) without progress: 0, 1, 2, 4, ... at most 30."""
     return 0.0 if number <= 1 else min(LONGEST_SECS, 2.0 ** (number - 2))
 
 
@@ -25,14 +25,14 @@ def pause_secs(number: int) -> float:
 class Restarts:
     """The restarts of one run.
 
-    At most `limit` restarts follow one another without a newer checkpoint. A run of weeks therefore survives any number
-    of losses, and one that fails again and again at the same place ends.
+    At most `limit` restarts may follow one another without a newer checkpoint. So a run of weeks survives any number of
+    losses, but a run that fails again and again at the same step ends.
 
     Attributes:
       limit: the limit; 0: a loss ends the run.
-      name: name of the task, if its supervisor is not the chief's; '': the chief's.
+      name: name of the task, in a supervisor other than the chief's; '': in the chief's.
       total: number of restarts so far.
-      last: the message about the last one; None if there was none.
+      last: the message about the last restart; None if there was none.
     """
 
     model_dir: Path
@@ -47,24 +47,26 @@ class Restarts:
     _step: int | None = field(default=None, init=False)
 
     def allow(self, ending: GangResult, *, alone: bool = False) -> bool:
-        """Report, after a pause, whether the lost part is to be restarted; log and note it.
+        """Report whether the lost tasks are to be started again, after a pause; log and note the restart.
 
         Args:
-          ending: how it ended.
-          alone: only the task itself is restarted; the others continue.
+          ending: how the tasks ended.
+          alone: only the lost task is started again; the others continue.
         """
         step = latest_step(self.model_dir)
         self._in_a_row = 0 if step != self._step else self._in_a_row
         if self.stops or not self.limit:
             return False
         if self._in_a_row >= self.limit:
-            self.say(f"runner: {ending.reason}; cluster.max_restarts={self.limit} are used up without a new checkpoint")
+            self.say(
+                f"runner: {ending.reason}; all restarts (cluster.max_restarts={self.limit}) were used without progress"
+            )
             return False
         self._step = step
         self._in_a_row += 1
         self.total += 1
         place = "its beginning" if step is None else f"step {step}"
-        what = "it alone is started again" if alone else f"all start again from {place}"
+        what = "only this task is started again" if alone else f"all tasks are started again from {place}"
         number = f"restart {self._in_a_row} of {self.limit}"
         self.last = f"{ending.reason}; {what} ({number})"
         self.say(f"runner: {self.last}")

@@ -1,4 +1,4 @@
-"""The files that a start writes into model_dir before its first step, and their removal if that never comes."""
+"""The files that a start writes into model_dir before its first step, and their removal if no step is taken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file_of_tasks(model_dir: Path, command: str) -> Path:
 
 
 def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
-    """Write how the config was composed, readable only by its owner because it may contain secrets."""
+    """Write notes on how the config was composed; only their owner can read them, because they may contain secrets."""
     folder = model_dir / NOTES_FOLDER
     if notes:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -46,9 +46,10 @@ def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
 
 
 class Left:
-    """The files that earlier starts left in model_dir; made before a start writes anything.
+    """The files that earlier starts left in model_dir. Must be created before a start writes anything.
 
     Args:
+      model_dir: the folder.
       is_cluster: other supervisors read in the folder that the run has ended.
     """
 
@@ -74,7 +75,7 @@ class Left:
             else:
                 entry.unlink(missing_ok=True)
         if not kept and self._model_dir != Path.cwd():
-            with suppress(OSError):  # it is a mounted disk, or another program has written there
+            with suppress(OSError):  # the folder is a mounted disk, or another program has written to it
                 self._model_dir.rmdir()
 
 

@@ -1,6 +1,6 @@
-"""Pass stop requests to the tasks: SIGTERM, Ctrl-C, a closed terminal.
+"""Stop requests (SIGTERM, Ctrl-C, a closed terminal), which are passed on to the tasks.
 
-The first request asks the tasks to save, the second ends them.
+The first request asks the tasks to save a checkpoint, the second kills them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from runner.system.standard_streams import say_at_once
 
 GRACE_SECS = 60.0
-"""How long a task may take to save after it was asked to stop."""
+"""Seconds that a task may take to save after it was asked to stop."""
 
 
 class Stoppable(Protocol):
@@ -27,10 +27,10 @@ class Stoppable(Protocol):
 
 
 class StopRequests:
-    """Inside its context, SIGTERM, Ctrl-C and SIGHUP ask every watched task to stop; a second one, or a minute, kills
-    them.
+    """A context in which SIGTERM, Ctrl-C and SIGHUP ask every watched task to stop.
 
-    One object serves all runs of a command: after a request, no further run begins.
+    A second signal, or a minute without an end, kills the tasks. One object serves all runs of a command: after a
+    request, no further run begins.
 
     Attributes:
       came: the signals received, in order.
@@ -59,11 +59,11 @@ class StopRequests:
 
     @contextmanager
     def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
-        """Pass requests to `process`, also one that came before.
+        """Pass requests to `process` inside this context, including a request that came before.
 
         Args:
-          process: what to stop.
-          answer: what the process does when asked to stop, as a message for the user.
+          process: the process to stop.
+          answer: what the process does when it is asked to stop, as a clause for the user.
         """
         self._watched.append(process)
         self._answer = answer
@@ -82,7 +82,7 @@ class StopRequests:
                 process.kill()
             return
         if self._watched:
-            say_at_once(f"\nStopping: {self._answer}. Once more to stop at once.\n")
+            say_at_once(f"\nStopping: {self._answer}. Press Ctrl-C again to quit immediately.\n")
         for process in self._watched:
             process.ask_to_stop()
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)

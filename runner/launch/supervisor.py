@@ -1,7 +1,7 @@
-"""One run from config to summary: starts and watches its tasks, ships their journals, reports how it ended.
+"""One run, from its config to its summary: start and watch its tasks, ship their journals, report how it ended.
 
-This process never imports TensorFlow (except with `run.inline=true`). It therefore always notices a task that crashes
-or is killed, and each run of a sweep can configure TensorFlow's devices anew.
+This process never imports TensorFlow (except with `run.inline=true`). So it notices when a task crashes or is killed,
+and each run of a sweep can configure TensorFlow's devices anew.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, read_
 from runner.tracking.tracker import RunDescription, exported_models
 
 PATIENCE_SECS = 30.0
-"""After this long, a job of a sweep appears in MLflow even without a first step."""
+"""Seconds after which a job of a sweep appears in MLflow even if it has not taken a step."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Member:
     """A run's place in a sweep.
 
     Attributes:
-      name: the values that vary; the run's name in MLflow.
-      parent_run_id: the sweep's run in MLflow; None if there is none.
-      prefix: precedes each printed line; '' if one job runs at a time.
-      starter: starts the tasks of all jobs; None: each run has its own.
+      name: the values that vary; also the run's name in MLflow.
+      parent_run_id: the sweep's run in MLflow; None: the sweep has none.
+      prefix: text before each line that the run prints; '' if one job runs at a time.
+      starter: starts the tasks of all jobs; None: each run has its own starter.
     """
 
     name: str = ""
@@ -75,15 +75,15 @@ def run(
     config: Config, env: Mapping[str, str], argv: Sequence[str] = (), *,
     stops: StopRequests | None = None, member: Member | None = None, notes: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
-    """Do what `config` says, in its model_dir.
+    """Run the command of `config`, in its model_dir.
 
     Args:
       config: a checked config with its model_dir.
-      env: environment of the task.
+      env: environment of the tasks.
       argv: the command line, for the record.
-      stops: receives the signals of this command; None: they are handled here.
-      member: the place in a sweep; None: the run is not part of a sweep.
-      notes: name -> text of each file that is kept in `.hydra`, about how the config was composed.
+      stops: receives the signals of this command; None: this function handles signals.
+      member: the run's place in a sweep; None: the run is not part of a sweep.
+      notes: name -> text of each file to keep in `.hydra`; they say how the config was composed.
 
     Returns:
       The exit code, as listed in `runner.tracking.exit_codes`.
@@ -117,14 +117,15 @@ def run(
 
 @dataclass
 class Supervisor:
-    """The supervisor of one run, or that of the chief in an external cluster.
+    """The supervisor of one run; in a cluster whose tasks were started from outside, that of the chief.
 
-    A start that trains writes config.yaml, run.json, summary.json and `.hydra`, and creates the MLflow run, once it has
-    taken its first step or has finished without one. A start that ends before leaves them unchanged. A job of a sweep
-    writes them at once, because the sweep's table lists it however it ends.
+    A start that trains writes config.yaml, run.json, summary.json and `.hydra`, and creates the MLflow run, when it has
+    taken its first step or has finished without a step. If it ends before, these files stay unchanged. A job of a sweep
+    writes them at once, because the sweep's table lists the job however it ends.
 
     Attributes:
-      As in `run`, and the chief's place in an external cluster; None: all tasks are started here.
+      place: the chief's place in a cluster whose tasks were started from outside; None: all tasks are started here.
+      config, env, argv, stops, member, notes: as in `run`.
     """
 
     config: Config
@@ -177,9 +178,9 @@ class Supervisor:
     def _run_alone(self, *, is_fresh: bool) -> int:
         """Run the tasks while the folder is locked, as in `run`."""
         earlier = self._note_start()
-        # A task of an earlier start may still be saving; when this returns, each has written its last line.
+        # A task of an earlier start may still be saving. When this returns, each of them has written its last line.
         wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
-        if self.place is None:  # else tasks of other hosts may be writing
+        if self.place is None:  # otherwise tasks on other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
         journals = Journals(self.model_dir).mark()
         shippers = self._build_shippers()
@@ -206,7 +207,7 @@ class Supervisor:
         return code
 
     def run_unrecorded(self) -> int:
-        """Run a command that only shows something and leaves no record; return the exit code."""
+        """Run a command that only prints something and leaves no record; return the exit code."""
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             if self.config.model_dir is None:
                 self.config = dataclasses.replace(self.config, model_dir=str(Path(scratch) / "model"))
@@ -240,9 +241,9 @@ class Supervisor:
         return earlier
 
     def _keep_start(self) -> None:
-        """Write run.json, the config and a summary with the status running, so that the start is recorded from here on.
+        """Write run.json, the config and a summary with the status running; from then on the start is recorded.
 
-        Called after the first step, by the shipper's thread, and again at the end.
+        The shipper's thread calls this after the first step, and it is called again at the end.
         """
         with self._keeping:
             if not self.record.is_held:

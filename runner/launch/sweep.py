@@ -1,8 +1,8 @@
-"""A sweep: its folder, its MLflow run, the results of its jobs, and the best of them.
+"""A sweep: its folder, its MLflow run, the results of its jobs, and their ranking.
 
-Each job is a run in a folder of the sweep, under its own supervisor. The same command resumes a sweep: finished jobs
-are skipped, others resumed. The result of each job is appended to a journal as it ends; `sweep.json` has all of them at
-the end, and now and then before.
+Each job is a run in a folder of the sweep, under its own supervisor. Running the same command again resumes a sweep:
+finished jobs are skipped, others are resumed. When a job ends, its result is appended to a journal. `sweep.json` has
+all results at the end, and is also updated now and then before.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 
 SWEEP_FILE = "sweep.json"
 RESULTS_FILE = "sweep.results.jsonl"
-"""The results that may not be in sweep.json yet; removed at the end."""
+"""File with the results that may not be in sweep.json yet; removed at the end."""
 WRITE_AFTER_SECS_PER_BYTE = 5e-6
-"""How old sweep.json must be to be written anew. It takes 3.3e-8 s a byte, so below a percent of the time of a sweep,
-however many jobs it has; that of 100 jobs is written after each job that takes longer than 0.3 s.
+"""sweep.json is rewritten only if it is older than its size in bytes times this number of seconds.
+
+Writing takes 3.3e-8 s a byte (measured), so it takes less than a percent of the sweep's time, however many jobs there
+are. With 100 jobs it is rewritten after each job that takes longer than 0.3 s.
 """
 DESCRIPTION_BEGINS = "Jobs, best first by"
 MAX_DESCRIBED = 30
@@ -56,9 +58,9 @@ class JobResult:
 
     Attributes:
       name: the values that vary: `learning_rate=0.1, strategy=mirrored`.
-      status: finished, failed or interrupted; pruned: stopped because it was unlikely to become the best.
-      value: its value of the sweep's metric; None if the job has none, or it is not finite.
-      metrics, global_step, error, unread_params: as in its summary.json.
+      status: finished, failed, interrupted, or pruned (stopped because it was unlikely to become the best).
+      value: the job's value of the sweep's metric; None: the job has no value, or it is not finite.
+      metrics, global_step, error, unread_params: as in the job's summary.json.
     """
 
     name: str
@@ -72,22 +74,23 @@ class JobResult:
 
     @property
     def shown_name(self) -> str:
-        """`name` with the params that nothing read: `lrr=0.5 (not read: lrr)`."""
+        """`name`, followed by the params that no function read: `lrr=0.5 (not read: lrr)`."""
         varied = [part.partition("=")[0] for part in self.name.split(", ")]
         unread = [name for name in varied if any(f".{key}".endswith(f".{name}") for key in self.unread_params)]
         return f"{self.name} (not read: {', '.join(unread)})" if unread else self.name
 
 
 class Sweep:
-    """The sweep in `directory`, as one of its processes sees it. Several threads of it may add results.
+    """The sweep in a folder, as one of its processes sees it. Several threads of a process may add results.
 
-    Hydra's basic launcher runs all jobs in one process. Others (joblib, submitit) run each job in its own process,
-    which joins the sweep with the same `start`.
+    Hydra's basic launcher runs all jobs in one process. Other launchers (joblib, submitit) run each job in a process of
+    its own, which joins the sweep with the same `start`.
 
     Args:
+      directory: the folder.
       config: config of a job; `sweep` and `tracking` are the same for all jobs.
-      command: results of a start other than `command.start` do not count. Unless it `is_copy`, this process runs all
-        jobs and excludes others.
+      command: the command. Results of a start other than `command.start` are ignored. Unless `command.is_copy`, this
+        process runs all jobs, and no other process may run the same sweep.
 
     Raises:
       ConfigError: the same sweep is already running.
@@ -99,10 +102,12 @@ class Sweep:
         settings = replace(config.tracking, system_metrics=False)
         self._parent: Tracker = build_tracker(settings, command.env, Path.cwd())
         self._held = ExitStack()
-        self._lock = FileLock(directory / ".sweep.lock")  # of both files; each thread has its own lock object
+        self._lock = FileLock(
+            directory / ".sweep.lock"
+        )  # guards sweep.json and the journal; one lock object per thread
         self._start, self._is_copy = command.start, command.is_copy
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
-        self._read = 0  # bytes of the journal
+        self._read = 0  # number of bytes of the journal that have been read
         self._later: threading.Timer | None = None
         self._has_ended = False
         if not command.is_copy:
@@ -131,15 +136,16 @@ class Sweep:
             return self._results.get(folder)
 
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
-        """Return the result of the job in `folder`, from its summary.
+        """Return the result of a job from its summary.
 
         Args:
-          name: name of the job.
-          error: why the job never started; None: it did.
+          folder: the job's folder.
+          name: the job's name.
+          error: why the job was never started; None: it was started.
         """
         summary = {} if error else read_summary(folder / SUMMARY_FILE)
         metrics = summary.get("metrics") or {}
-        if summary.get("status") == STILL_RUNNING.status:  # it ended without writing how
+        if summary.get("status") == STILL_RUNNING.status:  # the job ended without writing its status
             summary["status"] = "failed"
         value = _value_of(metrics, self._metric_name(metrics))
         status, error = summary.get("status", "failed"), error or summary.get("error")
@@ -213,7 +219,7 @@ class Sweep:
         self._parent.end(status)
 
     def _description(self, ranked: Sequence[JobResult]) -> str:
-        """Return the ranking as Markdown, for the sweep's page in MLflow."""
+        """Return the ranking as Markdown, for the page of the sweep's MLflow run."""
         metric = self._shown_metric(ranked)
         rows = [("job", metric, "status"), ("---", "---:", "---")]
         rows += [(job.shown_name, _shown(job.value), job.status) for job in ranked[:MAX_DESCRIBED]]
@@ -243,7 +249,7 @@ class Sweep:
         return next((str(self._metric_name(job.metrics)) for job in results if job.metrics), "eval/loss")
 
     def _mode(self, results: Sequence[JobResult]) -> str:
-        """Return min or max; if the config has null, decided by the metric's name."""
+        """Return "min" or "max", which value is best; if the config has null, the metric's name decides."""
         return mode_of(self._shown_metric(results), self._settings.mode)
 
     @property
@@ -251,19 +257,21 @@ class Sweep:
         return self.directory / RESULTS_FILE
 
     def _read_new(self) -> None:
-        """Read what this and other processes have appended to the journal. The caller holds the lock."""
+        """Read what this and other processes have appended to the journal. The caller must hold the lock."""
         lines, self._read = read_journal(self._journal, self._read)
-        # A start that was killed leaves its lines, and the next one removes them a moment after it has begun.
+        # A start that was killed leaves its lines in the journal; the next start removes them soon after it has begun.
         self._keep(line["result"] for line in lines if line.get("start") == self._start)
 
     def _keep(self, results: Iterable[Mapping[str, Any]]) -> None:
         for fields in results:
             result = JobResult(**fields)
-            self._results.pop(result.folder, None)  # a job that ended once more comes last
+            self._results.pop(
+                result.folder, None
+            )  # if a job has ended twice, its second end gives its place in the order
             self._results[result.folder] = result
 
     def _secs_until_due(self) -> float:
-        """Return how many seconds sweep.json is too young to be written anew; not more than 0: it may be."""
+        """Return the seconds until sweep.json may be rewritten; 0 or less: now."""
         try:
             written = (self.directory / SWEEP_FILE).stat()
         except FileNotFoundError:
@@ -271,7 +279,7 @@ class Sweep:
         return written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE - time.time()
 
     def _save_later(self) -> None:
-        """Write the results that came when sweep.json was too young."""
+        """Write the results that came while sweep.json was too young to be rewritten."""
         with self._lock:
             if not self._has_ended and self.directory.is_dir():
                 self._save(self.results)
@@ -287,7 +295,7 @@ class Sweep:
         write_json(self.directory / SWEEP_FILE, record)
 
     def _print(self, ranked: Sequence[JobResult]) -> None:
-        START_STATUS.stop()  # shown even if all jobs had finished before
+        START_STATUS.stop()  # it is still shown if all jobs had already finished
         metric = self._shown_metric(ranked)
         where = console.relative(self.directory)
         jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"
@@ -318,4 +326,4 @@ def _value_of(metrics: Mapping[str, Any], name: str | None) -> float | None:
 
 
 def _warn(error: Exception) -> None:
-    say(f"tracking: {describe(error)} (the sweep goes on without a run of its own)")
+    say(f"tracking: {describe(error)} (the sweep continues without a run of its own in MLflow)")

@@ -1,4 +1,4 @@
-"""The tasks of one run: which there are, how they start, and restart when one is lost."""
+"""The tasks of one run: their number and kinds, how they start, and their restart when one is lost."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ class Tasks:
     """The tasks of one run.
 
     Attributes:
-      file: the config from which each task runs; TF_CONFIG tells a task its place.
+      file: the config that each task reads; a task learns its place from TF_CONFIG.
       env: environment of the command, which each task inherits.
       record: counts the starts.
-      prefix: precedes everything they print.
-      place: place of this process's task in an external cluster; None: all tasks are started here.
-      rendezvous: the supervisors of its other tasks; the base class if there are none.
-      starter: starts the tasks of all jobs of a sweep; None: this run has its own.
+      prefix: text before everything that the tasks print.
+      place: place of this process's task, in a cluster whose tasks were started from outside; None: all tasks are
+        started here.
+      rendezvous: the supervisors of that cluster's other tasks; the base class if there are none.
+      starter: starts the tasks of all jobs of a sweep; None: this run has its own starter.
     """
 
     config: Config
@@ -70,14 +71,14 @@ class Tasks:
             look_around=self.rendezvous.look,
         )
         trains = self.config.command in TRAINING_RUNS
-        with self.stops.watch(gang, "the task saves a checkpoint" if trains else "nothing is saved"):
+        with self.stops.watch(gang, "saving a checkpoint" if trains else "nothing is saved"):
             while True:
-                starter.prepare(tasks)  # while the others join
+                starter.prepare(tasks)  # meanwhile the other supervisors join
                 failed = self.rendezvous.gather(self.record.generation, self.stops.came)
                 if failed is not None:
                     return failed
                 starter.wait(self.stops.came)
-                if self.stops.came:  # before any task started: same result as a task that has taken no step
+                if self.stops.came:  # before any task was started; the result is that of a task that has taken no step
                     has_nothing = trains and latest_step(self.restarts.model_dir) is None
                     return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0])
                 if trains:
@@ -85,7 +86,7 @@ class Tasks:
                 journals.mark()
                 ending = self.rendezvous.reason(gang.run(tasks, self.stops.came))
                 if ending.code == INTERRUPTED:
-                    # '' if the whole run was asked to stop. Tasks that were asked in turn have noted it, too.
+                    # '' if the whole run was asked to stop. If a single task was asked, the task has noted that itself.
                     asked = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
                     return replace(ending, reason=", ".join(sorted(asked)))
                 if not ending.is_loss or not self.restarts.allow(ending):
@@ -104,7 +105,7 @@ class Tasks:
             yield starter
 
     def _tasks(self) -> list[Task]:
-        # New ports at each start, because the old ones may stay in use for a while.
+        # Each start uses new ports, because the old ones may stay in use for a while.
         places = local_places(self.config) if self.place is None else [self.place]
         tasks = []
         for place in places:
@@ -124,27 +125,30 @@ def task_argv(file: Path) -> list[str]:
 
 
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""Environment variables that hide TensorFlow's log and download bars in user code."""
+"""Environment variables that turn off TensorFlow's log and the download bars of user code."""
 
 
 def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1) -> dict[str, str]:
-    """Return the environment of a task: `env`, with library messages off unless asked for, and this `runner` package.
+    """Return the environment of a task: `env`, with library messages turned off unless `env` asks for them.
+
+    The task imports the same `runner` package as this process.
 
     Args:
-      place: its place; a task of several gets it in TF_CONFIG.
+      env: environment of the command.
+      place: the task's place; one task of several gets its place in TF_CONFIG.
       generation: number of this start of the run.
     """
     result = {**_QUIET, **env, "TF_CONFIG": place.tf_config, GENERATION: str(generation)}
     if not place.tf_config:
         del result["TF_CONFIG"]
     home = Path(runner.__file__).parent.parent
-    if home.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
+    if home.name not in ("site-packages", "dist-packages"):  # the package is a checkout that is not installed
         result["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), env.get("PYTHONPATH"))))
     return result
 
 
 def say_errors(journals: Journals, prefix: str = "") -> None:
-    """Print the errors of all tasks, each once, without those that the chief has printed."""
+    """Print the errors of all tasks, each error once, except those that the chief has printed."""
     errors = journals.events("error")
     said = {line["error"] for line in errors.get("chief", ())}
     for task, lines in errors.items():
@@ -165,7 +169,7 @@ def error_of(ending: GangResult, journals: Journals) -> str:
 
 
 def note_ending(model_dir: Path, outcome: Outcome, generation: int) -> None:
-    """Note for a waiting evaluator that training has ended, if the chief's task could not do so."""
+    """Note in model_dir that training has ended, for an evaluator that waits, if the chief's task could not note it."""
     known = read_ending(model_dir)
     if not known.is_over or known.generation != generation:
         write_ending(model_dir, outcome.status, latest_step(model_dir) or 0, generation)

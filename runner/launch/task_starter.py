@@ -1,4 +1,4 @@
-"""Start a task: as a new process, or forked from a task server that has imported TensorFlow."""
+"""Starting a task: as a new process, or forked from a task server that has already imported TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from runner.system.task_server import TaskServer, TaskServerError, missing_suppo
 
 TASK_COMMAND = ("-P", "-m", "runner.task")
 """The command of a task, without its config file."""
-# -P: a `runner.py` in the user's directory must not shadow this package; the task adds the directory itself, later.
+# -P: a file `runner.py` in the user's directory must not shadow this package. The task adds the directory itself.
 
 SERVER_COMMAND = ("-P", "-m", "runner.task.server")
 
 READ_AFTER_IMPORT = ("TF_CONFIG", "RUNNER_", "MLFLOW_")
-"""Prefixes of the names of environment variables that no import reads. All others must be equal in a task and in the
-server from which it is forked."""
+"""Prefixes of the names of environment variables that no import reads. All other variables must be equal in a task
+and in the server from which it is forked."""
 
 
 class ColdStarter:
@@ -33,20 +33,20 @@ class ColdStarter:
         """Prepare in the background to start `tasks`."""
 
     def wait(self, stops: Sequence[int]) -> None:
-        """Wait until that is done, or a stop is requested."""
+        """Wait until the preparation is done, or a stop is requested."""
 
     def start(self, task: Task) -> Process:
         return start_cold(task)
 
     def close(self) -> None:
-        """Release what was prepared. No task runs any more."""
+        """Release what was prepared. Must be called when no task runs any more."""
 
 
 class ForkingStarter(ColdStarter):
-    """Starts tasks from a server, which starts with the first of them; several threads may use it.
+    """Forks tasks from a server, which is started with the first task. Several threads may use it.
 
-    A task that the server cannot serve starts cold: one whose environment differs from the server's in anything that an
-    import may read. If the server fails, all later tasks start cold, with one message.
+    A task is started cold (by its command) if its environment differs from the server's in a variable that an import
+    may read. If the server fails, all later tasks are started cold, and one message says so.
     """
 
     def __init__(self) -> None:
@@ -102,16 +102,16 @@ class ForkingStarter(ColdStarter):
         with self._lock:
             if self._server is server:
                 self._server = None
-                server.close(0)  # while it lives, it still reports how its children end
+                server.close(0)  # a live server still reports how its children end
                 self._turn_off(str(error))
 
     def _turn_off(self, reason: str) -> None:
         self._is_off = True
-        say(f"runner: tasks start without a task server (run.preload): {reason}. Each imports TensorFlow itself.")
+        say(f"runner: tasks start without a task server (run.preload): {reason}. Each task imports TensorFlow itself.")
 
 
 def _with_terminal(task: Task) -> Task:
-    """Return `task` marked as connected to the terminal, so that it draws a progress line without asking."""
+    """Return `task` marked as connected to the terminal, so that it draws a progress line without checking."""
     env = dict(task.env)
     lent = env.pop(SCREEN, None)
     if lent is None:
@@ -122,11 +122,12 @@ def _with_terminal(task: Task) -> Task:
 
 
 def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> ColdStarter:
-    """Return the starter of a run's tasks: a server if more than one start is likely, else a cold one.
+    """Return the starter of a run's tasks: a server if several starts are likely, else one that starts them cold.
 
     Args:
+      config: the config.
       num_tasks: number of tasks that start together.
-      is_sweep: other runs use it, too.
+      is_sweep: all runs of a sweep use the starter.
     """
     may_restart = config.max_restarts > 0 and config.command not in UNRECORDED_COMMANDS
     pays = is_sweep or num_tasks > 1 or may_restart
@@ -139,6 +140,6 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _may_be_forked(task: Task) -> bool:
-    """Report whether `task` is one of the runner's, and TensorFlow's messages at import are not wanted."""
+    """Report whether `task` may be forked: it is one of the runner's, and no messages at import are wanted."""
     is_ours = tuple(task.argv[: 1 + len(TASK_COMMAND)]) == (sys.executable, *TASK_COMMAND)
     return is_ours and task.env.get("TF_CPP_MIN_LOG_LEVEL", "0") >= "2"

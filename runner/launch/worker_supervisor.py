@@ -1,6 +1,7 @@
-"""The supervisor of a task in an external cluster, other than the chief's: it starts its task when the chief's says so.
+"""The supervisor of a task other than the chief, in a cluster whose tasks were started from outside.
 
-It writes no config, summary or MLflow run: the chief's supervisor does.
+It starts its task when the chief's supervisor says so. Only the chief's supervisor writes a config, a summary and an
+MLflow run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from runner.tracking.journal import Journals
 
 @dataclass
 class WorkerSupervisor:
-    """One supervisor of a cluster, other than the chief's.
+    """The supervisor of one task other than the chief.
 
     Attributes:
       place: the place of its task.
@@ -43,14 +44,14 @@ class WorkerSupervisor:
     stops: StopRequests
 
     def run(self) -> int:
-        """Follow the chief's supervisor to the end of the run, and return the exit code.
+        """Follow the chief's supervisor until the run ends, and return the exit code.
 
         Raises:
           ConfigError: the chief has another config.
         """
         model_dir = Path(str(self.config.model_dir))
         rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
-        say(f"This is {self.place.name}. The run is the chief's; what comes of it is in {relative(model_dir)}.")
+        say(f"This is {self.place.name}. The chief records the run and its results in {relative(model_dir)}.")
         scratches = tempfile.TemporaryDirectory(prefix="runner-")
         with scratches as scratch, closing(build_starter(self.config, 1)) as starter:
             file = Path(scratch) / "config.yaml"
@@ -64,10 +65,13 @@ class WorkerSupervisor:
         return code
 
     def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: ColdStarter) -> int:
-        """Start the task whenever the chief says so, report to the chief how it ended, and return the exit code.
+        """Start the task whenever the chief's supervisor says so, and report to it how the task ended.
 
         Args:
           file: path for the config of the task.
+
+        Returns:
+          The exit code.
         """
         restarts = Restarts(model_dir, self.config.max_restarts, self.stops.came, say, name=self.place.name)
         journals = Journals(model_dir)
@@ -76,7 +80,7 @@ class WorkerSupervisor:
         def look_around() -> GangResult | None:
             if self.place.is_server and (gang.stop_wanted or self.stops.came):
                 gang.stop_wanted = False
-                rendezvous.tell("stopping")  # the coordinator needs this task to save
+                rendezvous.tell("stopping")  # the coordinator still needs this task to save
             return rendezvous.look(task)
 
         gang = Gang(
@@ -102,7 +106,7 @@ class WorkerSupervisor:
                     rendezvous.tell("stopped")
                     return INTERRUPTED
                 elif ending.is_loss:
-                    if ending.code != PEER_LOST:  # else the chief reports which task was lost
+                    if ending.code != PEER_LOST:  # after a PEER_LOST the chief reports which task was lost
                         say(f"runner: {ending.reason}")
                     rendezvous.tell("lost", ending.reason)
                 else:
@@ -115,9 +119,13 @@ class WorkerSupervisor:
         return rendezvous.code
 
     def _check_config(self, rendezvous: FollowerRendezvous, model_dir: Path) -> None:
-        """Raise ConfigError if the chief has another config, and adopt the seed that the chief drew."""
+        """Check that this task has the chief's config, and use the seed that the chief drew.
+
+        Raises:
+          ConfigError: the configs differ.
+        """
         file = start_files.file_of_tasks(model_dir, self.config.command)
-        if not file.exists():  # the run has ended meanwhile; the task is told so
+        if not file.exists():  # the run has ended meanwhile, which the task will be told
             return
         theirs = schema.read(file)
         if self.config.run.seed is None:
@@ -133,14 +141,14 @@ class WorkerSupervisor:
 
 
 def differences_to_chief(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]:
-    """Return the differences between the chief's config and ours, except where and how the run is shown."""
+    """Return the differences between the chief's config and ours, except keys that say where and how the run is shown."""
     pairs = differences(schema.flatten(masked(theirs)), schema.flatten(masked(ours)))
     return [f"{key}={here} here, {there} there" for key, there, here in pairs if not is_shown_only(key)]
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """Return (key, value before, value now) for each key that differs between two flat configs, except the run's
-    paths.
+    """Return (key, value before, value now) for each key that differs between two flat configs, except paths of the
+    run.
     """
     return [
         (key, before.get(key), now.get(key))

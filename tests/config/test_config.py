@@ -733,7 +733,7 @@ def test_an_evaluation_on_another_input_takes_a_name_of_its_own(
     assert parsed(*asked, own, "input.eval.batch_size=7").eval.recorded_name("") == ""
     said = (
         "input.eval.params differs from the setting of the run in run, so the new metrics would replace the run's own "
-        r"eval/... Choose a name that the run does not have: eval.name=test$"
+        r"eval/... Choose a name that the run does not have, such as eval.name=test$"
     )
     with pytest.raises(ConfigError, match=said):
         parsed(*asked, other)

@@ -325,9 +325,7 @@ def test_what_slurm_did_not_set_or_sets_in_contradiction_is_refused(env: dict[st
 
 def test_several_slurm_tasks_do_not_each_train_the_same_single_process_by_mistake() -> None:
     env = slurm(0, 2)
-    assert "strategy=mirrored trains in one. Use strategy=multi_worker; or cluster.resolver=local" in refused(
-        env, "mirrored"
-    )
+    assert "strategy=mirrored trains in one. Use strategy=multi_worker; or, to run" in refused(env, "mirrored")
     assert found(env, "mirrored", resolver="local").cluster == ALONE
     assert found(slurm(1, 2), "mirrored", evaluator=True).cluster == Cluster("evaluator", 0)
 

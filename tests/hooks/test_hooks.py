@@ -320,7 +320,7 @@ def test_unknown_hook_makes_one_step_per_loop_and_says_so(tmp_path: Path, caplog
     with caplog.at_level(logging.WARNING, logger="runner"):
         train(tmp_path, [Session(), recorder], 5, steps_per_loop=5)
     assert recorder.ends == [1, 2, 3, 4, 5]
-    assert "The hook Session may fetch and stop at any step, so training runs one step per loop." in caplog.text
+    assert "The hook Session may fetch or stop at any step, so training runs one step per loop." in caplog.text
     assert "take several times as long" in caplog.text
 
 

@@ -130,9 +130,11 @@ def test_the_reason_of_each_restart_is_said_and_noted(runs: Any) -> None:
     assert [line["task"] for line in restarts] == ["worker:0", "chief", "worker:0"]
     by_kill = "was killed by SIGKILL (by the system for lack of memory, or by hand)"
     assert [line["reason"] for line in restarts[:2]] == [f"worker:0 {by_kill}", f"chief {by_kill}"]
-    assert restarts[2]["reason"].startswith("worker:0 froze: no sign of life for")
+    assert restarts[2]["reason"].startswith("worker:0 froze: no heartbeat for")
     for line in restarts:
-        assert f"runner: {line['reason']}; all start again from step {line['step']} (restart 1 of 3)" in said
+        assert (
+            f"runner: {line['reason']}; all tasks are started again from step {line['step']} (restart 1 of 3)" in said
+        )
 
 
 def test_all_save_the_same_step_when_one_task_is_preempted(runs: Any) -> None:

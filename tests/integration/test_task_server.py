@@ -114,5 +114,8 @@ def test_a_run_whose_task_and_server_are_killed_starts_cold_says_so_once_and_res
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 3, said
     assert said.count("runner: tasks start without a task server (run.preload): it was killed by SIGKILL") == 1
-    assert said.count("was killed by SIGKILL (by the system for lack of memory, or by hand); all start again") == 2
+    assert (
+        said.count("was killed by SIGKILL (by the system for lack of memory, or by hand); all tasks are started again")
+        == 2
+    )
     wait_until(lambda: all(map(is_gone, (first, second, third))))

@@ -105,7 +105,7 @@ def test_a_probe_that_hangs_or_crashes_is_told(monkeypatch: pytest.MonkeyPatch, 
     for script in (stuck, crash):
         script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stuck))
-    assert doctor.run_probe({}, timeout_secs=0.3).failure == "has not come to an end within 0 s"
+    assert doctor.run_probe({}, timeout_secs=0.3).failure == "has not finished within 0 s"
     monkeypatch.setattr(sys, "executable", str(crash))
     found = doctor.run_probe({"PATH": "/bin:/usr/bin"})
     assert (found.facts, found.said) == (None, "bad\n") and found.failure.startswith("was killed by SIGILL")

@@ -133,7 +133,7 @@ def test_tasks_that_do_not_find_the_others_in_time_are_named(
     codes = {"chief": UNTIL_ASKED, "worker:0": hangs, "worker:1": UNTIL_ASKED}
     assert run(codes, num_workers=3, start_timeout_secs=8) == 1
     error = summary_in(tmp_path / "run")["error"]
-    assert error == "worker:0 did not find the others within cluster.start_timeout_secs=8"
+    assert error == "worker:0 did not connect to the other tasks within cluster.start_timeout_secs=8"
     for pid in started(tmp_path, "chief", "worker:0", "worker:1"):
         assert is_gone(pid)
 
@@ -171,7 +171,7 @@ def test_ctrl_c_asks_all_to_save_and_exits_with_3(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=150)[1]
     assert process.returncode == 3
-    assert said.splitlines()[-1] == "Stopping: the task saves a checkpoint. Once more to stop at once."
+    assert said.splitlines()[-1] == "Stopping: saving a checkpoint. Press Ctrl-C again to quit immediately."
     assert (tmp_path / "chief.asked").exists() and (tmp_path / "worker:0.asked").exists()
     assert summary_in(tmp_path / "run")["status"] == "interrupted"
     assert all(is_gone(pid) for pid in pids)
@@ -271,13 +271,16 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     assert (summary["status"], summary["global_step"], summary["restarts"]) == ("finished", 9, 1)
     assert RunRecord.read(tmp_path / "run").generation == 2
     why = "worker:0 was killed by SIGKILL (by the system for lack of memory, or by hand)"
-    assert f"runner: {why}; all start again from step 40 (restart 1 of 3)" in capfd.readouterr().err.splitlines()
+    assert (
+        f"runner: {why}; all tasks are started again from step 40 (restart 1 of 3)"
+        in capfd.readouterr().err.splitlines()
+    )
     (restart, metric) = noted(tmp_path, "supervisor")
     assert (restart["event"], restart["task"], restart["reason"], restart["step"]) == ("restart", "worker:0", why, 40)
     assert (metric["step"], metric["metrics"]) == (40, {"run/restarts": 1.0})
     tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"])
     assert tracked.data.tags["restarts"] == "1"
-    assert tracked.data.tags["last_restart"] == f"{why}; all start again from step 40 (restart 1 of 3)"
+    assert tracked.data.tags["last_restart"] == f"{why}; all tasks are started again from step 40 (restart 1 of 3)"
     assert tracked.data.metrics["run/restarts"] == 1.0
 
 
@@ -299,7 +302,7 @@ def test_losses_without_a_newer_checkpoint_are_counted_and_end_the_run(
     summary = summary_in(tmp_path / "run")
     assert (summary["status"], summary["restarts"]) == ("failed", 2)
     assert summary["error"].startswith("worker:0 was killed by SIGKILL")
-    assert "cluster.max_restarts=2 are used up without a new checkpoint" in capfd.readouterr().err
+    assert "all restarts (cluster.max_restarts=2) were used without progress" in capfd.readouterr().err
 
 
 def test_a_worker_beside_parameter_servers_is_started_again_alone(run: Callable[..., int], tmp_path: Path) -> None:
@@ -335,7 +338,9 @@ def test_a_frozen_task_is_found_and_named(
     freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)\n"
     waits = JOIN + "if generation == 1: time.sleep(60)\n"
     assert run({"chief": waits + FINISH, "worker:0": freezes}) == 0
-    assert re.search(r"runner: worker:0 froze: no sign of life for \d+ s; all start again", capfd.readouterr().err)
+    assert re.search(
+        r"runner: worker:0 froze: no heartbeat for \d+ s; all tasks are started again", capfd.readouterr().err
+    )
     assert is_gone(started(tmp_path, "worker:0")[0])
 
 
@@ -347,7 +352,7 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)\n"
     loses = JOIN + "if generation == 1: wait_for('worker:0.pid'); sys.exit(75)\n"
     assert run({"chief": loses + FINISH, "worker:0": freezes}) == 0
-    assert noted(tmp_path, "supervisor")[0]["reason"].startswith("worker:0 froze: no sign of life for")
+    assert noted(tmp_path, "supervisor")[0]["reason"].startswith("worker:0 froze: no heartbeat for")
 
 
 @pytest.mark.alone
@@ -383,8 +388,8 @@ def test_restarts_are_given_back_by_a_newer_checkpoint(tmp_path: Path, monkeypat
     monkeypatch.setattr(restarts, "pause_secs", lambda number: 0.0)
     assert [policy.allow(loss()) for _ in range(5)] == [True, True, True, True, False]
     assert policy.total == 4
-    assert said[1] == "runner: worker:0 was killed; all start again from its beginning (restart 2 of 2)"
-    assert said[2] == "runner: worker:0 was killed; all start again from step 10 (restart 1 of 2)"
+    assert said[1] == "runner: worker:0 was killed; all tasks are started again from its beginning (restart 2 of 2)"
+    assert said[2] == "runner: worker:0 was killed; all tasks are started again from step 10 (restart 1 of 2)"
 
 
 def test_nothing_is_started_again_after_a_stop(tmp_path: Path) -> None:
@@ -423,9 +428,9 @@ def test_a_single_task_that_is_frozen_is_said_and_goes_on_when_it_wakes(
     assert run({"chief": wakes + "time.sleep(1)\n" + FINISH}, "default") == 0
     froze, woke = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"runner: the task has given no sign of life for \d+ s: it was suspended, .* with run.freeze_secs=60 .*", froze
+        r"runner: the task has sent no heartbeat for \d+ s: it is suspended, .* with run.freeze_secs=60 .*", froze
     )
-    assert woke == "runner: the task gives signs of life again."
+    assert woke == "runner: the task sends heartbeats again."
     assert summary_in(tmp_path / "run")["restarts"] == 0
 
 
@@ -436,7 +441,9 @@ def test_a_single_task_that_is_frozen_is_started_again_where_freeze_secs_asks_fo
     assert run({"chief": f"if generation == 1:\n    {FREEZES}{FINISH}"}, "default", freeze_secs=1) == 0
     assert summary_in(tmp_path / "run")["restarts"] == 1
     said = capfd.readouterr().err
-    assert "the task froze: no sign of life for 1 s; all start again from its beginning (restart 1 of 3)" in said
+    assert (
+        "the task froze: no heartbeat for 1 s; all tasks are started again from its beginning (restart 1 of 3)" in said
+    )
 
 
 @pytest.mark.parametrize("has_saved", [True, False])

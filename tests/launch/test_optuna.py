@@ -77,12 +77,12 @@ def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(s
     assert again.directory == first.directory
     assert again.code == 0
     assert "job 11/11" in again.err
-    assert "is finished already" not in again.err
+    assert "already finished, skipped" not in again.err
     assert len(again.jobs) == 11
     values = [trial.params["model.params.learning_rate"] for trial in trials_in(first.directory)]
     assert len(set(values)) == 11
     done = study("finish()", *arguments, "hydra.sweeper.n_trials=11")
-    assert "The study has its 11 trials. More of them: hydra.sweeper.n_trials=22." in done.err
+    assert "The study has finished its 11 trials. To run more, set hydra.sweeper.n_trials=22." in done.err
     assert done.jobs == again.jobs
 
 

@@ -83,7 +83,7 @@ def test_two_terminals_make_one_run(tmp_path: Path) -> None:
     summary = summary_in(tmp_path / "run")
     assert (summary["status"], summary["global_step"], summary["restarts"]) == ("finished", 7, 0)
     assert said["worker:0"].splitlines() == [
-        "This is worker:0. The run is the chief's; what comes of it is in run.",
+        "This is worker:0. The chief records the run and its results in run.",
         "worker:0: the run has finished; see summary.json in run.",
     ]
     terminals.start(codes)  # what the first run left in the folder says nothing to the second
@@ -96,7 +96,7 @@ def test_a_task_that_is_killed_has_all_start_again_in_the_next_generation(tmp_pa
     terminals.start({"chief": CHIEF.format(last=2, step=40), "worker:0": LOST.format(last=2, step=40)})
     ended, said = terminals.end()
     assert ended == {"chief": 0, "worker:0": 0}
-    assert "worker:0 was killed by SIGKILL (by the system for lack of memory, or by hand); all start" in said["chief"]
+    assert "worker:0 was killed by SIGKILL (by the system for lack of memory, or by hand); all tasks" in said["chief"]
     assert "runner: worker:0 was killed by SIGKILL" in said["worker:0"]
     assert summary_in(tmp_path / "run")["restarts"] == 1
     assert json.loads((tmp_path / "run" / "generation.json").read_text())["generation"] == 2
@@ -118,7 +118,7 @@ def test_a_supervisor_that_is_killed_is_waited_for(tmp_path: Path) -> None:
     terminals.start({"worker:0": worker})
     ended, said = terminals.end()
     assert ended == {"chief": 0, "worker:0": 0}
-    assert "all start again from step 3 (restart 1 of 3)" in said["chief"]
+    assert "all tasks are started again from step 3 (restart 1 of 3)" in said["chief"]
     assert RunRecord.read(tmp_path / "run").generation == 2
 
 
@@ -164,7 +164,7 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     terminals.start({"chief": JOIN})
     ended, said = terminals.end()
     assert ended == {"chief": 1}
-    assert "error: worker:0 (127.0.0.1:2) did not come within 1 s\n" in said["chief"]
+    assert "error: worker:0 (127.0.0.1:2) did not join within 1 s\n" in said["chief"]
     assert not (tmp_path / "run" / "summary.json").exists(), "it never took its first step"
     terminals = Terminals(tmp_path, start_timeout_secs=1)
     terminals.start({"worker:0": JOIN})
@@ -215,7 +215,7 @@ def test_a_worker_beside_parameter_servers_is_started_again_by_its_own_superviso
     })  # fmt: skip
     ended, said = terminals.end()
     assert ended == {"chief": 0, "worker:0": 0, "ps:0": 0}
-    assert "it alone is started again (restart 1 of 3)" in said["worker:0"]
+    assert "only this task is started again (restart 1 of 3)" in said["worker:0"]
     assert RunRecord.read(tmp_path / "run").generation == 1
 
 

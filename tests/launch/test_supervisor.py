@@ -310,7 +310,7 @@ def test_a_stop_lets_the_task_save_and_exits_with_3(number: signal.Signals, tmp_
     process.send_signal(number)
     _, said = process.communicate(timeout=150)
     assert process.returncode == 3
-    assert "Stopping: the task saves a checkpoint." in said
+    assert "Stopping: saving a checkpoint." in said
     assert summary_in(tmp_path / "run")["status"] == "interrupted"
 
 

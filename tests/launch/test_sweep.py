@@ -158,7 +158,7 @@ def test_the_same_sweep_again_skips_what_is_finished_and_resumes_what_is_broken(
     assert again.code == 0
     assert again.directory == first.directory
     assert again.generations() == {"learning_rate=0.3": 2, "learning_rate=0.2": 1, "learning_rate=0.1": 1}
-    assert again.err.count("is finished already") == 2
+    assert again.err.count("already finished, skipped") == 2
 
 
 def test_a_job_whose_config_is_wrong_does_not_end_the_sweep(sweep: Callable[..., Outcome]) -> None:
@@ -280,7 +280,7 @@ finish()
     assert {line["result"]["status"] for line in lines} == {"finished"}
 
     again = sweep("finish()", RATES)
-    assert again.err.count("is finished already") == 2
+    assert again.err.count("already finished, skipped") == 2
     assert [job["name"] for job in again.jobs] == ["learning_rate=0.3", "learning_rate=0.2", "learning_rate=0.1"]
     assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 2, "learning_rate=0.1": 1}
     assert not (again.directory / "sweep.results.jsonl").exists()
@@ -398,7 +398,7 @@ def test_a_finished_job_that_was_evaluated_since_is_still_finished(
     (best / "checkpoint").touch()
     assert subprocess.run([*called, f"model_dir={best}"], cwd=tmp_path, env=ENV, capture_output=True).returncode == 1
     result = again()
-    assert result.err.count("is finished already") == 3
+    assert result.err.count("already finished, skipped") == 3
     assert result.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 1}
 
 

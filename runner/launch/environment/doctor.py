@@ -1,7 +1,7 @@
-"""command=doctor: whether a run can start here, what it would find, and how to solve each problem.
+"""command=doctor: report whether a run can start here, what it would use, and how to solve each problem.
 
-Each check returns a `Section`: rows to print and the problems among them. Machine, environment and TensorFlow probe are
-arguments, so that tests can choose them.
+Each check returns a `Section`: rows to print and the problems that it found. The machine, the environment and the
+TensorFlow probe are arguments of the checks, so that tests can choose them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from runner.system.start_status import START_STATUS, shows_live
 from runner.tracking.mlflow_tracker import sqlite_path, tracking_uri
 
 PROBE_SECS = 180
-"""How long TensorFlow's import and test may take: a minute on a slow disk without cached bytecode."""
+"""Seconds that TensorFlow's import and test may take: a minute on a slow disk without cached bytecode."""
 
 ANSWER_SECS = 5
-"""How long a tracking server may take to answer."""
+"""Seconds that a tracking server may take to answer."""
 
 FEW_BYTES = 2 * 2**30
-"""Memory below which there is a warning. TensorFlow and a small model take about 0.7 GB per task (measured)."""
+"""Bytes of free memory below which there is a warning. A task of a small model takes about 0.7 GB (measured)."""
 
 LITTLE_DISK, NO_DISK = 2**30, 50 * 2**20
 """Free bytes of disk below which checkpoints may not fit, and below which a run cannot start."""
@@ -53,20 +53,20 @@ LITTLE_DISK, NO_DISK = 2**30, 50 * 2**20
 VARIABLES: Mapping[str, str] = {
     "TF_CONFIG": "the place of this process in a cluster",
     "CUDA_VISIBLE_DEVICES": "the GPUs that TensorFlow may see",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "takes the place of run.memory_growth",
-    "TF_GPU_ALLOCATOR": "how memory of GPUs is taken",
-    "TF_USE_LEGACY_KERAS": "whether tf.keras is Keras 2, where model.keras=auto leaves it open",
-    "KERAS_BACKEND": "what Keras 3 computes with",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "overrides run.memory_growth",
+    "TF_GPU_ALLOCATOR": "how TensorFlow allocates GPU memory",
+    "TF_USE_LEGACY_KERAS": "whether tf.keras is Keras 2, if model.keras=auto finds no reason in the source",
+    "KERAS_BACKEND": "the framework with which Keras 3 computes",
     "XLA_FLAGS": "settings of XLA (train.jit)",
     "TF_XLA_FLAGS": "whether TensorFlow compiles with XLA by itself",
     "TF_ENABLE_ONEDNN_OPTS": "oneDNN's kernels; 0 and 1 round differently",
     "OMP_NUM_THREADS": "threads of NumPy and oneDNN",
     "TF_CPP_MIN_LOG_LEVEL": "how much TensorFlow writes",
-    "MLFLOW_TRACKING_URI": "where runs are recorded, unless tracking.uri says it",
-    "MLFLOW_EXPERIMENT_NAME": "the experiment in MLflow, unless tracking.experiment says it",
+    "MLFLOW_TRACKING_URI": "where runs are recorded, unless tracking.uri is set",
+    "MLFLOW_EXPERIMENT_NAME": "the experiment in MLflow, unless tracking.experiment is set",
     "HYDRA_FULL_ERROR": "1: mistakes show their traceback",
-    "PYTHONDONTWRITEBYTECODE": "whether Python keeps what it has compiled",
-    "PYTHONPATH": "where modules are looked for first",
+    "PYTHONDONTWRITEBYTECODE": "whether Python saves compiled bytecode",
+    "PYTHONPATH": "folders in which Python looks for modules first",
 }
 """Environment variables that change how a run behaves -> their effect."""
 
@@ -98,8 +98,8 @@ class Probe:
     """The report of a process that imported TensorFlow.
 
     Attributes:
-      facts: as `runner.task.tensorflow_probe` prints them; None: it did not finish.
-      failure: how it ended in that case.
+      facts: as `runner.task.tensorflow_probe` prints them; None: the process did not finish.
+      failure: if it did not finish: how it ended.
       said: its stderr.
     """
 
@@ -199,7 +199,7 @@ def run_probe(env: Mapping[str, str], timeout_secs: float = PROBE_SECS) -> Probe
     try:
         done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=timeout_secs, check=False)
     except subprocess.TimeoutExpired:
-        return Probe(None, f"has not come to an end within {timeout_secs:.0f} s")
+        return Probe(None, f"has not finished within {timeout_secs:.0f} s")
     if done.returncode:
         return Probe(None, describe_exit(done.returncode), done.stderr)
     return Probe(json.loads(done.stdout.splitlines()[-1]), said=done.stderr)
@@ -359,7 +359,7 @@ def check_tracking(config: Config, env: Mapping[str, str], folder: Path) -> Sect
 
 def _reach(uri: str, shown: str) -> tuple[str, Problem | None]:
     """Return whether MLflow answers at `uri`, in words, and the problem if it does not."""
-    later = "Training goes on without it, and records once it is back; or choose tracking=csv or tracking.uri=..."
+    later = "Training continues without it, and records once it is back; or choose tracking=csv or tracking.uri=..."
     path = sqlite_path(uri)
     if path is not None:
         return _reach_sqlite(path)
@@ -397,8 +397,8 @@ def _reach_sqlite(path: Path) -> tuple[str, Problem | None]:
         there = next(one for one in path.absolute().parents if one.exists())
         if os.access(there, os.W_OK):
             return "yes: the first run makes the file", None
-        do = "set tracking.uri to a file that can be made, or tracking=csv"
-        return "no", Problem(f"{path} is not there and cannot be made", do)
+        do = "set tracking.uri to a file that can be created, or tracking=csv"
+        return "no", Problem(f"{path} does not exist and cannot be created", do)
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=ANSWER_SECS)
         try:
@@ -409,7 +409,7 @@ def _reach_sqlite(path: Path) -> tuple[str, Problem | None]:
         do = "mlflow db upgrade, or move the file away"
         return "no", Problem(f"{path} cannot be read as a database of MLflow: {error}", do)
     if not os.access(path, os.W_OK):
-        return "no: it can only be read", Problem(
+        return "no: the file is read-only", Problem(
             f"{path} cannot be written", f"chmod u+w {path}, or another tracking.uri"
         )
     return f"yes: a database with {counted(count, 'run')}", None
@@ -463,7 +463,7 @@ def _variable_problems(config: Config, env: Mapping[str, str]) -> Iterator[Probl
         what = "TF_USE_LEGACY_KERAS asks for Keras 2, and the package tf_keras is not installed"
         yield Problem(what, "pip install 'tf-runner[classic]', or unset TF_USE_LEGACY_KERAS", is_fatal=True)
     if env.get("PYTHONDONTWRITEBYTECODE"):
-        what = "PYTHONDONTWRITEBYTECODE is set: each start compiles what it imports anew, 10 s in place of 4"
+        what = "PYTHONDONTWRITEBYTECODE is set, so each start compiles all modules again: 10 s instead of 4"
         yield Problem(what, "unset PYTHONDONTWRITEBYTECODE")
 
 
