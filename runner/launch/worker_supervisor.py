@@ -141,7 +141,7 @@ class WorkerSupervisor:
 
 
 def differences_to_chief(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]:
-    """Return the differences between the chief's config and ours, except keys that say where and how the run is shown."""
+    """Return the differences between the chief's config and ours, except in keys that only concern display."""
     pairs = differences(schema.flatten(masked(theirs)), schema.flatten(masked(ours)))
     return [f"{key}={here} here, {there} there" for key, there, here in pairs if not is_shown_only(key)]
 
