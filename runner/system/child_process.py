@@ -1,8 +1,9 @@
 """Child processes that end when asked, and never outlive the process that started them.
 
-A child gets its own session, so that everything it starts can be ended with it, and Ctrl-C on the terminal reaches only
-the parent. It holds the read end of a pipe whose write end only the parent has. When the parent dies, however it dies,
-the pipe ends, and a watchdog process ends the child (`end_with_parent`). On another pipe the child sends heartbeats.
+A child has its own session, so that it and everything it starts can be ended together, and Ctrl-C on the terminal
+reaches only the parent. It holds the read end of a pipe whose write end only the parent has. When the parent dies, for
+any reason, the pipe ends, and a watchdog process ends the child (`end_with_parent`). The child sends heartbeats on
+another pipe.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Child(Protocol):
 
 
 class Descriptors(NamedTuple):
-    """The file descriptors that a child gets; its stdin is empty. The caller closes them."""
+    """The file descriptors that a child gets. Its stdin is empty. The caller closes the descriptors."""
 
     lifeline: int
     heartbeat: int
@@ -55,13 +56,13 @@ class Spawn(Protocol):
 
 @dataclass(eq=False)
 class Process:
-    """A running child. Its group is `pid`, because it leads its own session.
+    """A running child, which leads its own session and process group.
 
     Attributes:
       child: the started process.
-      lifeline: our end of the pipe that ends when we do; -1 once it is closed.
-      monitor: receives its heartbeats.
-      pumps: threads that copy its output.
+      lifeline: the parent's end of the pipe that ends with the parent; -1 once it is closed.
+      monitor: receives the child's heartbeats.
+      pumps: threads that copy the child's output.
     """
 
     child: Child
@@ -153,21 +154,22 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
 
 
 GRACE_SECS = 60.0
-"""How long a child may take to save after its parent has died."""
+"""Seconds that a child may take to save after its parent has died."""
 
 IDLE_GRACE_SECS = 5.0
-"""How long a child without anything to save may take then."""
+"""Seconds that a child without anything to save may take to end after its parent has died."""
 
 
 class Watchdog:
-    """A process that ends this one, and all that it started, when its parent has died.
+    """A process that ends this process, and all that it started, when its parent has died.
 
-    A thread cannot do that: while TensorFlow 2.21 makes a MultiWorkerMirroredStrategy and waits minutes for other
-    workers, no Python thread of the process runs. Nor can PR_SET_PDEATHSIG: it is sent when the thread that started the
-    process ends, and leaves the rest of the group alive.
+    A thread cannot do that: while TensorFlow 2.21 builds a MultiWorkerMirroredStrategy and waits minutes for other
+    workers, no Python thread of the process runs. Nor can PR_SET_PDEATHSIG: it is already sent when the thread that
+    started the process ends, and it does not reach the rest of the group.
 
     Args:
       lifeline: the pipe that ends when the parent does; -1: there is no watchdog.
+      grace_secs: see `end_with_parent`.
     """
 
     def __init__(self, lifeline: int, grace_secs: float) -> None:
@@ -190,7 +192,7 @@ class Watchdog:
         threading.Thread(target=_stand_in, args=stand_in, daemon=True, name="lifeline").start()
 
     def note_work(self) -> None:
-        """Report that there is something to save from now on, which is what the whole grace period is for."""
+        """Report that from now on there is something to save, so that the whole grace period is given."""
         self._has_work[0] = 1
 
     def _watch(self, task: int, lifeline: int, ended: int, grace_secs: float) -> None:
@@ -203,7 +205,7 @@ class Watchdog:
             if os.getppid() != task:
                 return
         if _has_ended(task, ended, 0):
-            return  # the parent lives, and ends what the task may have left
+            return  # the parent lives, and will end processes that the task may have left behind
         with contextlib.suppress(ProcessLookupError):
             os.kill(task, signal.SIGTERM)
         orphaned = time.monotonic()
@@ -215,12 +217,13 @@ class Watchdog:
 
 
 def end_with_parent(env: Mapping[str, str], grace_secs: float = GRACE_SECS) -> Watchdog:
-    """In a child: when the parent dies, send SIGTERM to itself, and SIGKILL to its group after a grace period.
+    """In a child: when the parent dies, send SIGTERM to this process, and SIGKILL to its group after a grace period.
 
-    Call it before any thread is started. It does nothing in a process that `start_process` did not start.
+    Must be called before any thread is started. Does nothing in a process that `start_process` did not start.
 
     Args:
-      grace_secs: the grace period after `Watchdog.note_work`; before it IDLE_GRACE_SECS, or this if it is shorter.
+      env: the environment, which names the pipe.
+      grace_secs: the grace period after `Watchdog.note_work`. Before that it is IDLE_GRACE_SECS, if that is shorter.
     """
     return Watchdog(int(env.get(LIFELINE, -1)), grace_secs)
 
@@ -240,7 +243,7 @@ _GLANCE_SECS = 0.2
 
 
 def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
-    """Do the watchdog's work in a thread of the task if the watchdog was killed."""
+    """Do the watchdog's work in a thread of the task, if the watchdog was killed."""
     while os.read(lifeline, 1):
         pass
     # A live watchdog kills this process as well. Checking once is not enough: it may be killed just after the check.

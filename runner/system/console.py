@@ -46,8 +46,13 @@ class Progress:
         self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
         logged: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """Show that training has reached `step`; `logged` has the values that model_fn logs with on_progress, by
-        name.
+        """Show that training has reached `step`.
+
+        Args:
+          step: the global step.
+          loss: its loss.
+          steps_per_sec, examples_per_sec: the speed of the last loop.
+          logged: name -> value, for the values that model_fn logs with on_progress.
         """
 
     def count(self, what: str, examples: int) -> None:
@@ -178,7 +183,7 @@ class RichProgress(Progress):
                 self.stop()
 
     def stop(self) -> None:
-        self._counted, self._phases = None, []  # these leave nothing on the screen
+        self._counted, self._phases = None, []  # counts and phases leave nothing on the screen
         if self._live is not None:
             self._live.transient = self._bar is None
             self._live.stop()
@@ -233,10 +238,12 @@ _PHASES = {
 
 
 def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
-    """Return lines of up to `width` characters with the facts, none of which is split.
+    """Join the facts into lines of up to `width` characters, without splitting a fact.
 
     Args:
-      between: separates two facts; without its spaces it ends a line that another follows.
+      facts: the facts.
+      width: the width.
+      between: separates two facts. At the end of a line that another line follows, it stands without its spaces.
     """
     lines: list[str] = []
     for number, fact in enumerate(facts):
@@ -452,7 +459,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 _INPUT_BOUND = 0.05
-"""Share of step time spent waiting for input above which the summary points to the documentation."""
+"""Share of step time spent waiting for input above which the summary refers to the documentation."""
 
 
 def _input_bound(share: float | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Small files that other processes read, always complete, and the folder that contains them."""
+"""Small files that other processes read and that are complete at any time, and checks of the folder they are in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL_SUMMARY_FILE = "model_summary.txt"
 
 
 class StorageError(OSError):
-    """A run's folder can no longer be written. The message is enough; no traceback helps."""
+    """A run's folder can no longer be written. The message says enough, so no traceback is shown."""
 
 
 class DiskFullError(StorageError):
@@ -32,9 +32,9 @@ class FolderLostError(StorageError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Report whether `error` says that a disk, or a user's quota of it, is full.
+    """Report whether `error` says that a disk, or the user's quota on a disk, is full.
 
-    TensorFlow 2.21 has no error code for it: it raises ResourceExhausted or Unknown with the text.
+    TensorFlow 2.21 has no error code for this; it raises ResourceExhausted or Unknown with the system's text.
     """
     words = ("No space left on device", "Disk quota exceeded")
     if isinstance(error, DiskFullError):
@@ -51,10 +51,10 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
 
 @contextlib.contextmanager
 def naming_need(path: str | os.PathLike[str], num_bytes: int) -> Iterator[None]:
-    """Name the needed and free space if the disk is full, inside this context.
+    """Inside this context, turn an error about a full disk into one that names the needed and the free space.
 
     Raises:
-      DiskFullError: it is full.
+      DiskFullError: the disk is full.
     """
     try:
         yield
@@ -69,16 +69,16 @@ def naming_need(path: str | os.PathLike[str], num_bytes: int) -> Iterator[None]:
 
 
 def _quota(error: OSError) -> str:
-    return " beside a quota that is used up" if error.errno == errno.EDQUOT else ""
+    return ", but your disk quota is used up" if error.errno == errno.EDQUOT else ""
 
 
 class HeldFolder:
-    """An existing folder that must stay the same: not deleted, nor deleted and made anew under its name."""
+    """A folder that must continue to exist, and must not be replaced by another folder of the same name."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
-        # Keep it open: the inode number of a deleted folder may be reused for the next one, and some
-        # network file systems change a folder's number while it is not open.
+        # The folder is kept open. Otherwise its inode number may be reused after a deletion, and some network file
+        # systems change the number of a folder that is not open.
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -86,7 +86,7 @@ class HeldFolder:
         """Check that the folder still exists and is the same.
 
         Raises:
-          FolderLostError: it is not.
+          FolderLostError: the folder was deleted or replaced.
         """
         try:
             now, held = os.stat(self._path), os.fstat(self._descriptor)
@@ -98,7 +98,7 @@ class HeldFolder:
             )
 
 
-_AFTER_LOSS = "What the run noted and saved there is lost; the same command begins anew."
+_AFTER_LOSS = "Everything that the run had saved in it is lost. The same command starts the run from the beginning."
 
 
 HALF_WRITTEN = ".tmp"
@@ -113,7 +113,7 @@ def remove_half_written(*folders: Path) -> None:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace `path` in one move: a reader sees the old text or the new one, also after a crash."""
+    """Replace the contents of `path` at once: a reader sees the old or the new text, even after a crash."""
     data = text.encode()
     with naming_need(path, len(data)):
         descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
@@ -144,9 +144,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_dataclass(cls: type[_T], path: Path) -> _T:
-    """Return a `cls` with the fields of the JSON object in `path`; its defaults if there is none.
+    """Return a `cls` with the fields of the JSON object in `path`; with the defaults if there is no such object.
 
-    Fields that `cls` does not have, of other versions, are ignored.
+    Fields that `cls` does not have, because another version wrote them, are ignored.
     """
     known = read_json(path) or {}
     return cls(**{name: value for name, value in known.items() if name in cls.__dataclass_fields__})  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ class Heartbeat:
             threading.Thread(target=self._beat, args=(period_secs,), daemon=True, name="heartbeat").start()
 
     def ask_to_stop(self) -> None:
-        """Ask the supervisor to have the whole run save and end, since a server cannot save."""
+        """Ask the supervisor to stop the whole run, with a checkpoint. For a server, which cannot save itself."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # the supervisor is gone
                 os.write(self._descriptor, _STOP)
@@ -52,7 +52,7 @@ class HeartbeatMonitor:
         os.set_blocking(descriptor, False)
         self.wants_to_stop = False
         self._descriptor, self._clock = descriptor, clock
-        self._heard = clock()  # also detects a task that freezes before its first heartbeat
+        self._heard = clock()  # so that a task that freezes before its first heartbeat is noticed, too
 
     def silent_secs(self) -> float:
         """Return the seconds since the last heartbeat, or since the task was started."""
@@ -63,7 +63,7 @@ class HeartbeatMonitor:
         return self._clock() - self._heard
 
     def forgive(self) -> None:
-        """Restart the count, because heartbeats were not read for a while."""
+        """Start counting silent seconds anew, because heartbeats were not read for a while."""
         self._heard = self._clock()
 
     def close(self) -> None:

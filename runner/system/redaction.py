@@ -10,7 +10,7 @@ from urllib.parse import unquote
 MASK = "***"
 
 SHORTEST = 4
-"""Fewest characters of a secret that is masked in texts; shorter ones occur in too many words."""
+"""Shortest secret, in characters, that is masked in texts; shorter ones would occur in too many words."""
 
 # For keys as lower-case words between underscores: hfToken is _hf_token_, DB_PASSWORD is _db_password_.
 _NAMES_A_SECRET = re.compile(
@@ -58,26 +58,26 @@ _Types = tuple[type, ...]
 
 
 def extend_secrets(names: Iterable[str]) -> None:
-    """Also hide the values of keys with these `names`: `run.secrets`, for the whole process."""
+    """Also hide the values of keys with these `names` (`run.secrets`), in the whole process."""
     global _also_secret
     _also_secret = frozenset(map(_words, names))
 
 
 def masked(tree: Any) -> Any:
-    """Return a copy of nested mappings and lists with `***` for secrets; null, true and false stay.
+    """Return a copy of nested mappings and lists with `***` in place of secrets; null, true and false stay.
 
-    A key may be dotted (`model.params.db.password`): each of its parts counts, as if it were nested.
+    Each part of a dotted key (`model.params.db.password`) is checked, as if the keys were nested.
     """
     return _masked(tree, ())
 
 
 def secrets_of(tree: Any) -> set[str]:
-    """Return the values that `masked` hides, as texts; for a URL its password."""
+    """Return the values that `masked` hides, as texts; of a URL, its password."""
     return {text for text in _secrets(tree, ()) if text}
 
 
 def mask_text(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` with `***` for each of `secrets` that is long enough, and for secrets in its URLs."""
+    """Return `text` with `***` in place of each of `secrets` that is long enough, and of secrets in URLs."""
     wanted = sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
     if wanted:
         # 1234 is not masked inside 12345, which is another number.
@@ -101,7 +101,7 @@ def masked_override(text: str) -> str:
 
 
 def secrets_of_overrides(overrides: Iterable[str]) -> set[str]:
-    """Return the values that `masked_override` hides, also single ones of a list or a sweep; for `mask_text`."""
+    """Return the values that `masked_override` hides, including single ones of a list or a sweep, for `mask_text`."""
     found: set[str] = set()
     for text in overrides:
         key, _, value = text.partition("=")

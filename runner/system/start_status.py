@@ -1,7 +1,7 @@
-"""The live line of a command until its task draws one: the current phase and the time so far.
+"""The live line of a command until its task draws one: the current phase and the seconds so far.
 
-While the task imports TensorFlow, its Python is busy for seconds. So the command's process draws the line at first, and
-gives the terminal to the task when the task asks for it.
+While the task imports TensorFlow, its Python cannot draw for seconds. So the process of the command draws the line at
+first, and leaves the terminal to the task when the task asks for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCREEN = "RUNNER_SCREEN_FD"
 """Environment variable with the file descriptor on which a task asks for the terminal."""
 
 ANSWER_SECS = 5.0
-"""How long a task waits for the answer, so that a stopped supervisor does not block it."""
+"""Seconds that a task waits for the answer; without a limit, a stopped supervisor would block it."""
 
 
 def is_for(argv: Sequence[str]) -> bool:
@@ -80,10 +80,11 @@ class StartStatus:
                 live.stop()
 
     def lend(self, phase: str) -> dict[str, str]:
-        """Show `phase` until the task that gets the returned environment asks for the terminal, or ends; {}: nothing is
-        shown.
+        """Show `phase` until a task asks for the terminal, or ends.
 
-        The descriptor in it is the child's; close it here once the child has started.
+        Returns:
+          Environment variables for that task; {}: nothing is shown. The file descriptor that they name belongs to the
+          task, so close it in this process once the task has started.
         """
         with self._lock:
             if self._live is None:

@@ -43,7 +43,7 @@ _EXIT, _INTENT = b"exit", b"ends"
 
 
 class TaskServerError(RuntimeError):
-    """The server cannot fork a child: it refuses, or has ended."""
+    """The server cannot fork a child: it refused, or has ended."""
 
 
 class ChildRequest(NamedTuple):

@@ -28,10 +28,9 @@ class Frame(NamedTuple):
 
 
 def user_frames(frames: Iterable[Frame]) -> list[Frame]:
-    """Return those of `frames`, innermost last, that are the user's own: neither the runner's nor an installed
-    package's.
+    """Return those of `frames` (innermost last) that are in the user's own code, not in the runner or a package.
 
-    Callers of the runner (a script, a test) are not among them.
+    Code that calls the runner (a script, a test) is left out.
     """
     ours, installed = str(Path(__file__).parents[1]), _installed()
     found: list[Frame] = []

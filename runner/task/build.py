@@ -1,4 +1,4 @@
-"""From a checked config to the objects that run it; the only file that knows both."""
+"""From a checked config to the objects that run it; only this file knows both."""
 
 from __future__ import annotations
 
@@ -84,6 +84,9 @@ def build_job(
     """Import the user's functions and build what the command needs.
 
     Args:
+      config: the config.
+      journal: receives the events of the Estimator.
+      progress: shows the run on the screen.
       hooks: native hooks of training and of each evaluation and prediction.
       cluster: this process's place.
 
@@ -148,12 +151,12 @@ def _functions_and_run_config(
         return {key: user_code.load(key, name, default) for key, name, default in config.functions()}
 
     configure_devices(config.run)
-    # import modules before a device is used, because they may configure TensorFlow (memory growth)
+    # Import the user's modules before a device is used, because they may configure TensorFlow (memory growth).
     if not cluster.tasks:
         loaded = functions()
         configure_tensorflow(config.run)
         return loaded, build_run_config(config, cluster)
-    # TensorFlow 2.21: "Collective ops must be configured at program startup", before a module may use a device.
+    # TensorFlow 2.21 requires that collective ops are configured at program startup: before a module uses a device.
     configure_tensorflow(config.run)
     journal.event("joining")
     with kept_local(cluster):
@@ -168,7 +171,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     Args:
       cluster: this process's place; returns when all processes have connected.
     """
-    # Once, before either strategy touches a device: TensorFlow cannot split them afterwards.
+    # Done once, before either strategy uses a device: TensorFlow cannot split devices afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
     strategy = _build_strategy(_training_strategy(config, cluster), cluster)
     return RunConfig.from_config(
@@ -201,7 +204,7 @@ def build_input(block: InputBlock, fn: Any) -> Input:
 
 
 def _build_options(settings: DataOptionsConfig) -> tf.data.Options | None:
-    """Return the tf.data.Options that the config sets; None: all are left to the input function."""
+    """Return the tf.data.Options that the config sets; None: it sets none, and those of the input function apply."""
     if settings == DataOptionsConfig():
         return None
     options = tf.data.Options()
@@ -293,8 +296,8 @@ def _build_eval_specs(
     names = list(config.input.evals)
 
     def exporters_of(name: str) -> list[Exporter]:
-        """Return the exporters of an evaluation: the first has all but the best, which belongs to that of its
-        metric.
+        """Return the exporters of an evaluation: the first evaluation has all but best, which follows its metric's
+        evaluation.
         """
         best = of_best if config.export.best.metric else names[0]
         return [one for one in exporters if name == (best if one.name == "best" else names[0])]
@@ -332,7 +335,7 @@ def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
 
 
 def _training_strategy(config: Config, cluster: Cluster) -> StrategyConfig:
-    """Return this process's strategy: an evaluator takes no part in that of several processes."""
+    """Return this process's strategy; for an evaluator it is one of a single process."""
     is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
     return StrategyConfig() if is_alone else config.strategy
 

@@ -34,11 +34,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskContext:
-    """The process in which a command runs, and where it reports.
+    """The process in which a command runs, and where the command reports.
 
     Attributes:
       stop: a hook that ends the current work when a stop is requested.
-      started: when the task began, on the monotonic clock.
+      started: when the task began, in seconds on the monotonic clock.
       cluster: this task's place.
     """
 
@@ -50,7 +50,7 @@ class TaskContext:
 
 
 class Ready(Hook):
-    """Reports once, before the first batch, how long it took to get there."""
+    """A hook that reports, once and before the first batch, how long the start took."""
 
     def __init__(self, context: TaskContext) -> None:
         self._context = context
@@ -69,10 +69,10 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     """Run `config.command`.
 
     Returns:
-      Its part of the summary: global_step, checkpoint, metrics, examples, ...
+      The command's part of the summary: global_step, checkpoint, metrics, examples, ...
 
     Raises:
-      Interrupted: an evaluation or prediction was asked to stop. Training returns instead, with its checkpoint.
+      Interrupted: an evaluation or prediction was asked to stop. If training is asked to stop, it saves and returns.
     """
     assert config.model_dir is not None
     if config.command == "inspect":
@@ -86,7 +86,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     with context.journal.phase("build"):
         hooks = (context.stop, Ready(context))
         job = build_job(config, context.journal, context.progress, hooks, context.cluster)
-    context.stop.install()  # again: TensorFlow may have installed a handler with the strategy
+    context.stop.install()  # once more, because TensorFlow may have installed a handler with the strategy
     if config.command == "dry_run":
         dry_run.rehearse(config, job)
         return {}
@@ -101,7 +101,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
 
 
 def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
-    """Run a parameter server, or a worker beside one."""
+    """Run a parameter server, or a worker of a parameter-server run."""
     configure_devices(config.run)
     context.journal.event("joining")
     with kept_local(context.cluster):
@@ -113,13 +113,13 @@ def _serve(config: Config, context: TaskContext) -> dict[str, Any]:
 
 
 def _check_evaluator(config: Config) -> None:
-    """Raise ConfigError if this is an evaluator of which the others do not know: they would evaluate, too."""
+    """Raise ConfigError if this process is an evaluator but the other processes would evaluate, too."""
     if config.command != "train_and_evaluate":
         raise ConfigError(f"This process is the evaluator of its cluster, but command={config.command} needs none.")
     if not config.cluster.evaluator:
         raise ConfigError(
-            "This process is the evaluator of its cluster, but with cluster.evaluator=false the others evaluate. "
-            "Start all processes with cluster.evaluator=true."
+            "This process is the evaluator of its cluster, but with cluster.evaluator=false the training processes "
+            "evaluate. Start all processes with cluster.evaluator=true."
         )
 
 
@@ -131,7 +131,7 @@ def _follow(job: Job, context: TaskContext) -> dict[str, Any]:
         time.sleep(secs)
         context.stop.after_batches(PassContext(job.estimator.model_dir, 0), 0)
 
-    # The rest of the summary comes from the chief.
+    # The chief reports the other parts of the summary.
     return {"metrics": flat_metrics(follow(job.estimator, job.train_spec, job.eval_specs, wait).metrics)}
 
 
@@ -198,7 +198,7 @@ def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
 
 
 def _export_last(job: Job, context: TaskContext) -> None:
-    """Export at the end of a training without evaluations; otherwise evaluations export."""
+    """Export at the end of training, if there are no evaluations; with evaluations, these export."""
     if job.exporters and not job.eval_specs and not context.stop.was_heeded:
         RunExports(job.estimator).call(job.exporters, None, {}, is_final=True)
 

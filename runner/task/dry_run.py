@@ -1,4 +1,4 @@
-"""command=dry_run: build and trace everything that training would, and print it, without a step or a file."""
+"""command=dry_run: build and trace everything that training would, and print it, without taking a step or writing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Evaluation:
 
 
 def rehearse(config: Config, job: Job) -> None:
-    """Build and trace what `job` would train and evaluate, restore its checkpoint, and print the findings.
+    """Build and trace what `job` would train and evaluate, restore its checkpoint, and print a description.
 
     Raises:
       ValueError: the checkpoint does not fit the model, or an evaluation requests a variable that training does not
@@ -114,7 +114,7 @@ def _batch(feed: InputPipeline) -> str:
     if size is None:
         return "batch_size=null: the function's own batches, one for each replica"
     if size % replicas:
-        return f"{size}, over {replicas} replicas as evenly as can be"
+        return f"{size}, divided over {replicas} replicas as evenly as possible"
     return f"{size}, {size // replicas} per replica"
 
 
@@ -129,14 +129,14 @@ def _start(training: TrainSetup) -> str:
 def _steps(training: TrainSetup, max_steps: int | None) -> str:
     start, target = training.model.store.global_step, training.target(max_steps=max_steps)
     if start >= target:
-        return f"none: step {start} of {int(target)} is reached"
+        return f"none: the run is already at step {start} of {int(target)}"
     if math.isinf(target) and was_read_to_its_end(
         training.input.position.source, training.latest, training.input.pipeline
     ):
         return "none: the training input was read to its end"
     epoch = training.input.pipeline.remaining_steps()
     if epoch is None:
-        known = "nobody knows where the input ends"
+        known = "the end of the input is not known"
     elif math.isinf(epoch):
         known = "the input has no end"
     else:
@@ -150,7 +150,7 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
 
 def _loss(training: TrainSetup) -> str:
     rank = training.program.spec.loss.shape.rank
-    return "one for each example" if rank == 1 else "a scalar: the mean over the batch of a replica"
+    return "one per example" if rank == 1 else "a scalar: the mean over the batch of a replica"
 
 
 def _cadences(config: Config, run: RunConfig, evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
@@ -188,11 +188,11 @@ def _evaluation_cadence(spec: EvalSpec) -> str:
 def _loop_length(training: TrainSetup) -> str:
     longest = training.session_hooks.max_steps_per_loop
     if longest:
-        return f"at most {longest}: session hooks look at them"
+        return f"at most {longest}: session hooks look at the steps"
     return str(training.config.steps_per_loop or "auto: until a loop takes about a second")
 
 
-# --- what goes in and out ---------------------------------------------------------------------------------------------
+# --- inputs and outputs -----------------------------------------------------------------------------------------------
 
 
 def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:

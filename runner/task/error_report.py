@@ -1,4 +1,4 @@
-"""Report an error of a task, on the screen and in the journal, with the user's own part in it."""
+"""Report an error of a task on the screen and in the journal, with the lines of the user's own code."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
 """Environment variable of a task whose errors the supervisor prints, because several tasks may have the same."""
 
 NO_DEBUGGER = (
-    "a breakpoint, and training runs in a process without a terminal. Set run.inline=true to debug in this one "
+    "a breakpoint, but training runs in a process without a terminal. Set run.inline=true to debug in this process "
     "(run.eager=true: tensors of model_fn have values), or PYTHONBREAKPOINT for a debugger that needs no terminal."
 )
 
 
-# The function by which a group of batches is read (runner/data/batch_groups.py): none of the user's.
+# The name of a function of the runner (runner/data/batch_groups.py), which reads a group of batches, in error texts.
 _OF_GROUPS = r"Error in user-defined function passed to \S+ transformation with iterator: \S+::Concatenate\[\d\]::Map: "
 
 
@@ -39,7 +39,7 @@ class Explained(NamedTuple):
     Attributes:
       said: what is wrong.
       frames: frames of the user's own code, innermost last.
-      operation: the graph operation that failed; the frames made it. '': not an error of an operation.
+      operation: the graph operation that failed, which `frames` created; '': the error is not that of an operation.
     """
 
     said: str
@@ -50,9 +50,16 @@ class Explained(NamedTuple):
 def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[str, str], secrets: set[str]) -> None:
     """Report an error to the user and to the journal.
 
-    Errors that need no traceback of the runner are one message with the lines of the user's code: a user's mistake, a
-    failed operation of theirs, a folder that can no longer be written. All others come with a traceback, and with
-    HYDRA_FULL_ERROR=1 every error does. If the supervisor reports it, only the journal is written.
+    Some errors need no traceback of the runner: a user's mistake, a failed operation of the user, a folder that can no
+    longer be written. They are reported as one message with the lines of the user's code. All others come with a
+    traceback, and with HYDRA_FULL_ERROR=1 every error does. If the supervisor prints the errors, only the journal is
+    written here.
+
+    Args:
+      error: the error.
+      journal: the journal of this task.
+      env: the environment.
+      secrets: texts to mask.
     """
     found = explain(error)
     said = mask_text(found.said, secrets)
@@ -87,14 +94,14 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
 
 
 def explain(error: BaseException) -> Explained:
-    """Return an error's message and the user's own part in it."""
+    """Return the message of an error and the lines of the user's code that belong to it."""
     said = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras makes parts of its messages bold
     frames = user_frames(
         Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)
     )
     if isinstance(error, ConfigError | UserCodeError):
         return Explained(said, frames)
-    if isinstance(error, bdb.BdbQuit):  # end of input: stdin is not a terminal
+    if isinstance(error, bdb.BdbQuit):  # the user quit, or stdin is not a terminal and so at its end
         is_typed = sys.stdin is not None and sys.stdin.isatty()
         return Explained("the debugger was quit." if is_typed else NO_DEBUGGER, frames[-1:])
     kind = type(error).__name__

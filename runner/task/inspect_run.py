@@ -30,16 +30,16 @@ _FACTS = ("command", "status", "error", "global_step", "strategy", "num_replicas
 
 @dataclass(frozen=True)
 class RunInspection:
-    """A checkpoint, complete or not.
+    """One checkpoint, complete or not.
 
     Attributes:
       time: when it was written, in seconds since 1970; None: not known.
-      variable_bytes: size of the files of its variables, with the runner's notes beside them.
-      input_bytes: size of the training input's state; 0: there is none.
-      counts_input: it only counts how much of the training input was read.
+      variable_bytes: size of the files with its variables and of the runner's notes beside them.
+      input_bytes: size of the training input's state; 0: the checkpoint has none.
+      counts_input: the checkpoint has only the number of batches that were read, not the input's state.
       metrics: metrics (`eval/accuracy`) of evaluations at its step.
-      damage: what is wrong with it; None: it is whole.
-      kept: why it is kept, in words; empty if not known or nothing keeps it.
+      damage: what is wrong with it; None: it is undamaged.
+      kept: why it is kept, in words; '' if that is not known or nothing keeps it.
     """
 
     step: int
@@ -54,13 +54,14 @@ class RunInspection:
 
 
 def inspect(model_dir: Path, keep: Keep | None = None) -> None:
-    """Print the facts of the run in `model_dir`, its checkpoints, and the variables of the newest whole one.
+    """Print the facts of the run in `model_dir`, its checkpoints, and the variables of the newest undamaged one.
 
     Args:
+      model_dir: the folder.
       keep: which checkpoints the run keeps; None: not known.
 
     Raises:
-      ConfigError: there is no checkpoint, or none is whole.
+      ConfigError: there is no checkpoint, or all are damaged.
     """
     found = find_checkpoints(model_dir, keep)
     _print_run(model_dir)
@@ -70,12 +71,12 @@ def inspect(model_dir: Path, keep: Keep | None = None) -> None:
     newest = max(whole, key=lambda one: (one.time or 0.0, one.step), default=None)
     _print_checkpoints(found, newest)
     if newest is None:
-        raise ConfigError(f"command=inspect: no whole checkpoint in {model_dir}.")
+        raise ConfigError(f"command=inspect: all checkpoints in {model_dir} are damaged or incomplete.")
     _print_variables(newest.path)
 
 
 def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
-    """Return the checkpoints of `model_dir` by step. Reads all of them to find damage."""
+    """Return the checkpoints of `model_dir`, ordered by step. All are read completely, to find damage."""
     metrics = eval_metrics(model_dir)
     reasons = {} if keep is None else why_kept(model_dir, keep)
     found = []

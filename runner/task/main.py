@@ -1,8 +1,7 @@
-"""The child process of a run: `python -m runner.task <config file>`. Only here is TensorFlow imported.
+"""The child process of a run: `python -m runner.task <config file>`. Only this process imports TensorFlow.
 
-Events are noted in the journal; the exit code says how it ended, as listed in `runner.tracking.exit_codes`.
-
-A task of a cluster finds its place in TF_CONFIG. Each has a journal; only the chief shows progress.
+It notes events in the journal. Its exit code says how it ended, as listed in `runner.tracking.exit_codes`. A task of a
+cluster learns its place from TF_CONFIG. Each task has its own journal; only the chief shows progress.
 """
 
 from __future__ import annotations
@@ -47,10 +46,12 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
     """Run the config file in `argv`, and return the exit code.
 
     Args:
-      inline: this is the supervisor's process, for a debugger: it gets Ctrl-C itself, and nothing watches it.
+      argv: the arguments of the command line; None: those of this process.
+      inline: this is the supervisor's process, so that a debugger works: the function handles Ctrl-C itself, and no
+        supervisor watches it.
 
     Raises:
-      KeyboardInterrupt: inline, by a second Ctrl-C.
+      KeyboardInterrupt: with `inline`, at a second Ctrl-C.
     """
     started = time.monotonic()
     (config_file,) = sys.argv[1:] if argv is None else argv
@@ -63,19 +64,21 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         return USER_ERROR
     if inline:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
-        saves = "a checkpoint is saved" if config.command in TRAINING_COMMANDS else "nothing is saved"
-        stop = StopRequest((signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Ctrl-C once more stops at once.\n")
+        saves = "saving a checkpoint" if config.command in TRAINING_COMMANDS else "nothing is saved"
+        stop = StopRequest(
+            (signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Press Ctrl-C again to quit immediately.\n"
+        )
         # A live line and a debugger's prompt would disturb each other.
         mode = "plain" if config.run.progress == "auto" else config.run.progress
         return _run(config, ALONE, stop, mode, started, goes_on=True)
     if not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = refuse_breakpoint
-    watchdog = end_with_parent(os.environ)  # first: it forks
+    watchdog = end_with_parent(os.environ)  # must be first, because it forks
     heartbeat = Heartbeat(os.environ)
     heartbeat.start()
     cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
     progress_mode = config.run.progress
-    if not cluster.is_chief:  # the live line is the chief's; an evaluator prints its findings
+    if not cluster.is_chief:  # only the chief draws a live line; an evaluator prints its results
         progress_mode = "plain" if cluster.is_evaluator and progress_mode != "off" else "off"
     writes = config.command not in UNRECORDED_COMMANDS
     name = f"{cluster.role}-{cluster.task_index}"
@@ -83,12 +86,12 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         try:
             if writes:
                 held.enter_context(only_task_in(Path(str(config.model_dir)), name))
-        except ConfigError as error:  # the journal belongs to the other process
+        except ConfigError as error:  # another process uses the folder, and its journal
             report_error(error, NullJournal(), {}, set())
             return USER_ERROR
         stop = ForwardedStop(heartbeat) if cluster.is_server else StopRequest()
         stop.note_work = watchdog.note_work
-        if cluster.is_server:  # the coordinator needs it to save
+        if cluster.is_server:  # the coordinator needs this server to save
             watchdog.note_work()
         return _run(config, cluster, stop, progress_mode, started)
 
@@ -134,7 +137,7 @@ def _run(
         say(f"Stopped by {reason}{' before its first step' if trains else f': {config.command} has no result'}.")
         return INTERRUPTED if not trains or layout.latest_checkpoint(config.model_dir) else FAILED
     except KeyboardInterrupt:
-        journal.event("error", error="stopped at once by Ctrl-C")
+        journal.event("error", error="stopped immediately by Ctrl-C")
         raise
     except Exception as error:
         progress.stop()
@@ -144,9 +147,8 @@ def _run(
         report_error(error, journal, os.environ, secrets_of(schema.to_tree(config)))
         return code_of_error(error)
     finally:
-        # Everything is reported and saved. A stop request while Python and TensorFlow end, which takes a while, must
-        # not
-        # turn a finished task into a killed one.
+        # Everything is reported and saved. Python and TensorFlow take a while to end; a stop request in that time must
+        # not turn a finished task into a killed one.
         stop.uninstall(None if goes_on else signal.SIG_IGN)
         if goes_on:
             user_mlflow.forget(mlflow_env)
@@ -154,7 +156,7 @@ def _run(
         with suppress(OSError):  # the disk is full, which was reported
             journal.event("ended")
         journal.close()
-    # A worker that was asked to stop makes all of them give up an evaluation.
+    # A worker that is asked to stop makes all workers end an evaluation.
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
 
 
@@ -186,7 +188,7 @@ class _ProgressHandler(logging.Handler):
 
 @contextmanager
 def said_log(progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
-    """Print the runner's log inside this context, from INFO; from WARNING if `is_quiet`."""
+    """Print the log messages of the runner inside this context, from level INFO on; if `is_quiet`, from WARNING on."""
     logger = logging.getLogger("runner")
     before = logger.handlers, logger.level, logger.propagate
     logger.handlers = [_ProgressHandler(console.PlainProgress() if is_quiet else progress)]
@@ -199,7 +201,7 @@ def said_log(progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
 
 
 class _OfUser(logging.Filter):
-    """Passes the log of the user's own code, and warnings of installed packages.
+    """Lets log messages of the user's own code pass, and warnings of installed packages.
 
     Args:
       level: the lowest level to pass.
@@ -223,7 +225,7 @@ class _OfUser(logging.Filter):
 
 @contextmanager
 def said_log_of_user(level_name: str, progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
-    """Print the log of the user's own loggers inside this context, from `run.log_level`."""
+    """Print the log messages of the user's own loggers inside this context, from the level `run.log_level` on."""
     level = max(getattr(logging, level_name.upper()), logging.WARNING if is_quiet else logging.DEBUG)
     handler = _ProgressHandler(console.PlainProgress() if is_quiet else progress)
     handler.setLevel(level)
@@ -255,7 +257,7 @@ def end(code: int, shared: Collection[str] = ()) -> NoReturn:
     """End this process with `code`.
 
     Args:
-      shared: names of the modules that a forked process shares with its server. Python does not delete their objects.
+      shared: names of the modules that a forked process shares with its server; Python does not delete their objects.
     """
     iterators = sys.modules.get("runner.data.iterators")
     if code != PEER_LOST:

@@ -1,6 +1,6 @@
-"""Files of predictions, written batch by batch: JSON Lines, .npz, Parquet, TFRecord. Only the last needs TensorFlow.
+"""Files of predictions, written batch by batch: JSON Lines, .npz, Parquet, TFRecord. Only TFRecord needs TensorFlow.
 
-A file is written beside its place and moved there after the last example.
+A file is written under a temporary name, and renamed after the last example.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from runner.system.files import HALF_WRITTEN
 from runner.tracking.plain_values import json_value, leaves
 
 ONLY_KEY = "predictions"
-"""The name of predictions that are not a dict."""
+"""The name under which predictions that are not a dict are written."""
 
-_ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would make one per call
+_ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would create an encoder in each call
 _COPY_BYTES = 1 << 20
-_ROW_GROUP_BYTES = 1 << 26  # size of a Parquet row group, which readers read at once and which waits in memory
+_ROW_GROUP_BYTES = 1 << 26  # size of a Parquet row group: it is kept in memory here, and a reader reads it at once
 
 
 class Target(NamedTuple):
     """The file that a writer writes.
 
     Attributes:
-      file: the open, empty file beside its place.
-      temporary: its path there.
-      path: its final path, also for messages.
+      file: the open, empty temporary file, in the folder of `path`.
+      temporary: path of that file.
+      path: the final path, also for messages.
     """
 
     file: IO[bytes]
@@ -61,11 +61,12 @@ class PredictionWriter:
 
 @contextlib.contextmanager
 def open_predictions(path: Path) -> Iterator[PredictionWriter]:
-    """Yield a writer for the file `path`, by its suffix. The file appears at the end of the context; after an error it
-    is unchanged.
+    """Yield a writer for the file `path`, chosen by its suffix.
+
+    The file appears at the end of the context; after an error an earlier file stays unchanged.
 
     Raises:
-      ConfigError: the suffix is unknown, or the file cannot be made.
+      ConfigError: the suffix is unknown, or the file cannot be created.
     """
     if path.suffix not in PREDICTION_FORMATS:
         known = ", ".join(f"{suffix} ({name})" for suffix, name in PREDICTION_FORMATS.items())
@@ -217,14 +218,14 @@ class _Column:
             example = self._count + 1 + cut // math.prod(array.shape[1:])
             raise ValueError(
                 f"predict.output={self._path}: a text of prediction {self._name!r} ends with a zero byte in example "
-                f"{example}, and NumPy drops it. Write .jsonl."
+                f"{example}, and NumPy would drop that byte. Write .jsonl."
             )
         return np.array(texts, dtype=np.bytes_).reshape(array.shape)
 
     def _error(self, mistake: str) -> ValueError:
         where = f"predict.output={self._path}: prediction {self._name!r}"
         where += f" {mistake} in example {self._count + 1}"
-        return ValueError(f"{where}. An .npz holds one shape a name; write .jsonl.")
+        return ValueError(f"{where}. All examples of an array in an .npz have one shape; write .jsonl.")
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------------

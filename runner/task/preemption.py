@@ -1,4 +1,4 @@
-"""Preemption notice: save and end a run before its machine is taken away."""
+"""Preemption notices: a run saves and ends before its machine is taken away."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ GCE_HOST = "GCE_METADATA_HOST"
 """Environment variable with another address of the metadata server, which Google's libraries also read."""
 
 Notice = Callable[[], bool | float | None]
-"""Returns the seconds until preemption, or True if unknown; None or False: there is no notice."""
+"""Function that returns the seconds until preemption, or True if they are unknown; None or False: no notice."""
 
 
 def is_preempted_by_gce() -> bool:
-    """Ask Compute Engine's metadata server whether this machine is about to be stopped.
+    """Ask Compute Engine's metadata server whether this machine is about to be preempted.
 
-    For Spot and preemptible machines it says so about 30 s before. An announced maintenance, up to an hour before, does
-    not count: a run restarted on the same machine would end at once.
+    The server announces the preemption of a Spot or preemptible machine about 30 s before. It also announces
+    maintenance, up to an hour before; this is ignored, because a run that is restarted on the same machine would end at
+    once.
 
     Raises:
       OSError: no such server answers.
@@ -64,7 +65,7 @@ def watched(config: Config, stop: StopRequest) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        watch.join(TIMEOUT_SECS)  # a notice now would stop whatever this process does next
+        watch.join(TIMEOUT_SECS)  # a later notice would stop whatever this process does next
 
 
 def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event) -> None:
@@ -80,7 +81,7 @@ def _watch(name: str, notice: Notice, stop: StopRequest, ended: threading.Event)
         if secs is not None and not ended.is_set():
             left = "" if secs is True else f", in {secs:g} s"
             _log.warning("This machine is about to be taken away%s (run.preemption_notice=%s).", left, name)
-            stop.request("a notice of preemption")
+            stop.request("a preemption notice")
             return
 
 

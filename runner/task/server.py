@@ -71,7 +71,7 @@ def describe_unfit() -> str:
 
 
 class Server:
-    """Forks a child per request, and reports how each ended."""
+    """Forks a child for each request, and reports how each child ended."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -136,7 +136,7 @@ class Server:
             os.close(said)
             return None
         os.close(said)
-        os.read(ready, 1)  # reaches its end when the child has closed it or has ended
+        os.read(ready, 1)  # returns when the child has closed its end of the pipe, or has ended
         os.close(ready)
         pidfd = os.pidfd_open(child)
         self._children[pidfd] = (child, request.status)

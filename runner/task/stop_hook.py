@@ -1,4 +1,4 @@
-"""SIGTERM in a task, as a hook: training ends with a checkpoint."""
+"""A hook for SIGTERM in a task: training ends with a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from runner.types import StepResult
 
 
 class StopRequest(Hook):
-    """A hook for SIGTERM, and for Ctrl-C if there is no supervisor. Training ends with a checkpoint after the current
-    loop. An evaluation or prediction, and anything before the first batch, ends at once.
+    """A hook for SIGTERM, and for Ctrl-C if there is no supervisor.
+
+    Training ends with a checkpoint after the current loop. An evaluation or prediction ends at once, and so does
+    anything before the first batch.
 
     Args:
-      signals: the signals that request a stop. After one, Ctrl-C has its usual effect.
-      answer: printed on stderr at the first request while batches run.
+      signals: the signals that request a stop. After the first of them, Ctrl-C has its usual effect.
+      answer: text that is printed on stderr at the first request while batches run.
 
     Attributes:
       note_work: called when there is something to save.
-      was_heeded: some work was left undone because of it.
-      journal: notes that this process, and not another one, was asked to stop.
+      was_heeded: because of a request, some work was left undone.
+      journal: records that this process, and not another one, was asked to stop.
     """
 
     journal: Journal | NullJournal = NullJournal()
@@ -41,7 +43,9 @@ class StopRequest(Hook):
         self.note_work: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """Install the signal handlers; again after the strategy is built, because TensorFlow may install its own."""
+        """Install the signal handlers. Call it again after the strategy is built, because TensorFlow may install its
+        own.
+        """
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
             for number in self._signals:
                 self._before.setdefault(number, signal.getsignal(number) or signal.SIG_DFL)  # None: not Python's
@@ -57,7 +61,7 @@ class StopRequest(Hook):
         """Request a stop like SIGTERM, from another thread of this process."""
         self._because = reason
         if signal.SIGTERM in self._before:
-            os.kill(os.getpid(), signal.SIGTERM)  # what waits in the main thread is interrupted by a signal alone
+            os.kill(os.getpid(), signal.SIGTERM)  # only a signal interrupts a wait in the main thread
         else:  # only the main thread may handle signals, and this run is in another
             self._came = reason
 
@@ -72,7 +76,7 @@ class StopRequest(Hook):
         self._heed(run)
 
     def end(self, run: Run) -> None:
-        # A worker that was asked makes all of them stop.
+        # If one worker was asked to stop, all workers stop.
         self.was_heeded = self.was_heeded or run.interrupted
 
     def note(self) -> None:
@@ -91,13 +95,16 @@ class StopRequest(Hook):
         if self._came and number == signal.SIGINT:
             signal.default_int_handler(number, frame)  # raises KeyboardInterrupt
         self._came = self._because or signal.Signals(number).name
-        if not self._is_under_way:  # nothing is lost, and tracing can take minutes
+        if not self._is_under_way:  # nothing would be lost, and tracing can take minutes, so stop at once
             raise Interrupted(self._came)
         say_at_once(self._answer)
 
 
 class ForwardedStop(StopRequest):
-    """The SIGTERM of a server: it continues, its supervisor has the coordinator save and end, and then ends it."""
+    """The handler for SIGTERM in a server: the server continues and tells its supervisor.
+
+    The supervisor lets the coordinator save and end, and then ends the server.
+    """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()

@@ -16,11 +16,11 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadParams(Hook):
-    """Reports once the params that neither model_fn nor an input_fn has read by the end of the first evaluation, or of
-    a training without evaluations.
+    """A hook that reports, once, the params that neither model_fn nor an input_fn has read.
 
-    Commands that read a run report nothing, because a model_fn that only evaluates does not read its learning rate. Nor
-    do chief and evaluator with `cluster.evaluator`, each of which calls model_fn in only some modes.
+    It reports at the end of the first evaluation, or of a training without evaluations. Commands that read a run report
+    nothing, because a model_fn that only evaluates does not read its learning rate. With `cluster.evaluator`, chief and
+    evaluator report nothing, because each of them calls model_fn in some modes only.
     """
 
     def __init__(self, config: Config, cluster: Cluster, journal: Journal | NullJournal) -> None:
@@ -30,7 +30,7 @@ class UnreadParams(Hook):
         self._has_trained = False
 
     def watch(self, key: str, params: Mapping[str, Any]) -> Params:
-        """Return watched `params` to pass to a function; `key` is their key in the config."""
+        """Return params whose reads are noted, to pass to a function; `key` is their key in the config."""
         reads = ParamReads(map(str, params))
         self._reads[key] = reads
         return Params(params).watched(reads)
@@ -49,7 +49,7 @@ class UnreadParams(Hook):
         if self._is_on and unread:
             self._journal.event("unread_params", keys=unread)
             _log.warning(
-                "No effect, because neither model_fn nor input_fn reads it: %s. Check the name, or remove it.",
+                "No effect, because neither model_fn nor input_fn reads it: %s. Check the spelling, or remove it.",
                 ", ".join(unread),
             )
         self._is_on = False

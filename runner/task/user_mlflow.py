@@ -1,7 +1,8 @@
-"""`mlflow.log_*` in user code: record in this run's MLflow run, never in an unrelated one.
+"""`mlflow.log_*` in user code: values are recorded in this run's MLflow run, never in an unrelated one.
 
-MLflow finds its run by MLFLOW_TRACKING_URI and MLFLOW_RUN_ID. The supervisor creates the run when there is something to
-record, because a start that fails early leaves none. A task that imports MLflow asks for it at once, and waits.
+MLflow finds its run by MLFLOW_TRACKING_URI and MLFLOW_RUN_ID. The supervisor creates the MLflow run only when there is
+something to record, because a start that fails early is not recorded. A task that imports MLflow asks for the run at
+once, and waits for it.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ _log = logging.getLogger(__name__)
 
 _MODULE = "mlflow"
 WAIT_SECS = 60.0
-"""How long a task waits for the MLflow run; the supervisor may need 9 s to import MLflow and make the database."""
+"""Seconds that a task waits for the MLflow run; the supervisor may need 9 s to import MLflow and create a database."""
 
 
 def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal, *, inline: bool) -> None:
-    """Make MLflow find the run as soon as it is imported.
+    """Make MLflow use this run's MLflow run as soon as user code imports it.
 
-    The chief and an evaluator log to the run. The logging of other tasks, which call the same functions, is dropped,
-    and so is that of a command without a record (dry_run). Without tracking in MLflow, nothing is done.
+    The values that the chief and an evaluator log are recorded. Those of other tasks, which call the same functions,
+    are dropped, and so are those of a command without a record (dry_run). Without tracking in MLflow, nothing is done.
 
     Args:
-      inline: the supervisor is in this process. It imports MLflow, too, so waiting here would never end: the
+      config: the config.
+      cluster: this process's place.
+      journal: tells the supervisor that the task needs the MLflow run.
+      inline: the supervisor is in this process and also imports MLflow, so waiting would never end. Instead, the
         environment names the run as soon as it exists.
     """
     if not config.tracking.has_mlflow:
@@ -82,7 +86,7 @@ def _wait_for(file: Path, secs: float) -> str | None:
 
 
 def _drop() -> None:
-    """Make MLflow record in a temporary place that ends with this process."""
+    """Make MLflow record in a temporary place that is removed when this process ends."""
     folder = tempfile.mkdtemp(prefix="runner-mlflow-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
@@ -101,7 +105,7 @@ def _on_import(before: Callable[[], None], after: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds MLflow like Python, with a loader that reports the import. Finding it does not import it."""
+    """Finds MLflow as Python would, with a loader that reports its import. Finding it does not import it."""
 
     def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._before, self._after = before, after

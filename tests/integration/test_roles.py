@@ -312,7 +312,7 @@ def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ("cluster.evaluator=false", "with cluster.evaluator=false the others evaluate. Start all processes with"),
+        ("cluster.evaluator=false", "with cluster.evaluator=false the training processes evaluate. Start all"),
         ("command=evaluate", "This process is the evaluator of its cluster, but command=evaluate needs none."),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_long_list_is_cut_and_summed_by_layer(tmp_path: Path, capsys: pytest.C
     assert f"total: {parameters} trainable parameters, {parameters + 3} other values" in said
     found = rows(said)
     assert found["block1_dense1"] == ["2", "12", "12"] and found["out"] == ["2", "4", "4"]
-    assert found["optimizer"] == ["SGD"] and found["loss"] == ["one for each example"]
+    assert found["optimizer"] == ["SGD"] and found["loss"] == ["one per example"]
     assert said.index("eval/a") < said.index("eval/b"), "metrics in the order of their names"
 
 
@@ -150,7 +150,7 @@ def test_the_checkpoint_is_restored_and_kept_as_it_is(tmp_path: Path, capsys: py
     assert found["starts from"] == ["step 4: model.ckpt-4, at batch 5 of its input"]
     assert found["steps"] == ["from 4 to 10; the input has no end"]
     assert run(tmp_path, "command=dry_run") == 0
-    assert rows(capsys.readouterr().out)["steps"] == ["none: step 4 of 4 is reached"]
+    assert rows(capsys.readouterr().out)["steps"] == ["none: the run is already at step 4 of 4"]
     assert tree(tmp_path / "run") == before
 
 

@@ -71,7 +71,7 @@ def test_damage_is_named_and_the_newest_whole_one_marked(trained: Path, capsys: 
 def test_a_folder_without_a_whole_checkpoint_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for index in trained.glob("*.index"):
         index.write_bytes(b"")
-    with pytest.raises(ConfigError, match=f"command=inspect: no whole checkpoint in {trained}."):
+    with pytest.raises(ConfigError, match=f"command=inspect: all checkpoints in {trained} are damaged or incomplete."):
         inspect_run.inspect(trained)
     assert capsys.readouterr().out.count("damaged: ") == 3
     for file in trained.glob("model.ckpt-*"):

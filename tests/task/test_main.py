@@ -56,7 +56,7 @@ def handlers() -> Any:
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_stop_saves_and_the_next_run_goes_on(number: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, *INTERRUPTING, f"+input.train.params.signal={number}") == 3
-    assert "Stopping: a checkpoint is saved. Ctrl-C once more stops at once." in capfd.readouterr().err
+    assert "Stopping: saving a checkpoint. Press Ctrl-C again to quit immediately." in capfd.readouterr().err
     (result,) = results(tmp_path)
     step = result["global_step"]
     assert 2 <= step <= 8 and result["checkpoint"] == f"{tmp_path}/run/model.ckpt-{step}"
@@ -70,7 +70,9 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     twice = ("+input.train.params.signal=SIGINT", "+input.train.params.at=[5,50]", "train.steps_per_loop=1")
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, *INTERRUPTING[:2], *twice)
-    assert [line["error"] for line in noted(tmp_path) if line.get("event") == "error"] == ["stopped at once by Ctrl-C"]
+    assert [line["error"] for line in noted(tmp_path) if line.get("event") == "error"] == [
+        "stopped immediately by Ctrl-C"
+    ]
     assert results(tmp_path) == []
 
 

@@ -99,7 +99,7 @@ def test_a_notice_of_gce_saves_and_the_next_start_goes_on_to_the_same_bits(
     step = results(tmp_path)[0]["global_step"]
     assert step >= 4
     (asked,) = [line["signal"] for line in noted(tmp_path) if line.get("event") == "asked_to_stop"]
-    assert asked == "a notice of preemption"
+    assert asked == "a preemption notice"
     assert run(tmp_path, *SAME, f"train.max_steps={step + 2}") == 0
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
