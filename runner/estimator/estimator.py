@@ -414,7 +414,8 @@ class Estimator:
         self._say_what_saver_lacks(scaffold, model, program)
         if scaffold.runs:
             session = TraceSession(program.trace, self._context.model_fn.operators)
-            model.set_aside()
+            # A restore replaces all values: kept, they would double the memory.
+            model.set_aside(in_memory=model.is_trained or not scaffold.restores)
             scaffold.restore(session, path)
             scaffold.begin_local(session)
         self._show_averages(model, path)

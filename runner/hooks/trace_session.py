@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
+from runner.hooks.session_restores import SessionRestore, reads_of
 from runner.tf_private import v1 as v1_bridge
 from runner.tracing.trace import Trace
 from runner.tracing.variable_store import GLOBAL_STEP
@@ -204,8 +205,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         # Hooks are called with the traced graph as default; this call must not become an operation of that graph.
         with tf.init_scope():
             if not self._trace.needs_inputs(elements):
-                function = self._function(elements, [placeholder for placeholder, _ in feeds])
-                values = iter([value.numpy() for value in function(*(value for _, value in feeds))])
+                values = iter(self._run_alone(elements, feeds))
             elif self._is_remembered(elements):
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
             elif self.take_batch is None:
@@ -225,6 +225,24 @@ class TraceSession(v1_bridge.ActsAsSession):
         """
         known = all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
         return known and (self.is_ending or self.take_batch is None)
+
+    def _run_alone(self, elements: Sequence[Any], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[Any]:
+        """Return the values of tensors that depend on no batch, and run operations: a restore in parts."""
+        placeholders, given = [one for one, _ in feeds], [value for _, value in feeds]
+        if not self._is_known(elements, placeholders):
+            reads = reads_of(elements)
+            if reads:
+                restore = SessionRestore(reads, lambda tensors: self._run_alone(tensors, feeds))
+                for part, values in restore.parts():
+                    read = [tensor for tensor, _ in values]
+                    function = self._trace.function([], part, with_inputs=False, feeds=[*placeholders, *read])
+                    function(*given, *(value for _, value in values))
+                    del values  # before the next part is read
+                return []
+        return [value.numpy() for value in self._function(elements, placeholders)(*given)]
+
+    def _is_known(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> bool:
+        return (tuple(map(id, elements)), tuple(map(id, placeholders))) in self._functions
 
     def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
         """Return the function that runs `elements`; it is built once, because a hook may run them after each step."""

@@ -250,10 +250,15 @@ class Model:
             others = {name: saved[name] for name, one in averages.items() if one not in saved}
             restore(reader.path, others, lambda name: reader.entry(averages[name]))
 
-    def set_aside(self) -> None:
-        """Keep the current values of the variables; `show_weights` restores them."""
+    def set_aside(self, *, in_memory: bool = True) -> None:
+        """Keep the current values of the variables; `show_weights` restores them.
+
+        Args:
+          in_memory: False: they are only in a checkpoint, which the next use of the model reads again.
+        """
         if self._aside is None:
-            self._aside = _Aside(self.values(), self.keys, self.values_of)
+            of_path = (self.values(), self.keys, self.values_of) if in_memory else ({}, self.keys, None)
+            self._aside = _Aside(*of_path)
 
     def show_weights(self) -> None:
         """Restore the weights that `show_averages` replaced, or all values that `set_aside` kept."""

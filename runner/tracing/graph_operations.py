@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -54,12 +54,18 @@ def has_effect(operation: tf.Operation) -> bool:
     return operation.op_def.is_stateful and not pure
 
 
-def needed(graph: Any, fetched: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Return the operations that `fetched` depend on, themselves included, in program order."""
+def needed(
+    graph: Any, fetched: Iterable[tf.Operation], given: Container[tf.Operation] = frozenset()
+) -> list[tf.Operation]:
+    """Return the operations that `fetched` depend on, themselves included, in program order.
+
+    Args:
+      given: operations that need not run, because their outputs are fed.
+    """
     running, stack = set(), list(fetched)
     while stack:
         operation = stack.pop()
-        if operation not in running:
+        if operation not in running and operation not in given:
             running.add(operation)
             stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
     return [operation for operation in graph.get_operations() if operation in running]

@@ -168,7 +168,8 @@ class Trace:
           fetches: a structure of tensors, which the function returns.
           effects: tensors and operations that must run, even if their value is not used.
           with_inputs: False: a function without arguments; `fetches` must then not depend on the inputs.
-          feeds: placeholders of the trace that are further arguments, after the inputs.
+          feeds: placeholders of the trace that are further arguments, after the inputs; or other tensors, whose
+            operations then do not run.
           build: makes the function, like `graphs.function_of_part`.
 
         Raises:
@@ -178,10 +179,11 @@ class Trace:
         flat = tf.nest.flatten(fetches, expand_composites=True)
         tensors = [tensor for tensor in flat if tensor is not None]
         arguments = [*(self.inputs if with_inputs else ()), *feeds]
-        running = needed(self.graph, [*run, *operations(tensors)])
+        given = {tensor.op for tensor in feeds if not tensor.op.type.startswith("Placeholder")}
+        running = needed(self.graph, [*run, *operations(tensors)], given)
         if self.checks is not None:
             run += self.checks.added(running, tensors)
-            running = needed(self.graph, [*run, *operations(tensors)])
+            running = needed(self.graph, [*run, *operations(tensors)], given)
         # Do not draw the key of a collective that does not run: workers that call this a different number of times
         # (each evaluates in loops of its own length) would count keys differently and wait for each other forever.
         late = [value for value in self._call_time_values if value.placeholder.op in running]

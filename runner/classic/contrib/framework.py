@@ -17,7 +17,7 @@ def assign_from_checkpoint(
     """Return (operation, feed_dict) that assign the values of a checkpoint to variables.
 
     Use it as `Scaffold(init_fn=lambda scaffold, session: session.run(operation, feed_dict))`. The feed_dict is empty,
-    since the values are constants of the graph.
+    since the operation reads the values itself, in parts: they are never all in memory twice.
 
     Args:
       model_path: path of the checkpoint, as returned by `tf.train.latest_checkpoint`.
@@ -28,7 +28,7 @@ def assign_from_checkpoint(
       ValueError: the checkpoint lacks a variable, or has it with another shape.
     """
     reader = tf.train.load_checkpoint(model_path)
-    shapes = reader.get_variable_to_shape_map()
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     assignments = []
     for name, variable in _by_name(var_list).items():
         if name not in shapes:
@@ -42,7 +42,12 @@ def assign_from_checkpoint(
                 f"Total size of new array must be unchanged for {name}: lh_shape: {shapes[name]}, rh_shape: "
                 f"{variable.shape.as_list()}"
             )
-        assignments.append(variable.assign(reader.get_tensor(name)))
+        with tf.device("CPU:0"):
+            (value,) = tf.raw_ops.RestoreV2(
+                prefix=model_path, tensor_names=[name], shape_and_slices=[""], dtypes=[dtypes[name]]
+            )
+        value = tf.ensure_shape(value, shapes[name])
+        assignments.append(variable.assign(value if value.dtype == variable.dtype else tf.cast(value, variable.dtype)))
     return tf.group(*assignments), {}
 
 
