@@ -1,7 +1,7 @@
 """Files that the user's code keeps with the run: `runner.log_artifact`, `runner.log_figure`, images of summaries.
 
-They are copied into `model_dir/artifacts`, so that they still exist when an unreachable tracker returns. The journal
-tells the supervisor of them.
+They are copied into `model_dir/artifacts`, so that they still exist when a tracker that could not be reached is back. A
+line in the journal tells the supervisor of each file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Artifacts:
     """Keeps the files of one process of a run.
 
     Attributes:
-      is_kept: False in a worker that is not the chief, which calls the same functions.
-      keeps_images: also keep images of summaries, which TensorBoard has anyway.
+      is_kept: False in a worker other than the chief: it calls the same functions, but keeps no files.
+      keeps_images: also keep images of summaries, which TensorBoard has in any case.
     """
 
     model_dir: Path
@@ -76,12 +76,13 @@ class Artifacts:
 
 
 _kept: list[Artifacts] = []
-"""The current Artifacts, last; a list, not a ContextVar, which TensorFlow's threads would not inherit."""
+"""The Artifacts of this process; the current one is last. Not a ContextVar, because TensorFlow's threads inherit none.
+"""
 
 
 @contextlib.contextmanager
 def keeping(artifacts: Artifacts) -> Iterator[None]:
-    """Keep files of `log_artifact` and `log_figure` in `artifacts` inside this context."""
+    """Inside this context, keep the files of `log_artifact` and `log_figure` in `artifacts`."""
     _kept.append(artifacts)
     try:
         yield
@@ -90,7 +91,7 @@ def keeping(artifacts: Artifacts) -> Iterator[None]:
 
 
 def current() -> Artifacts | None:
-    """Return where this process keeps files of its run; None: it keeps none."""
+    """Return the object that keeps files of this process's run; None: there is none."""
     return _kept[-1] if _kept and _kept[-1].is_kept else None
 
 
@@ -101,8 +102,8 @@ def log_artifact(path: str | os.PathLike[str], folder: str = "") -> None:
     evaluator keep their files; in other workers the call does nothing.
 
     Args:
-      path: the file or folder; later changes of it are not copied.
-      folder: folder among the run's files; '': the top. A file replaces an earlier one of the same name.
+      path: the file or folder; it is copied now, so later changes are not kept.
+      folder: folder among the run's files; '': the top. A file replaces an earlier file of the same name.
 
     Raises:
       FileNotFoundError: `path` does not exist.
@@ -131,7 +132,7 @@ def log_figure(figure: Any, name: str) -> None:
         raise ValueError(f"runner.log_figure: a {type(figure).__name__} is not a figure of matplotlib or plotly.")
     _check("log_figure", "name", name)
     if not name.rpartition("/")[2]:
-        raise ValueError(f"runner.log_figure(name={name!r}): must be the name of a file, such as 'confusion'.")
+        raise ValueError(f"runner.log_figure(name={name!r}): name must be the name of a file, such as 'confusion'.")
     artifacts = _artifacts("log_figure")
     if artifacts is not None:
         artifacts.save(figure, name)
@@ -145,4 +146,4 @@ def _artifacts(function: str) -> Artifacts | None:
 
 def _check(function: str, argument: str, path: str) -> None:
     if path.startswith("/") or "\\" in path or ".." in path.split("/"):
-        raise ValueError(f"runner.{function}({argument}={path!r}): must be a path below the run's files.")
+        raise ValueError(f"runner.{function}({argument}={path!r}): {argument} must be a path below the run's files.")

@@ -25,31 +25,35 @@ if TYPE_CHECKING:
 CURVES_FILE = "learning_curves.png"
 MAX_PANELS = 25
 MAX_POINTS = 400
-"""A curve of more points is drawn as means with a band from minimum to maximum."""
+"""A curve with more points than this is drawn as means, with a band from minimum to maximum."""
 FEW_POINTS = 40
-"""The points of a curve with at most this many are marked."""
+"""A curve with at most this many points has a mark at each point."""
 MAX_VALUE = 1e100
 """Larger values are drawn as infinite, because the axes would overflow."""
 LOG_RATIO = 100.0
 """A panel whose values span more than this is drawn on a log scale."""
 COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")
 
-DRAWING = threading.Lock()  # runs of a sweep may end at the same time and share matplotlib's fonts
+DRAWING = threading.Lock()  # the runs of a sweep share matplotlib's fonts, and may end at the same time
 
 Points = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Metrics of one kind: `loss` of training and of each evaluation, by the name of the curve (`train`, `eval`)."""
+    """Metrics of one kind, such as the loss of training and of each evaluation: name of the curve (`train`) -> its
+    points.
+    """
 
     title: str
     curves: Mapping[str, Points]
 
 
 def draw_curves(model_dir: Path) -> Path | None:
-    """Draw the metrics of a run over its steps into `model_dir/learning_curves.png` and return the file; None: it
-    has none.
+    """Draw the metrics of a run over its steps into `model_dir/learning_curves.png`.
+
+    Returns:
+      The file; None if the run has no metrics.
     """
     panels = panels_of(read_metrics(model_dir))
     if not panels:
@@ -81,7 +85,7 @@ class Curve(Sequence[tuple[int, float]]):
             self.add(step, value)
 
     def add(self, step: int, value: float) -> None:
-        """Add a point, and drop points at this step or later, which a rolled-back run takes again."""
+        """Add a point, and drop points at this step or later: a run that was rolled back takes these steps again."""
         while self._steps and self._steps[-1] >= step:
             self._steps.pop()
             self._values.pop()
@@ -99,7 +103,7 @@ class Curve(Sequence[tuple[int, float]]):
 
 
 def read_metrics(model_dir: Path) -> Mapping[str, Points]:
-    """Return metric -> its (step, value) points by step. If a run went back, later values replace earlier ones."""
+    """Return metric -> its (step, value) points, by step. After a rollback, later values replace earlier ones."""
     metrics: dict[str, Curve] = {}
     for path in journals_in(model_dir):
         of_file: dict[str, Curve] = {}

@@ -51,7 +51,9 @@ _BY_USER = "_runner_raised_by_user"
 
 @contextlib.contextmanager
 def user_code() -> Iterator[None]:
-    """Mark errors raised inside this context as mistakes of the user, whose function is called: exit code 2."""
+    """Mark errors raised inside this context, in which a user's function is called, as the user's mistakes: exit code
+    2.
+    """
     try:
         yield
     except Exception as error:
@@ -73,13 +75,13 @@ def comes_from_input(error: Exception) -> bool:
 
 
 def is_loss(code: int) -> bool:
-    """Report whether a task with this exit code was lost through no fault of its own, so that a restart may help."""
+    """Report whether a task with this exit code was lost for a reason outside of it, so that a restart may help."""
     asked = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
     return code == PEER_LOST or (code < 0 and code not in asked)
 
 
 def rank_of(code: int) -> int:
-    """Return the rank of a task's exit code in its gang; the lowest is the likely reason for the others.
+    """Return the rank of a task's exit code among those of its gang. The lowest rank is the likely cause of the others.
 
     SIGKILL has the lowest rank, because no task sends it.
     """
@@ -116,9 +118,10 @@ def outcome_of(code: int, stop_requested: bool, facts: Mapping[str, Any], reason
     """Return the outcome of a run from the exit code of the task that decided it.
 
     Args:
-      facts: from the journals; `error` is the last error that a task noted.
-      reason: what went wrong, if known; '': as the journal or the exit code says. For an interruption: who was asked to
-        stop.
+      code: that exit code.
+      stop_requested: the run was asked to stop.
+      facts: facts from the journals; `error` is the last error that a task noted.
+      reason: what went wrong, or who was asked to stop, if known; '': taken from the journal or the exit code.
     """
     facts = dict(facts)
     noted = facts.pop("error", None)

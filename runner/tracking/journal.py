@@ -27,7 +27,7 @@ from runner.system.files import naming_need
 from runner.tracking.plain_values import json_value
 
 WANTS_RUN = "wants_run"
-"""Event: the user's code has imported MLflow and needs the MLflow run."""
+"""Event: user code has imported MLflow and needs the MLflow run."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 
@@ -37,12 +37,12 @@ BLOCK_BYTES = 1_000_000
 
 
 class Journal:
-    """Appends to one file. Every line is flushed, so that neither a reader nor a crash loses any.
+    """Appends lines to one file. Every line is flushed, so that a reader sees it and a crash does not lose it.
 
-    Safe to call from several threads of the process that owns the file; phases belong to its main thread.
+    It may be called from several threads of the process that owns the file; phases only from its main thread.
 
     Attributes:
-      phases: name -> seconds so far, of this process.
+      phases: name -> seconds so far, in this process.
       show_phase: makes a context that shows the phase to the user.
     """
 
@@ -61,7 +61,7 @@ class Journal:
         if self._file.tell():
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
-                self._file.write(b"\n")  # the previous process died while it wrote a line
+                self._file.write(b"\n")  # the previous process died while it was writing a line
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Write the metrics of a global step: name (`train/loss`, `eval/accuracy`, `eval_<name>/accuracy`) ->
@@ -74,12 +74,12 @@ class Journal:
         self._write(_lines_of_steps(self._clock(), points))
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write an event; fields are written as JSON, or else as text."""
+        """Write an event. Fields that JSON cannot hold are written as text."""
         self._append({"event": kind, **fields})
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Write how long the body took. Phases inside it are subtracted, so that the seconds of all phases add up."""
+        """Write how long this context took, without the phases inside it; so the seconds of all phases add up."""
         outer, self._inner_secs = self._inner_secs, 0.0
         started = self._timer()
         try:
@@ -104,7 +104,8 @@ class Journal:
     def _write(self, lines: Iterable[str]) -> None:
         rest = memoryview("".join(f"{line}\n" for line in lines).encode())
         with self._lock:
-            # One write for whole lines, so that a reader never sees mixed halves. A full disk may accept only a part.
+            # Whole lines are written in one call, so that a reader never sees parts of two. A full disk may accept only
+            # a part.
             while rest:
                 with naming_need(self._file.name, len(rest)):
                     rest = rest[self._file.write(rest) or 0 :]
@@ -225,10 +226,10 @@ def _whole_lines(path: str | Path, offset: int, max_bytes: int) -> tuple[list[by
 
 @dataclass
 class Journals:
-    """The lines that the tasks of a run wrote after the call of `mark`, or all lines if it was not called.
+    """The lines that the tasks of a run wrote after `mark` was called, or all lines if it was not called.
 
     Attributes:
-      sizes: name of a journal -> its size in bytes at the mark.
+      sizes: name of a journal -> its size in bytes when `mark` was called.
     """
 
     model_dir: Path

@@ -1,7 +1,7 @@
-"""The code with which MLflow runs an exported model. Each model contains a copy, so it needs nothing of this package.
+"""The code with which MLflow runs an exported model. Each model contains a copy, so this package is not needed there.
 
-`mlflow.pyfunc.load_model(uri).predict(...)` takes the inputs of the signature `serving_default` by name: a dict of
-arrays `[batch, ...]` or a DataFrame of columns; or one array if there is one input. It returns a dict of arrays
+`mlflow.pyfunc.load_model(uri).predict(...)` takes the inputs of the signature `serving_default` by name, as a dict of
+arrays `[batch, ...]` or a DataFrame of columns; or, if there is one input, an array. It returns a dict of arrays
 `[batch, ...]`.
 """
 

@@ -1,7 +1,7 @@
 """The record of a run in MLflow. The only file that imports mlflow, and only if a run is tracked.
 
-The supervisor calls it from a thread of its own; tasks write journals and do not know MLflow. All calls use
-MlflowClient with an explicit run id, because the fluent API would end the run at the end of its block.
+The supervisor calls it from a separate thread. Tasks write journals and do not know MLflow. All calls use MlflowClient
+with an explicit run id, because MLflow's fluent API would end the run at the end of its block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 
 
 class UniqueNames:
-    """Clean names that stay different: if two names become equal, the second gets a suffix."""
+    """Makes names valid and keeps them different: if two names become equal, the second gets a suffix."""
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}
@@ -68,13 +68,13 @@ MAX_METRICS, MAX_PARAMS_AND_TAGS, MAX_BYTES = 1000, 100, 500_000
 """Limits per request; MLflow's are 1000, 100 and a million."""
 
 MAX_PARAMS_OF_A_RUN = 1000
-"""Limit of params per run: 10,000 take 13 s to record (measured), and MLflow's pages cannot show them."""
+"""Largest number of params per run: 10,000 take 13 s to record (measured), and MLflow's pages cannot show them."""
 
 MAX_EXAMPLE_VALUES = 200_000
 """Largest number of values in a model's input example: a colour image of 256x256, which makes two files of 1 MB."""
 
 LOCK_TIMEOUT_SECS = 120.0
-"""How long to wait for another process that is creating the database (measured: 1.4-6.7 s)."""
+"""Seconds to wait for another process that is creating the database (measured: 1.4-6.7 s)."""
 
 QUIET = {
     # With MLflow's default of 7 retries a call takes 247 s when the server is down (measured). With its timeout of
@@ -104,14 +104,14 @@ class MlflowTracker(Tracker):
         self._client: Any = None
         self._experiment_id: str | None = None
         self._run_id: str | None = None
-        self._found: tuple[str, int | None] | None = None  # status and end time of the joined run
-        self._made_at = time.time()  # the true start; the record may have to wait for a server
+        self._found: tuple[str, int | None] | None = None  # status and end time of the joined run, before it was joined
+        self._made_at = time.time()  # the start of the run; recording it may have to wait for a server
         self._metric_names = UniqueNames()
         self._monitoring = ExitStack()
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         self._connect()
-        # A start that failed halfway and is repeated continues the run that it created.
+        # If a call failed halfway and is repeated, it continues the run that it created.
         known = self._resume(run_id or self._run_id, tags)
         if known is None:
             cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
@@ -190,7 +190,7 @@ class MlflowTracker(Tracker):
         self._client.finalize_logged_model(known.model_id, "READY")
         self._client.log_outputs(self._run_id, [LoggedModelOutput(known.model_id, model.step)])
         evaluated = self._evaluated_at(model.step, run.data.metrics)
-        # MLflow already has these values: it keeps one per step and time.
+        # The run already has these values in MLflow, which keeps one value per step and time.
         self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, known.model_id) for m in evaluated])
         if model.registered_name is not None:
             shown = ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
@@ -278,7 +278,7 @@ class MlflowTracker(Tracker):
             self._open_experiment(None)
             return
         database.parent.mkdir(parents=True, exist_ok=True)
-        # Absolute, since MLflow's default for sqlite is relative to the directory of the reader.
+        # An absolute path, because MLflow's default for sqlite is relative to the directory of the reader.
         folder = re.sub(r"[^A-Za-z0-9-]", "_", self._experiment)[:100]
         # Several processes that create tables in the same new sqlite database crash (MLflow 3.17 migrates without a
         # lock).
@@ -332,22 +332,20 @@ class MlflowTracker(Tracker):
         return run.data.params
 
     def _log_params(self, known: Mapping[str, str], params: Mapping[str, Any]) -> None:
-        """Log new parameters. A parameter that a resumed run changed becomes a tag, because MLflow refuses the
-        change.
-        """
+        """Log new parameters. A parameter that a resumed run changed becomes a tag: MLflow refuses the change."""
         from mlflow.entities import Param
 
         names = UniqueNames()
         texts = {names.clean(name): clean_text(value, MAX_PARAM) for name, value in params.items()}
         nulls = {name for name, value in zip(texts, params.values(), strict=True) if value is None}
-        # A new param that is null is not logged; one that became null is.
+        # A new parameter that is null is not logged; a known one that has become null is.
         texts = {name: text for name, text in texts.items() if name not in nulls or name in known}
         shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
         self._log(params=[Param(name, text) for name, text in shown.items() if name not in known])
         changed = {name: text for name, text in shown.items() if known.get(name, text) != text}
         tags = {f"changed.{name}": f"{known[name]} -> {text}" for name, text in changed.items()}
         if len(texts) > len(shown):
-            tags["params_left_out"] = f"{len(texts) - len(shown)}; config.yaml has them all"
+            tags["params_left_out"] = f"{len(texts) - len(shown)} params are left out; config.yaml has all"
         self.set_tags(tags)
 
     def _start_monitor(self, is_new: bool) -> None:
@@ -364,7 +362,7 @@ class MlflowTracker(Tracker):
 
 
 def tracking_uri(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> str:
-    """Return where MLflow records: `tracking.uri`, else MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`."""
+    """Return where MLflow records: `tracking.uri`, or MLFLOW_TRACKING_URI, or `sqlite:///mlflow.db` in `cwd`."""
     uri = settings.uri or env.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     path = sqlite_path(uri)
     return uri if path is None else _sqlite_uri(cwd / path) + "".join(uri.partition("?")[1:])
@@ -405,9 +403,9 @@ def _save_model(model: ExportedModel, folder: Path) -> None:
 
 
 def _input_example(inputs: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
-    """Return a request with one example of zeros and empty texts, which shows none of the user's data.
+    """Return a request with one example of zeros and empty texts, which reveals no data of the user.
 
-    None if it would be too large to read.
+    None if the example would be too large.
     """
     import numpy as np
 
@@ -439,9 +437,7 @@ def _sqlite_uri(path: Path) -> str:
 
 
 def _make_database(path: Path) -> None:
-    """Create an empty database under a temporary name and rename it, since a killed process must not leave half of
-    one.
-    """
+    """Create an empty database under a temporary name and rename it; a killed process then leaves no half of one."""
     from mlflow import MlflowClient
 
     temporary = path.with_name(f".{path.name}.new")

@@ -9,9 +9,7 @@ from typing import Any
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of each leaf of a structure, names joined: `f1/0` and `f1/1/b` for `{"f1": (x, {"b":
-    y})}`.
-    """
+    """Yield (name, value) of each leaf of a structure; `{"f1": (x, {"b": y})}` has the leaves `f1/0` and `f1/1/b`."""
     if isinstance(value, Mapping):
         members = list(value.items())
     elif isinstance(value, list | tuple):
@@ -24,8 +22,10 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def json_value(value: Any) -> Any:
-    """Return `value` as JSON can hold it: arrays as lists; bytes as text if UTF-8, else base64; numbers that JSON
-    lacks as "nan", "inf" and "-inf". Other types are left for `json.dumps(default=str)`.
+    """Return `value` in a form that JSON can hold.
+
+    Arrays become lists; bytes become text if they are UTF-8, else base64; numbers that JSON lacks become "nan", "inf"
+    and "-inf". Other types are left for `json.dumps(default=str)`.
     """
     if isinstance(value, Mapping):
         return {str(key): json_value(member) for key, member in value.items()}

@@ -1,4 +1,4 @@
-"""Where a run came from, as tags. MLflow does not set them for runs that are created by MlflowClient."""
+"""Tags that say where a run came from. MLflow does not set them for runs that are created by MlflowClient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.tracking.run_lock import LOCK_FILE
 def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]:
     """Return the tags of a run in `directory` that was started by `argv`, with secrets masked.
 
-    By `host` and `lock`, another process can find out whether this one is still alive.
+    The tags `host` and `lock` let another process find out whether this one is alive.
     """
     tags = {
         "mlflow.source.name": "runner",

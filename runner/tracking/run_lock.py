@@ -20,21 +20,22 @@ TASK_LOCK_FILE = ".task.{}.lock"
 """Lock file of a task; each task of a cluster has its own."""
 
 TASK_TIMEOUT_SECS = 75.0
-"""Longer than a task may take to save after its supervisor was killed (`runner.system.child_process`)."""
+"""Seconds to wait for a task of an earlier start; more than a task takes to save after its supervisor was killed."""
 
 TIMEOUT_SECS = 3.0
-"""How long to wait for a lock: another run holds it for milliseconds to close the record of a killed run."""
+"""Seconds to wait for a lock: another run holds it for milliseconds, to close the record of a killed run."""
 
 
 @contextmanager
 def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
-    """Hold the folder's lock inside this context: two processes that write the same files would destroy both.
+    """Hold the folder's lock inside this context. Two processes that wrote the same files would destroy both runs.
 
     Args:
+      directory: the folder.
       key: the config key of the folder, for messages.
 
     Raises:
-      ConfigError: another process holds it.
+      ConfigError: another process holds the lock.
     """
     try:
         held = FileLock(directory / LOCK_FILE).acquire(timeout=TIMEOUT_SECS)
@@ -46,13 +47,14 @@ def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
 
 @contextmanager
 def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
-    """Hold the folder for a task inside this context: the task of a killed supervisor lives on for seconds, to save.
+    """Hold the folder's lock for a task inside this context: after its supervisor was killed, a task still saves.
 
     Args:
+      directory: the folder.
       name: the task's name; each task of a cluster has its own lock.
 
     Raises:
-      ConfigError: an earlier task is still there after TASK_TIMEOUT_SECS.
+      ConfigError: the task of an earlier start still runs after TASK_TIMEOUT_SECS.
     """
     lock = FileLock(directory / TASK_LOCK_FILE.format(name))
     try:
@@ -81,13 +83,14 @@ def _holder(lock: FileLock) -> str:
 
 
 def wait_for_tasks(directory: Path, name: str = "*") -> None:
-    """Return when no task of an earlier start is left in the folder, so that each has written its last line.
+    """Wait until no task of an earlier start is left in the folder, so that each has written its last line.
 
     Args:
+      directory: the folder.
       name: the task's name; `*`: all tasks.
 
     Raises:
-      ConfigError: a task is still there after TASK_TIMEOUT_SECS.
+      ConfigError: a task still runs after TASK_TIMEOUT_SECS.
     """
     before, after = TASK_LOCK_FILE.split("{}")
     for file in directory.glob(TASK_LOCK_FILE.format(name)):

@@ -1,4 +1,4 @@
-"""run.json: what a run remembers between its starts, about itself and what was shipped to its trackers."""
+"""run.json: the facts that a run keeps between its starts, and how much has been shipped to its trackers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN_FILE = ".mlflow_run"
 _SAVING = threading.Lock()
 
 MLFLOW = "mlflow"
-"""The tracker whose fields are at the top level of run.json, as in versions without other trackers."""
+"""The tracker whose fields are at the top level of run.json, where versions without other trackers wrote them."""
 
 _TYPES: Mapping[str, tuple[Any, str]] = {
     "mlflow_run_id": ((str, type(None)), "text or null"),
@@ -31,12 +31,12 @@ _TYPES_OF_SHIPPED = {"run_id": _TYPES["mlflow_run_id"], **{name: _TYPES[name] fo
 
 @dataclass
 class Shipped:
-    """How far a tracker is.
+    """How much of a run's journals has been shipped to one tracker.
 
     Attributes:
       run_id: the tracker's id of the run; None: it has none yet.
       offsets: journal file name -> number of its bytes that are shipped.
-      last_steps: metric -> last global step that is shipped. A resumed run repeats steps, but its curve does not.
+      last_steps: metric -> last global step that is shipped. A resumed run repeats steps, which are not shipped again.
     """
 
     run_id: str | None = None
@@ -44,7 +44,7 @@ class Shipped:
     last_steps: dict[str, int] = field(default_factory=dict)
 
     def belongs_to(self, run_id: str) -> None:
-        """Continue with this run of the tracker; nothing was shipped to a new one."""
+        """Start anew if `run_id` is another run than before; nothing has been shipped to it."""
         if run_id != self.run_id:
             self.run_id = run_id
             self.offsets, self.last_steps = {}, {}
@@ -55,13 +55,13 @@ class RunRecord:
     """The contents of `model_dir/run.json`.
 
     Attributes:
-      mlflow_run_id: the MLflow run; None if there is none yet.
+      mlflow_run_id: id of the MLflow run; None: there is none yet.
       generation: number of starts of the run so far.
-      offsets, last_steps: how far MLflow is, as in `Shipped`.
-      trackers: tracker name -> how far it is, for all others.
-      training: status of its training: running, finished, failed or interrupted.
-      is_held: do not write it yet, because the start has not taken its first step.
-      drawn_seed: the value drawn for `run.seed=null`; None if not drawn yet.
+      offsets, last_steps: how much has been shipped to MLflow, as in `Shipped`.
+      trackers: tracker name -> how much has been shipped to it, for all other trackers.
+      training: status of training: running, finished, failed or interrupted.
+      is_held: do not write run.json yet, because the start has not taken its first step.
+      drawn_seed: the value that was drawn for `run.seed=null`; None: none was drawn yet.
     """
 
     mlflow_run_id: str | None = None
@@ -75,10 +75,10 @@ class RunRecord:
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:
-        """Return the record of the run in `model_dir`; an empty one if there is none.
+        """Return the record of the run in `model_dir`; an empty record if there is none.
 
         Raises:
-          ConfigError: it contains a value of a wrong type.
+          ConfigError: the file contains a value of a wrong type.
         """
         file = model_dir / "run.json"
         record = read_dataclass(cls, file)
@@ -93,7 +93,7 @@ class RunRecord:
         return record
 
     def of(self, tracker: str) -> Shipped | RunRecord:
-        """Return how far the tracker of this name is; call it before anything is shipped."""
+        """Return the record of how much has been shipped to a tracker. Call it before anything is shipped."""
         return self if tracker == MLFLOW else self.trackers.setdefault(tracker, Shipped())
 
     @property
@@ -103,7 +103,7 @@ class RunRecord:
 
     def save(self, model_dir: Path) -> None:
         """Write run.json, unless it `is_held`."""
-        with _SAVING:  # the supervisor counts restarts while the shipper notes what it has shipped
+        with _SAVING:  # the supervisor and the shipper, which are different threads, both save
             if not self.is_held:
                 values = asdict(self)
                 del values["is_held"]
@@ -112,7 +112,7 @@ class RunRecord:
                 write_json(model_dir / "run.json", values)
 
     def belongs_to(self, mlflow_run_id: str) -> None:
-        """Continue with this MLflow run; nothing was shipped to a new one."""
+        """Start anew if this is another MLflow run than before; nothing has been shipped to it."""
         if mlflow_run_id != self.mlflow_run_id:
             self.mlflow_run_id = mlflow_run_id
             self.offsets, self.last_steps = {}, {}

@@ -1,7 +1,7 @@
 """Ship journals to a tracker: in order, each line once, without delaying training.
 
-What was shipped is remembered in `run.json`. If a tracker is unreachable for an hour or a supervisor is killed, nothing
-is lost: the rest is shipped later.
+run.json records how much has been shipped. So if a tracker cannot be reached for an hour, or a supervisor is killed,
+nothing is lost: the remaining lines are shipped later.
 """
 
 from __future__ import annotations
@@ -48,24 +48,28 @@ PERIOD_SECS = 2.0
 GLANCE_SECS = 0.2
 CLOSING_ATTEMPTS = 3
 CLOSING_TIMEOUT_SECS = 20.0
-"""How long the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
+"""Seconds that the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
 UPLOAD_BYTES_PER_SEC = 1e6
-"""The wait is extended for files and models by their size divided by this rate."""
+"""For files and models, that time is extended by their size divided by this number of bytes per second."""
 
 
 class Shipper:
     """Ships the journals of one run to one tracker from a thread, until `close`.
 
     Args:
-      name: the tracker's name in the record.
-      record: says where to continue; saved after each shipment.
+      model_dir: the folder of the run.
+      tracker: the tracker.
+      record: says how much has been shipped; saved after each shipment.
+      described: the facts that are recorded at the start.
       warn: called with a text when the tracker fails for the first time. Failures are never raised.
-      is_reader: the command reads a run. The run gets metrics and files, but keeps its params, tags and status.
-      patience_secs: how long to wait for a task's first step, because importing MLflow takes 2 s of a core while the
-        task imports TensorFlow. Infinite: a start without a step is not recorded, unless `drain` says so.
-      ship_later: the command that ships what the end of the run does not wait for.
-      journals: the journals, marked where this start begins; None: that is now.
-      on_first_step: called once, when a task has taken its first step, but not if that is found only at the end.
+      is_reader: the command reads a run. Metrics and files are added to the run; its params, tags and status stay.
+      patience_secs: seconds to wait for a task's first step before anything is recorded, because importing MLflow takes
+        2 s of a core that the task's imports need. Infinite: a start without a step is not recorded, unless `drain`
+        says so.
+      on_first_step: called once when a task has taken its first step, but not if this is noticed only at the end.
+      ship_later: the command that ships what has not been shipped at the end of the run.
+      name: the tracker's name in the record.
+      journals: the journals, marked where this start begins; None: this start begins now.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Shipper:
         self._thread = threading.Thread(target=self._ship_until_end, name=f"ships to {name}", daemon=True)
 
     def start(self) -> None:
-        self._forget_run_file()  # left by a start that was killed
+        self._forget_run_file()  # a start that was killed may have left it
         self._thread.start()
 
     def address(self) -> str | None:
@@ -99,23 +103,23 @@ class Shipper:
         return self._tracker.address() if self._opened and self._run_id is not None else None
 
     def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
-        """Ship the rest, end the thread, and return the tracker's id of the run; None if there is none.
+        """Ship the remaining lines, end the thread, and return the tracker's id of the run; None if there is none.
 
         Args:
-          is_enough: reports whether not to wait any longer for a tracker that does not answer.
-          is_recorded: False: the start is not worth a record; a run that was opened is still shipped.
+          is_enough: reports whether to stop waiting for a tracker that does not answer.
+          is_recorded: False: the start is not recorded, unless the tracker already has a run for it.
         """
         self.begin_drain(is_enough, is_recorded=is_recorded)
         return self.drained()
 
     def begin_drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> None:
-        """Start what `drain` does; `drained` waits for it."""
+        """Begin `drain` without waiting for it; `drained` waits."""
         self._is_recorded, self._is_enough = is_recorded, is_enough
         self._ending.set()
         self._answered()
 
     def drained(self) -> str | None:
-        """Wait for what `begin_drain` started, and return the tracker's id of the run; None if there is none."""
+        """Wait for the `drain` that `begin_drain` began. Return the tracker's id of the run; None: there is none."""
         self._wait_for(self._thread)
         self._forget_run_file()
         return self._run_id
@@ -128,7 +132,7 @@ class Shipper:
     def close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
     ) -> None:
-        """After `drain`: add tags, files, curves and models, and close the run as FINISHED, FAILED or KILLED."""
+        """Add tags, files, curves and models, and close the run as FINISHED, FAILED or KILLED. Called after `drain`."""
         drawn = self.draw() if self.has_run else None
         self.begin_close(status, tags, [file for file in (*files, drawn) if file is not None], models)
         self.closed()
@@ -143,7 +147,7 @@ class Shipper:
     def begin_close(
         self, status: str, tags: Mapping[str, str], files: Sequence[Path], models: Sequence[ExportedModel] = ()
     ) -> None:
-        """Start what `close` does, except the curves; `closed` waits for it."""
+        """Begin `close` without waiting for it, and without the curves; `closed` waits."""
         if self.has_run:
             kept = [file for file in files if file.exists()]
             self._answered()
@@ -151,20 +155,20 @@ class Shipper:
             self._thread.start()
 
     def closed(self) -> None:
-        """Wait for what `begin_close` started, and release the tracker."""
+        """Wait for the `close` that `begin_close` began, and release the tracker."""
         self._wait_for(self._thread)
         if self._thread.is_alive():
             self._is_left = True
             later = f" Ship later with: {self._ship_later}" if self._ship_later else ""
             why = "it does not answer" if self._is_enough() else f"no answer for {CLOSING_TIMEOUT_SECS:g} s"
             self._warn(
-                f"tracking: {self._named}{why}; the run ends without it, and the journals in {self._model_dir} keep "
-                f"everything.{later}"
+                f"tracking: {self._named}{why}; the run ends without waiting for it. Nothing is lost: the journals in "
+                f"{self._model_dir} have everything.{later}"
             )
         self.release()
 
     def release(self) -> None:
-        """Release the tracker, however far it is."""
+        """Release the tracker, whether or not everything has been shipped."""
         self._is_left = True
         self._tracker.close()
 
@@ -196,7 +200,7 @@ class Shipper:
                 self._tracker.end(status)
 
     def _answered(self, num_bytes: int = 0) -> None:
-        """Note that the tracker answers; the next answer may take CLOSING_TIMEOUT_SECS, or longer for many bytes."""
+        """Note that the tracker has answered. The next answer may take CLOSING_TIMEOUT_SECS, or more for many bytes."""
         self._until = time.monotonic() + CLOSING_TIMEOUT_SECS + num_bytes / UPLOAD_BYTES_PER_SEC
 
     def _wait_for(self, thread: threading.Thread) -> None:
@@ -217,8 +221,10 @@ class Shipper:
             time.sleep(0.5)
 
     def _wait_for_first_step(self) -> bool:
-        """Wait until a task has taken its first step, it has taken too long, or the task has ended. False: nothing
-        to ship.
+        """Wait until a task has taken its first step, `patience_secs` have passed, or the task has ended.
+
+        Returns:
+          False if there is nothing to ship.
         """
         until = time.monotonic() + self._patience_secs
         while time.monotonic() < until:
@@ -258,7 +264,7 @@ class Shipper:
             write_atomically(self._model_dir / RUN_FILE, run_id)
 
     def _ship(self) -> bool:
-        """Ship what is new, and report whether that worked."""
+        """Ship the new lines, and report whether that succeeded."""
         shipped = False
         with self._failures_said():
             if not self._opened:
@@ -272,7 +278,7 @@ class Shipper:
                 for path in journals_in(self._model_dir):
                     self._ship_journal(path)
                 if self._shipped.last_steps:
-                    import_matplotlib()  # takes 0.4 s now, while the task trains, and not at the end of the run
+                    import_matplotlib()  # this takes 0.4 s; do it while the task trains, not at the end of the run
             shipped = True
         return shipped
 
@@ -280,17 +286,17 @@ class Shipper:
         known = self._shipped.run_id
         if self._is_reader and known is not None:
             self._is_guest = self._tracker.join(known)
-            known = None  # the tracker does not have it, so a new one is created
+            known = None  # the tracker does not have that run, so a new one is created
         if self._is_guest:
             assert self._run_id is not None
-            # This process holds the run's lock, so if MLflow says RUNNING, its supervisor was killed.
+            # This process holds the run's lock. So if MLflow says that the run is RUNNING, its supervisor was killed.
             self._tracker.settle(self._run_id, "KILLED", {"status": "interrupted"}, _last_sign(self._model_dir))
         else:
             known = known or self._of_a_killed_start()
             self._run_id = self._tracker.start(
                 known, self._described.name, self._described.params, self._described.tags
             )
-        self._opened = True  # even if the disk is full, so that an open run is closed
+        self._opened = True  # set even if the disk is full, so that the open run is closed
         if self._run_id is not None:  # an untracked start does not change the record of tracked ones
             self._shipped.belongs_to(self._run_id)
             self.record.save(self._model_dir)
@@ -319,7 +325,8 @@ class Shipper:
             for line in lines:
                 self._ship_thing(line)
             if offset != before:
-                # After log_points: a crash in between ships points twice; MLflow stores them once (same time and step).
+                # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
+                # and step).
                 self._shipped.offsets = {**self._shipped.offsets, path.name: offset}
                 self.record.save(self._model_dir)
 
@@ -346,7 +353,7 @@ class Shipper:
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
-        # A repeated evaluation of a step is shown as well.
+        # A step may be evaluated again; both results are shipped.
         is_new = point.step > last or (self._is_guest and point.step == last)
         if is_new:
             last_steps[point.name] = point.step
@@ -354,7 +361,7 @@ class Shipper:
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:
-        """Convert an error inside this context to a warning that `what` is missing."""
+        """Turn an error inside this context into a warning that begins with `what`."""
         try:
             yield
         except Exception as error:
@@ -369,9 +376,9 @@ class Shipper:
 
     def _say(self, error: Exception) -> None:
         if not self._warned and not self._is_left:
-            kept = f"training goes on; the journals in {self._model_dir} keep everything"
+            kept = f"training continues; the journals in {self._model_dir} have everything"
             if self._ending.is_set() and self._ship_later:
-                kept = f"the journals in {self._model_dir} keep everything; ship later with: {self._ship_later}"
+                kept = f"the journals in {self._model_dir} have everything; ship later with: {self._ship_later}"
             first, *lines = describe(error).split("\n")
             self._warn("\n".join([f"tracking: {self._named}{first} ({kept})", *lines]))
         self._warned = True
@@ -423,7 +430,7 @@ class Shippers:
             shipper.closed()
 
     def release(self) -> None:
-        """Release all trackers, however far they are."""
+        """Release all trackers, whether or not everything has been shipped."""
         for shipper in self._all:
             shipper.release()
 
@@ -437,11 +444,11 @@ def size_of(path: Path) -> int:
 def close_abandoned(tracker: Tracker, host: str) -> None:
     """Close runs of the tracker's experiment that are RUNNING on this host although their supervisor is dead.
 
-    A supervisor holds its run's lock (tag `lock`) while it lives. If the lock can be taken, the MLflow run gets the
-    status of its summary: KILLED, unless the supervisor wrote another one. A summary with the status running becomes
-    interrupted if the folder's run.json names this run.
+    A supervisor holds its run's lock (tag `lock`) while it lives. If the lock can be taken, the supervisor is dead. The
+    MLflow run then gets the status in the run's summary, or KILLED if the summary has no final status. A summary with
+    the status running becomes interrupted, if the folder's run.json names this MLflow run.
 
-    Anyone can write tags into MLflow, so a path that is not the lock of a run's folder is neither created nor written.
+    Anyone can write tags into MLflow. So a path that is not the lock of a run's folder is neither created nor written.
     """
     for run_id, lock in tracker.running_on(host).items():
         path = Path(lock)
@@ -458,7 +465,8 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
 
 @contextmanager
 def _lock_as_it_is(path: Path) -> Iterator[None]:
-    """Hold the lock of a dead supervisor inside this context. Not by FileLock, which would empty or create the file.
+    """Hold the lock of a dead supervisor inside this context. FileLock is not used, because it creates or empties the
+    file.
 
     Raises:
       OSError: the lock is held, or the file belongs to another user.
@@ -468,7 +476,7 @@ def _lock_as_it_is(path: Path) -> Iterator[None]:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            raise PermissionError(f"{path} is no lock of ours")
+            raise PermissionError(f"{path} belongs to another user or is not a lock file")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:

@@ -20,7 +20,7 @@ _TYPES = {
 }  # fmt: skip
 
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
-"""Fields that a command that only reads a run adds to the run's summary."""
+"""Fields of the run's summary that a command may add although it only reads the run."""
 
 _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
               "checkpoint", "predictions", "stopped_early", "error")  # fmt: skip
@@ -72,17 +72,17 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
 
 
 def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary of a run that a command has read: as training left it, with the results of that command.
+    """Return the summary of a run that a command has read: the run's own, with the results of that command.
 
     Args:
-      of_run: the run's summary so far.
-      of_reader: the command's summary. If nothing was trained, the run has no other.
+      of_run: the run's summary so far; empty if nothing was trained in its folder.
+      of_reader: the command's summary.
     """
     if of_run.get("command") not in TRAINING_RUNS:
         return dict(of_reader)
     found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
     known, names = of_run.get("metrics") or {}, [Path(str(one.get("checkpoint"))).name for one in (of_run, of_reader)]
-    # Results for an earlier checkpoint are not the run's; they are in the command's own summary.
+    # Results for an earlier checkpoint stay out of the run's summary; they are in the command's own summary.
     found["metrics"] = known if known and names[0] != names[1] else {**known, **found.get("metrics", {})}
     return {**as_killed(of_run), **found}
 
@@ -94,7 +94,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         value = summary.get(name)
         is_paths = name != "exports" or not isinstance(value, list) or all(isinstance(one, str) for one in value)
         if value is not None and not (isinstance(value, wanted) and is_paths):
-            say(f"{path}: {name}={value!r} is ignored: it is not what a run writes there.")
+            say(f"{path}: {name}={value!r} is ignored, because a run writes no value of this type there.")
             del summary[name]
     return summary
 

@@ -73,7 +73,8 @@ class EventWriter:
 
 
 class EventWriters:
-    """Writers by folder. TensorBoard follows one file per folder at a time, so a folder has one writer.
+    """The event writers of several folders. A folder has one writer, because TensorBoard follows one file at a time in
+    it.
 
     Args:
       is_on: False: nothing is written.
@@ -93,7 +94,7 @@ class EventWriters:
         return EventWriter(self._own[path] if path in self._own else self._made[path])
 
     def close(self) -> None:
-        """Return when everything is on disk."""
+        """Close the writers; everything is then on disk."""
         with tf.init_scope():
             for writer in self._made.values():
                 writer.close()

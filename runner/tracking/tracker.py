@@ -1,4 +1,4 @@
-"""Tracker: the interface through which a run is recorded, with points, tags, files and models."""
+"""Tracker: the interface through which a run is recorded, with its metrics, tags, files and models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Point:
 
 
 class TrackerError(RuntimeError):
-    """A user's tracker failed; the message says where in their code."""
+    """A user's tracker failed; the message names the line of the user's code."""
 
 
 class Tracker:
@@ -89,11 +89,11 @@ class Tracker:
     """
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
-        """Create the run, or continue `run_id`. Return its id; None if nothing is recorded."""
+        """Create the run, or continue the run `run_id`. Return its id; None if nothing is recorded."""
         return None
 
     def join(self, run_id: str) -> bool:
-        """Open `run_id` without changing params, tags or status. Return False if there is no such run."""
+        """Open the run `run_id` without changing params, tags or status. Return False if there is no such run."""
         return False
 
     def log_points(self, points: Sequence[Point]) -> None:
@@ -103,7 +103,7 @@ class Tracker:
         """Add tags to the run."""
 
     def set_description(self, text: str, replaces: str) -> None:
-        """Describe the run in Markdown, if it has no description or one that begins with `replaces`."""
+        """Set the run's description, in Markdown, if it has none or one that begins with `replaces`."""
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """Keep a copy of a file or folder with the run, in `folder` of the run's files; '': the top."""
@@ -121,14 +121,14 @@ class Tracker:
         """Close the run as FINISHED, FAILED or KILLED."""
 
     def leave(self, status: str) -> None:
-        """Restore the status that a joined run had, because the user's code may have opened and closed it.
+        """Restore the status that a joined run had before; the user's code may have changed it.
 
         Args:
           status: how the joining command has ended: FINISHED, FAILED or KILLED.
         """
 
     def close(self) -> None:
-        """Release everything, however far it is. Called last, from another thread."""
+        """Release everything, whether or not everything was recorded. Called last, from another thread."""
 
     def delete(self) -> None:
         """Delete the run that was created."""

@@ -20,13 +20,13 @@ RUNNING = "running"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingStatus:
-    """How training ended.
+    """The status of training: running, or how it ended.
 
     Attributes:
       status: running, finished, stopped_early, failed or interrupted (it can be resumed).
       global_step: step of the last checkpoint.
       generation: number of this start of the run; 0: starts are not counted.
-      time: when, in seconds since 1970.
+      time: when the status was written, in seconds since 1970.
     """
 
     status: str = RUNNING
@@ -45,7 +45,7 @@ class TrainingStatus:
 
 
 def write_ending(model_dir: str | os.PathLike[str], status: str, global_step: int, generation: int) -> None:
-    """Note that training has ended. The chief calls it, or its supervisor if the chief cannot."""
+    """Write to model_dir that training has ended. The chief calls it, or its supervisor if the chief cannot."""
     ending = TrainingStatus(status, global_step, generation, time.time())
     write_json(Path(model_dir) / FILE, dataclasses.asdict(ending))
 
@@ -56,12 +56,10 @@ def read_ending(model_dir: str | os.PathLike[str]) -> TrainingStatus:
 
 
 def remove_ending(model_dir: str | os.PathLike[str]) -> None:
-    """Note that training begins or continues."""
+    """Remove that file, because training begins or continues."""
     (Path(model_dir) / FILE).unlink(missing_ok=True)
 
 
 def generation_in(env: Mapping[str, str]) -> int:
-    """Return the number of the run's start to which a task with the environment `env` belongs; 0: starts are not
-    counted.
-    """
+    """Return the number of the run's start to which a task with the environment `env` belongs; 0: not counted."""
     return int(env.get(GENERATION) or 0)

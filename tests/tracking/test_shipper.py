@@ -142,7 +142,7 @@ def test_a_tracker_that_is_away_costs_one_warning_and_is_caught_up_later(tmp_pat
     shipper.close("FINISHED", {}, [])
     assert run_id is None and away.points == []
     assert len(warnings) == 1
-    assert warnings[0].startswith("tracking: server is away (training goes on; the journals in ")
+    assert warnings[0].startswith("tracking: server is away (training continues; the journals in ")
     back = RecordingTracker()
     ship(tmp_path, back)
     assert [p.step for p in back.points] == [1]
@@ -480,7 +480,7 @@ def test_several_runs_without_a_server_all_end_with_one_warning(tmp_path: Path) 
         assert run.returncode == 0
         assert said == (
             "tracking: http://***@127.0.0.1:9 cannot be reached: Connection refused. Start that server, or choose "
-            f"another tracking.uri. (training goes on; the journals in {folder} keep everything)\n"
+            f"another tracking.uri. (training continues; the journals in {folder} have everything)\n"
         )
     assert time.monotonic() - before < 200  # with MLflow's own settings, 247 s for each call
 
@@ -580,6 +580,7 @@ def test_a_tracker_that_freezes_holds_the_end_of_a_run_for_a_limited_time(
     assert time.monotonic() - before < 20
     woken.set()
     assert warnings == [
-        f"tracking: no answer for 0.5 s; the run ends without it, and the journals in {tmp_path} keep everything. "
+        "tracking: no answer for 0.5 s; the run ends without waiting for it. Nothing is lost: the journals in "
+        f"{tmp_path} have everything. "
         f"Ship later with: {later}"
     ]

@@ -140,7 +140,7 @@ def test_many_params_and_metrics_fit(uri: str) -> None:
     assert run_id is not None
     run = run_of(tracker, run_id)
     assert len(run.data.params) == 1000
-    assert run.data.tags["params_left_out"] == "200; config.yaml has them all"
+    assert run.data.tags["params_left_out"] == "200 params are left out; config.yaml has all"
     assert run.data.tags["t249"] == "v"
     assert run.data.metrics["m"] == 2299.0
 

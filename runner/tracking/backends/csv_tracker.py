@@ -25,7 +25,7 @@ FOLDER = "tracking"
 METRICS_FILE, PARAMS_FILE, TAGS_FILE = "metrics.csv", "params.csv", "tags.csv"
 
 _LAST_BYTES = 1 << 20
-"""Bytes at the end of a file that are searched for its last row; enough for over 10,000 columns."""
+"""Bytes at the end of a file in which its last row is searched; enough for over 10,000 columns."""
 
 
 class CsvTracker(Tracker):

@@ -1,7 +1,7 @@
-"""`RunConfig(tracking=...)`: record what an Estimator does in a script, as on the command line.
+"""`RunConfig(tracking=...)`: record what an Estimator does in a script, as the command line does for a run.
 
-The script's process writes the journal, like a task. A second process ships it (`session_process`), one for all
-Estimators of the script; only the end of the script waits for it.
+The script's process writes the journal, as a task does. One second process ships the journals of all Estimators of the
+script (`session_process`); the script waits for it only at its end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from runner.tracking.journal import Journal, Journals
 
 MODULE = "runner.tracking.backends.session_process"
 LAST_SECS = 60.0
-"""How long the end of a script waits for its record; longer than the shipping process waits for a frozen tracker."""
+"""Seconds that the end of a script waits for its record: more than the shipping process waits for a frozen tracker."""
 
 
 class ShippingProcess:
-    """The process that ships the notes of this process's Estimators."""
+    """The process that ships the journals of this process's Estimators."""
 
     def __init__(self) -> None:
         # It finds modules where this process does: a script's folder is on its path.
@@ -44,13 +44,13 @@ class ShippingProcess:
         atexit.register(self.close)
 
     def send(self, **message: Any) -> None:
-        """Send it a message. It always reads at once, so this does not wait for its work."""
+        """Send the process a message. This does not wait for its work, because it reads its messages at once."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(message, default=str).encode() + b"\n")
             self._child.stdin.flush()
         except OSError:
-            say("tracking: the process that ships the journals has ended; the journals keep everything.")
+            say("tracking: the process that ships the journals has ended. The journals still have everything.")
             _shipping_process.cache_clear()
 
     def number(self) -> int:
@@ -100,11 +100,12 @@ class ScriptRecord(NullRecord):
     """The record of one Estimator.
 
     Attributes:
-      params: dotted name -> value, for MLflow; secrets are masked here.
-      tags: tags beside those about where the run came from.
+      params: dotted name -> value, for MLflow; with secrets masked.
+      tags: tags, in addition to those that say where the run came from.
       model_name: name of exported models.
-      role: role of this process. The chief's journals are shipped. An evaluator's are shipped when it has ended,
-        because only one process at a time may ship those of a folder; others only write theirs.
+      role: role of this process. The chief's journals are shipped at once. An evaluator's journals are shipped when it
+        has ended, because only one process at a time may ship the journals of a folder. All other roles only write
+        journals.
     """
 
     settings: TrackingConfig
@@ -122,7 +123,8 @@ class ScriptRecord(NullRecord):
         outer run.
 
         Args:
-          trains: False: it reads the run, whose params and tags stay.
+          command: the name of the recorded command.
+          trains: the command trains. False: it only reads a run, whose params and tags stay as they are.
           settings: further params, by dotted names; None values are left out.
         """
         self._depth += 1

@@ -1,8 +1,8 @@
-"""The process that ships the notes of a script's Estimators; it begins and ends runs as its standard input says.
+"""The process that ships the journals of a script's Estimators, begun and ended by messages on its standard input.
 
-    python -m runner.tracking.backends.session_process
+  python -m runner.tracking.backends.session_process
 
-It ends with its input, or with an empty message. A run that was not ended by then belongs to a killed script.
+The process ends with its input, or with an empty message. If a run has not been ended by then, its script was killed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from runner.tracking.shipper import Shippers
 from runner.tracking.tracker import RunDescription, exported_models
 
 LOCK_SECS = 60.0
-"""How long to wait for the folder's lock, while the process of a killed script closes its run."""
+"""Seconds to wait for the folder's lock, while the process of a killed script still closes its run."""
 
 
 class Session:
     """One run of an Estimator.
 
     Args:
-      told: the message that began it, from `session.ScriptRecord`.
+      told: the message that began the run, from `session.ScriptRecord`.
 
     Raises:
       ConfigError: another process runs in the folder.
@@ -71,10 +71,14 @@ class Session:
         self._shippers.start()
 
     def end(self, status: str, until: float) -> dict[str, str]:
-        """Ship the rest and close the run. Return tracker name -> the address at which the user finds it.
+        """Ship the remaining lines and close the run.
 
         Args:
-          until: when it ended, in seconds since the epoch: the script may already be at its next run.
+          status: how the run ended.
+          until: when it ended, in seconds since the epoch; later lines belong to the script's next run.
+
+        Returns:
+          Tracker name -> the address at which the user finds the run.
         """
 
         def noted(event: str) -> list[dict[str, Any]]:
@@ -126,7 +130,7 @@ def main() -> None:
             elif message["end"] in sessions:
                 _end(sessions.pop(message["end"]), message["status"], message["time"], shown)
         except (ConfigError, OSError) as error:
-            say(f"tracking: {error} (nothing is recorded; training goes on)")
+            say(f"tracking: {error} (nothing is recorded; training continues)")
     for session in sessions.values():
         _end(session, "interrupted", time.time(), shown)
 

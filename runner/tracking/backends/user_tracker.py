@@ -1,7 +1,7 @@
 """Record a run in a user's class, which runs in a separate process.
 
-The class may crash, hang, print or call sys.exit, because it is never imported here. Calls and answers are JSON lines
-on a socket; `tracker_process` is the other end.
+The class is never imported in this process, so it may crash, hang, print or call sys.exit. Calls and answers are JSON
+lines on a socket; `tracker_process` is the other end.
 """
 
 from __future__ import annotations
@@ -27,39 +27,40 @@ SOCKET = "RUNNER_TRACKER_FD"
 """Environment variable with the file descriptor of the tracker process's end of the socket."""
 MODULE = "runner.tracking.backends.tracker_process"
 MAX_DEATHS = 3
-"""After this many deaths the process is not restarted, since each start slows training by its imports."""
+"""Number of times that the process may die. Then it is not restarted, because its imports slow training down."""
 GRACE_SECS = 5.0
-"""How long the tracker process may take to end after everything is recorded."""
+"""Seconds that the process may take to end after everything is recorded."""
 
 
 @runtime_checkable
 class RunTracker(Protocol):
     """The interface of a user's class that records runs: `tracking.backend=my_pkg.trackers.Mine`.
 
-    It is made in a separate process with its `params` as keyword arguments, and its methods are called there, one at a
-    time. If a method raises an error, it is reported with your line and the call is repeated later; training continues.
-    The class may also have `set_tags(tags)`, `log_file(path, folder)`, `log_image(name, path, step, time)`,
-    `log_input(dataset)`, `log_model(model)` and `address()`, as in `runner.tracking.tracker.Tracker`.
+    An object of the class is created in a separate process, with its `params` as keyword arguments. Its methods are
+    called there, one at a time. If a method raises an error, the error is reported with your line of code, training
+    continues, and the call is repeated later. The class may also have the methods `set_tags(tags)`, `log_file(path,
+    folder)`, `log_image(name, path, step, time)`, `log_input(dataset)`, `log_model(model)` and `address()`, which are
+    described in `runner.tracking.tracker.Tracker`.
     """
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         """Begin a run, or continue one.
 
         Args:
-          run_id: what `start` returned when the run was new; None: it is new.
+          run_id: the value that `start` returned for this run earlier; None: the run is new.
           name: name of the run.
-          params, tags: empty for a command that only reads the run (evaluate, predict, export).
+          params, tags: facts about the run; empty for a command that only reads it (evaluate, predict, export).
 
         Returns:
-          An id that identifies the run at its next start; None: any text.
+          An id that identifies the run when it is continued; None: the runner chooses one.
         """
         ...
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Record metrics, each a `Point(name, value, step, time)`, in order.
 
-        Each point comes once. Only if this process or its caller is killed between a call and its note in run.json do
-        the points of that call come again, with equal values.
+        Each point is passed once, with one exception: if a process is killed between a call and its note in run.json,
+        the points of that call are passed again, with equal values.
         """
         ...
 
@@ -194,7 +195,7 @@ class UserTracker(Tracker):
             self._is_asking = False
         if not answer and self._is_closed:
             self._close_socket()
-            raise TrackerError("the run has ended without it")
+            raise TrackerError("the run has ended without waiting for it")
         if not answer:
             code = self._let_go()
             raise TrackerError(f"its process {describe_exit(code)}{f' in {method}' if method else ''}")
