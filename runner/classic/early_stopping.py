@@ -1,7 +1,7 @@
-"""Hooks that end training by the results of evaluations, which they read from the event files in `eval_dir`.
+"""Hooks that stop training early because of evaluation results, which they read from the event files in `eval_dir`.
 
-Unlike tf.estimator's they work under every strategy, keep nothing in checkpoints, and read a damaged event file up to
-the damage.
+Unlike those of tf.estimator, they work under every strategy, store nothing in checkpoints, and read a damaged event
+file up to the damage.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def make_early_stopping_hook(
 
     Args:
       estimator: the Estimator that trains.
-      should_stop_fn: called without arguments, returns a bool.
-      run_every_secs, run_every_steps: how often to call it, in seconds or global steps; exactly one of them. It is also
-        called before the first step, so that a stopped run does not train on when it is started again.
+      should_stop_fn: called without arguments, returns a bool. It is also called before the first step, so that a
+        stopped run does not continue when it is started again.
+      run_every_secs: call should_stop_fn every N seconds; None: by steps.
+      run_every_steps: call should_stop_fn every N global steps; None: by seconds.
 
     Raises:
       TypeError: estimator is not an Estimator, or should_stop_fn is not callable.
@@ -65,10 +66,11 @@ def stop_if_higher_hook(
     Args:
       estimator: the Estimator that trains.
       metric_name: tag of the metric in the event files.
-      threshold: the metric has to be above it.
+      threshold: stop if the metric is above this value.
       eval_dir: folder of the evaluation's event files; None: that of the evaluation without a name.
       min_steps: ignore evaluations at earlier global steps.
-      run_every_secs, run_every_steps: as in `make_early_stopping_hook`.
+      run_every_secs: how often to read the event files, as in `make_early_stopping_hook`.
+      run_every_steps: likewise.
     """
     ends = functools.partial(_first_beyond, threshold, operator.gt, "above")
     return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
@@ -78,7 +80,7 @@ def stop_if_lower_hook(
     estimator: Estimator, metric_name: str, threshold: float, eval_dir: str | None = None, min_steps: int = 0,
     run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Like `stop_if_higher_hook`, for a metric below `threshold`."""
+    """Like `stop_if_higher_hook`, but stops if the metric is below `threshold`."""
     ends = functools.partial(_first_beyond, threshold, operator.lt, "below")
     return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
@@ -87,8 +89,8 @@ def stop_if_no_increase_hook(
     estimator: Estimator, metric_name: str, max_steps_without_increase: int, eval_dir: str | None = None,
     min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when the largest value of a metric is at least `max_steps_without_increase`
-    global steps old. Other arguments are as in `stop_if_higher_hook`.
+    """Return a hook that ends training when a metric has not exceeded its largest value for at least
+    `max_steps_without_increase` global steps. Other arguments are as in `stop_if_higher_hook`.
     """
     ends = functools.partial(_best_of_long_ago, max_steps_without_increase, operator.gt)
     return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
@@ -98,15 +100,15 @@ def stop_if_no_decrease_hook(
     estimator: Estimator, metric_name: str, max_steps_without_decrease: int, eval_dir: str | None = None,
     min_steps: int = 0, run_every_secs: float | None = 60, run_every_steps: int | None = None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when the smallest value of a metric is at least `max_steps_without_decrease`
-    global steps old. Other arguments are as in `stop_if_higher_hook`.
+    """Return a hook that ends training when a metric has not fallen below its smallest value for at least
+    `max_steps_without_decrease` global steps. Other arguments are as in `stop_if_higher_hook`.
     """
     ends = functools.partial(_best_of_long_ago, max_steps_without_decrease, operator.lt)
     return _watching(estimator, metric_name, ends, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
-    """Return global step -> scalar metrics by tag, from all event files in `eval_dir`, in the order of steps."""
+    """Return global step -> tag -> value of the scalar metrics in all event files in `eval_dir`, in order of steps."""
     found: dict[int, dict[str, float]] = collections.defaultdict(dict)
     for path in sorted(tf.io.gfile.glob(os.path.join(eval_dir, "*.tfevents.*"))):
         for event in _events(path):
@@ -118,7 +120,7 @@ def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
 
 
 class _StopWhen(Hook):
-    """The hook that calls `should_stop_fn` and requests the stop."""
+    """Calls `should_stop_fn` and, if it returns True, requests the stop of training."""
 
     def __init__(self, should_stop_fn: Callable[[], bool], every: Every, *, is_chief: bool) -> None:
         self.every = Every(steps=every.steps)  # loops end at these steps; seconds are only checked between loops
@@ -142,8 +144,16 @@ def _watching(
     estimator: Estimator, metric: str, ends: Callable[[Mapping[int, float]], str], eval_dir: str | None, min_steps: int,
     run_every_secs: float | None, run_every_steps: int | None,
 ) -> Hook:  # fmt: skip
-    """Return a hook that ends training when `ends`, called with step -> value of the metric, returns a reason; ""
-    goes on.
+    """Return a hook that ends training when `ends` returns a reason.
+
+    Args:
+      estimator: the Estimator that trains.
+      metric: tag of the metric in the event files.
+      ends: called with global step -> value of the metric; returns the reason to stop, or "".
+      eval_dir: as in `stop_if_higher_hook`.
+      min_steps: as in `stop_if_higher_hook`.
+      run_every_secs: as in `make_early_stopping_hook`.
+      run_every_steps: as in `make_early_stopping_hook`.
     """
     eval_dir = eval_dir or estimator.eval_dir()
 
@@ -152,12 +162,13 @@ def _watching(
         there = sorted({name for metrics in found.values() for name in metrics})
         if there and metric not in there:
             raise ValueError(
-                f"an early stopping hook watches {metric!r}; the evaluations in {eval_dir} have: {', '.join(there)}."
+                f"an early stopping hook reads the metric {metric!r}, but the evaluations in {eval_dir} only have: "
+                f"{', '.join(there)}. Change metric_name."
             )
         values = {step: one[metric] for step, one in found.items() if step >= min_steps and metric in one}
         reason = ends(values)
         if reason:
-            _log.info("%s is %s: training ends.", metric, reason)
+            _log.info("Training stops early: %s is %s.", metric, reason)
         return bool(reason)
 
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
@@ -182,11 +193,13 @@ def _best_of_long_ago(max_steps: int, is_better: Callable[[float, float], bool],
 
 
 def _events(path: str) -> Any:
-    """Yield the events of a file, up to the damage if it is damaged: another process may still be writing it."""
+    """Yield the events of a file. If the file is damaged, or another process is still writing it, yield those before
+    the damage.
+    """
     try:
         yield from tf.compat.v1.train.summary_iterator(path)
     except tf.errors.DataLossError as error:
-        _log.warning("%s is damaged, and was read up to the damage: %s", path, error.message)
+        _log.warning("%s is damaged: only the events before the damage were read (%s).", path, error.message)
 
 
 def _scalar(value: Any) -> float | None:

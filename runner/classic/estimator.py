@@ -1,4 +1,4 @@
-"""tf.estimator's Estimator on the runner's engine, with its log lines: on TensorFlow's logger and in the same words."""
+"""tf.estimator's Estimator on the runner's engine. It logs the same lines as tf.estimator, on TensorFlow's logger."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Estimator(engine.Estimator):
 
     Args:
       model_fn: called with those of features, labels, mode, params and config that it declares.
-      model_dir: folder of checkpoints and events; None: config's, or a temporary one.
+      model_dir: folder of checkpoints and events; None: that of config, or a temporary folder.
       config: a RunConfig of tf.estimator or of the runner; None: `tf.estimator.RunConfig()`, which reads TF_CONFIG.
       params: passed to model_fn and input functions, a dict or any object; each call gets a copy.
-      warm_start_from: path of a checkpoint or SavedModel, from which all trainable variables are taken; or
-        `WarmStartSettings`. Ignored if model_dir has a checkpoint.
+      warm_start_from: path of a checkpoint or SavedModel, from which all trainable variables are loaded; or
+        `WarmStartSettings`. Ignored if model_dir has a checkpoint. None: no warm start.
 
     Raises:
-      ValueError: config has another type, model_dir differs from config's, or model_fn declares other arguments.
+      ValueError: config has another type, model_dir is not that of config, or model_fn declares other arguments.
     """
 
     def __init__(
@@ -87,12 +87,13 @@ class Estimator(engine.Estimator):
           ValueError: this process does not train.
         """
         cluster = self.config.cluster
-        is_asked = cluster.is_server and self.config.train_distribute is None  # the coordinator trains for it
+        # A worker of a parameter server cluster is a server, to which the coordinator sends the steps.
+        is_asked = cluster.is_server and self.config.train_distribute is None
         if cluster.is_evaluator or is_asked:
             beside = " beside parameter servers" if cluster.task_type == "worker" else ""
             raise ValueError(
-                f"Estimator.train: TF_CONFIG says that this process is the {cluster.task_type}{beside}, which does not "
-                "train. Call train_and_evaluate, which does the part of each process."
+                f"Estimator.train: in TF_CONFIG, this process is the {cluster.task_type}{beside}, which does not "
+                "train. Call train_and_evaluate in every process: it does what the task of the process requires."
             )
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
@@ -103,7 +104,7 @@ class Estimator(engine.Estimator):
 
     @property
     def model_fn(self) -> Callable[..., Any]:
-        """The user's function with its params bound: takes features, labels, mode and, if it declares it, config."""
+        """A function (features, labels, mode, config=None) that calls the user's model_fn with its params."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
             return self._context.model_fn(features, labels, mode)
@@ -112,12 +113,12 @@ class Estimator(engine.Estimator):
 
 
 def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
-    """Return an estimator like this one, in the same model_dir, whose evaluations have further metrics.
+    """Return an Estimator like `estimator`, in the same model_dir, whose evaluations have additional metrics.
 
     Args:
       estimator: the Estimator.
       metric_fn: called in EVAL with those of features, labels, predictions and config that it declares; returns name ->
-        metric, as in `EstimatorSpec.eval_metric_ops`. A metric of the same name replaces model_fn's.
+        metric, as in `EstimatorSpec.eval_metric_ops`. A metric replaces that of model_fn with the same name.
 
     Raises:
       ValueError: metric_fn declares other arguments.
@@ -125,7 +126,9 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
     takes = list(inspect.signature(metric_fn).parameters)
     unknown = [name for name in takes if name not in _METRIC_FN_ARGUMENTS]
     if unknown:
-        raise ValueError(f"metric_fn takes {', '.join(unknown)}; it may take {', '.join(_METRIC_FN_ARGUMENTS)}.")
+        raise ValueError(
+            f"metric_fn declares {', '.join(unknown)}, but only {', '.join(_METRIC_FN_ARGUMENTS)} can be passed to it."
+        )
     inner = estimator._context.model_fn
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
@@ -143,10 +146,10 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
 
 
 class LoggedJournal(NullJournal):
-    """A journal that logs events on `tf.get_logger()`, at the level that `tf.logging.set_verbosity` controls.
+    """A journal that logs events on `tf.get_logger()`, whose level `tf.logging.set_verbosity` sets.
 
     Attributes:
-      recording: also gets all events; None: nothing else does.
+      recording: the record whose journal gets all events, too; None: no record.
     """
 
     def __init__(self) -> None:

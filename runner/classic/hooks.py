@@ -1,4 +1,4 @@
-"""The hooks that only tf.estimator had. The others are TensorFlow's own; compat/names.py lists them."""
+"""The hooks that only tf.estimator had. For its other hooks, compat/names.py has the place in TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runner.types import StepResult
 
 @dataclasses.dataclass(frozen=True)
 class _EachNth(Every):
-    """A cadence by which loops end before each multiple of N steps and again after it, so that one step runs alone."""
+    """A cadence that makes the step of each multiple of N run in a loop of its own: it is due before and after it."""
 
     def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
         return super().due(before + 1, after + 1) or super().due(before, after, elapsed_secs)
@@ -28,13 +28,14 @@ class _EachNth(Every):
 
 
 class ProfilerHook(Hook):
-    """Profiles single steps for TensorBoard. The hook of tf.estimator wrote a timeline of a session instead.
+    """Profiles single steps for TensorBoard. The hook of tf.estimator wrote timelines of session runs instead.
 
     Args:
-      save_steps: profile each global step that is a multiple of it.
-      save_secs: profile the next loop when this many seconds have passed since the last profile.
-      output_dir: the profile goes to `plugins/profile` in it; "": model_dir.
-      show_dataflow, show_memory: accepted and ignored; they were about timelines.
+      save_steps: profile each global step that is a multiple of this number; None: by seconds.
+      save_secs: profile a loop of steps every N seconds; None: by steps.
+      output_dir: write profiles to `plugins/profile` in this folder; "": in model_dir.
+      show_dataflow: ignored; an option of timelines.
+      show_memory: ignored; an option of timelines.
 
     Raises:
       ValueError: both or neither of save_steps and save_secs are given.
@@ -71,12 +72,16 @@ class ProfilerHook(Hook):
 
 
 class InMemoryEvaluatorHook(Hook):
-    """Evaluates during training, in the same process and under any strategy. It saves a checkpoint and evaluates that.
+    """Evaluates during training in the same process: saves a checkpoint and evaluates it.
 
     Args:
       estimator: the Estimator that trains.
-      input_fn, steps, hooks, name: as in `Estimator.evaluate`.
-      every_n_iter: evaluate at each multiple of this many global steps, before the first step of a run, and at its end.
+      input_fn: as in `Estimator.evaluate`.
+      steps: as in `Estimator.evaluate`.
+      hooks: as in `Estimator.evaluate`.
+      name: as in `Estimator.evaluate`.
+      every_n_iter: evaluate at global steps that are multiples of this number; also before the first step and at the
+        end of training.
 
     Raises:
       ValueError: every_n_iter is not positive, or the variables are on parameter servers.
@@ -98,7 +103,7 @@ class InMemoryEvaluatorHook(Hook):
             raise ValueError(f"InMemoryEvaluatorHook(every_n_iter={every_n_iter}): it must be positive.")
         if estimator.config.num_ps_replicas:
             raise ValueError(
-                "InMemoryEvaluatorHook: the variables are on parameter servers. Use train_and_evaluate with EvalSpec."
+                "InMemoryEvaluatorHook does not work with parameter servers. Use train_and_evaluate with EvalSpec."
             )
         self.every = Every(steps=every_n_iter)
         self._evaluate = functools.partial(estimator.evaluate, input_fn, steps=steps, hooks=hooks, name=name)
@@ -131,8 +136,8 @@ def make_stop_at_checkpoint_step_hook(
 ) -> tf.compat.v1.train.StopAtStepHook:
     """Return a hook that ends training at the global step `last_step`.
 
-    In tf.estimator, workers counted steps of their own and waited for the chief's checkpoint. Here all workers stop at
-    the same step, so `wait_after_file_check_secs` is ignored.
+    In tf.estimator, each worker took its own steps and waited for a checkpoint of that step. Here all workers stop at
+    the same step, so the other arguments are ignored.
     """
     del estimator, wait_after_file_check_secs
     return tf.compat.v1.train.StopAtStepHook(last_step=last_step)

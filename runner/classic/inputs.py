@@ -1,4 +1,4 @@
-"""Input functions over arrays and data frames in memory, and specs for tf.io.parse_example that premade models need."""
+"""Input functions over arrays and data frames in memory, and parse specs of tf.train.Examples."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ def numpy_input_fn(
     queue_capacity: int = 1000,
     num_threads: int = 1,
 ) -> Callable[[], tf.data.Dataset]:
-    """Return an input function over NumPy arrays. It returns a dataset of (features, labels), each `[batch, ...]`.
+    """Return an input function over NumPy arrays, whose datasets have elements (features, labels), each `[batch, ...]`.
 
     Args:
       x: the features: an array `[examples, ...]`, or a dict of arrays.
-      y: the labels: likewise; None: no labels, and the dataset has features only.
-      batch_size: examples per batch. A batch may hold examples of two epochs; the last one may be smaller.
+      y: the labels: an array or a dict of arrays; None: the dataset has only features.
+      batch_size: examples per batch. A batch may have examples of two epochs; the last batch may be smaller.
       num_epochs: passes over the arrays; None: repeat forever.
-      shuffle: must be given. True: shuffle all examples, in a new order each epoch.
-      queue_capacity, num_threads: accepted and ignored; there are no queues.
+      shuffle: shuffle all examples, in a new order in each epoch. Required.
+      queue_capacity: ignored; there are no queues.
+      num_threads: ignored; there are no queues.
 
     Raises:
       ValueError: shuffle is not given, x is empty, or arrays differ in their number of examples.
@@ -37,11 +38,11 @@ def numpy_input_fn(
     del queue_capacity, num_threads
     _check_shuffle(shuffle, "numpy_input_fn")
     if not isinstance(x, Mapping | np.ndarray):
-        raise TypeError(f"numpy_input_fn(x=...): it must be an array or a dict of arrays, and is a {type(x).__name__}.")
+        raise TypeError(f"numpy_input_fn(x=...): x must be an array or a dict of arrays, not {type(x).__name__}.")
     if not len(x):
-        raise ValueError("numpy_input_fn(x=...): it is empty.")
+        raise ValueError("numpy_input_fn(x=...): x is empty.")
     if isinstance(y, Mapping) and not y:
-        raise ValueError("numpy_input_fn(y={}): it is empty; None says that there are no labels.")
+        raise ValueError("numpy_input_fn(y={}): y is empty. Use y=None if there are no labels.")
     features, labels = _arrays(x), None if y is None else _arrays(y)
     sizes: dict[str, int] = {}
     for part, values in {"x": features, "y": labels}.items():
@@ -65,31 +66,34 @@ def pandas_input_fn(
     num_threads: int = 1,
     target_column: str = "target",
 ) -> Callable[[], tf.data.Dataset]:
-    """Return an input function over a pandas DataFrame: its columns are the features, each `[batch]`.
+    """Return an input function over a pandas DataFrame, whose columns are the features, each `[batch]`.
 
     Args:
       x: the DataFrame.
-      y: the labels: a Series, or a DataFrame for several; None: no labels. Its index must equal that of `x`.
-      target_column: must not be the name of a column of x; otherwise ignored.
-      batch_size, num_epochs, shuffle, queue_capacity, num_threads: as in `numpy_input_fn`.
+      y: the labels: a Series, or a DataFrame for a dict of labels; None: no labels. Its index must equal that of `x`.
+      batch_size: as in `numpy_input_fn`.
+      num_epochs: as in `numpy_input_fn`.
+      shuffle: as in `numpy_input_fn`.
+      queue_capacity: ignored, as in `numpy_input_fn`.
+      num_threads: ignored, as in `numpy_input_fn`.
+      target_column: with labels, must not be the name of a column of x; otherwise ignored.
 
     Raises:
-      ValueError: shuffle is not given, x and y differ in their index, or x has a column `target_column`.
+      ValueError: shuffle is not given, x and y have different indexes, or x has a column `target_column`.
       TypeError: x is not a DataFrame.
     """
     del queue_capacity, num_threads
     _check_shuffle(shuffle, "pandas_input_fn")
     if not hasattr(x, "columns"):
-        raise TypeError(f"pandas_input_fn(x=...): it must be a DataFrame, and is a {type(x).__name__}.")
+        raise TypeError(f"pandas_input_fn(x=...): x must be a DataFrame, not {type(x).__name__}.")
     labels: Any = None
     if y is not None:
         if target_column in x:
             raise ValueError(
-                f"pandas_input_fn: x has a column {target_column!r}, which is the name of the labels. Give another "
-                "target_column."
+                f"pandas_input_fn(target_column={target_column!r}): x has a column of that name. Use another name."
             )
         if not np.array_equal(x.index, y.index):
-            raise ValueError("pandas_input_fn: x and y differ in their index; y = y.loc[x.index] puts them in order.")
+            raise ValueError("pandas_input_fn: x and y have different indexes. Align them: y = y.loc[x.index].")
         labels = _columns(y) if hasattr(y, "columns") else _array(y)
     return _input_fn(_columns(x), labels, batch_size, num_epochs, bool(shuffle))
 
@@ -104,14 +108,14 @@ def classifier_parse_example_spec(
     """Return key -> feature spec for tf.io.parse_example: the features, label and weight of a classifier.
 
     Args:
-      feature_columns: the columns of the model.
-      label_key: key of the label, `[1]`.
-      label_dtype: int64 for ids, string for entries of a vocabulary.
-      label_default: the label of examples that have none; None: a missing label is an error.
-      weight_column: key of a feature, or a numeric_column; None: no weights.
+      feature_columns: the feature columns of the model.
+      label_key: key of the label, which is parsed as `[1]`.
+      label_dtype: int64 for class ids, string for entries of a vocabulary.
+      label_default: the label of examples without a label; None: such an example is an error.
+      weight_column: key of the weight, or a numeric_column; None: no weights.
 
     Raises:
-      ValueError: the label or weight is also a feature.
+      ValueError: the label or weight has the key of a feature, or weight_column has another type.
     """
     return _parse_spec(feature_columns, label_key, (1,), label_dtype, label_default, weight_column)
 
@@ -124,7 +128,9 @@ def regressor_parse_example_spec(
     label_dimension: int = 1,
     weight_column: Any = None,
 ) -> dict[str, Any]:
-    """Like `classifier_parse_example_spec`, for a regressor with float labels `[label_dimension]`."""
+    """Like `classifier_parse_example_spec`, but for a regressor: labels are parsed as `[label_dimension]`, by default
+    of float32.
+    """
     return _parse_spec(feature_columns, label_key, (label_dimension,), label_dtype, label_default, weight_column)
 
 
@@ -139,19 +145,19 @@ def _parse_spec(
     if isinstance(weight_column, str):
         weight_column = tf.feature_column.numeric_column(weight_column)
     if not hasattr(weight_column, "normalizer_fn"):
-        raise ValueError(f"weight_column is a key or a numeric_column, not {type(weight_column).__name__}.")
+        raise ValueError(f"weight_column must be a key or a numeric_column, not {type(weight_column).__name__}.")
     _check_new(spec, weight_column.key, "weight_column")
     return {**spec, **weight_column.parse_example_spec}
 
 
 def _check_new(spec: dict[str, Any], key: str, what: str) -> None:
     if key in spec:
-        raise ValueError(f"{what}={key!r} is read as a feature already: {', '.join(spec)}.")
+        raise ValueError(f"{what}={key!r} is also the key of a feature. The features are: {', '.join(spec)}.")
 
 
 def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `input_fn` so that the runner passes nothing to its `**kwargs` (such as a decorator's), as in
-    tf.estimator.
+    """Return a function like `input_fn` without its `**kwargs`, so that the runner passes only named arguments, as in
+    tf.estimator. A decorated input_fn often has `**kwargs` that it cannot handle.
     """
     try:
         signature = inspect.signature(input_fn)
@@ -186,7 +192,7 @@ def _input_fn(
 def _check_shuffle(shuffle: Any, name: str) -> None:
     if not isinstance(shuffle, bool | np.bool_):
         raise ValueError(
-            f"{name}(shuffle={shuffle!r}): say True (training) or False (evaluation, prediction); there is no default."
+            f"{name}(shuffle={shuffle!r}): shuffle is required: True for training, False for evaluation and prediction."
         )
 
 
@@ -199,8 +205,8 @@ def _columns(frame: Any) -> dict[str, np.ndarray]:
 
 
 def _array(series: Any) -> np.ndarray:
-    """Return the values of a Series `[examples]`. Text becomes bytes objects, because tf.convert_to_tensor refuses
-    pandas' own string types.
+    """Return the values of a Series as an array `[examples]`. Text becomes NumPy strings, because tf.convert_to_tensor
+    does not accept all string types of pandas.
     """
     values = series.to_numpy()
     return values.astype(str) if values.dtype == object else values

@@ -1,8 +1,8 @@
-"""The optimizers of Keras 2 that tf.estimator 2 trained with: the same updates, and the same names of their state.
+"""The Keras 2 optimizers with which tf.estimator 2 trained: the same updates, and the same variable names.
 
-They are `tf.compat.v1.train.Optimizer`s, because those of tf_keras refuse parameter servers and central storage, and
-the runner cannot weight a `train_op` of theirs by examples. The updates are those of `tf.keras.optimizers.legacy` in
-TensorFlow 2.15 (tests/classic/test_keras_named.py compares them).
+The classes are `tf.compat.v1.train.Optimizer`s. The optimizers of tf_keras do not support parameter servers and central
+storage, and the runner cannot weight replicas by their examples in a `train_op` of theirs. The updates are those of
+`tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/classic/test_keras_named.py compares them).
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ ops = tf.raw_ops
 
 
 class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
-    """The base class. Its settings are variables, such as `training/<name>/learning_rate`.
+    """Base class of the optimizers. Settings such as the learning rate are variables, `training/<name>/learning_rate`.
 
-    As in Keras 2, restoring a checkpoint also restores the settings that it was saved with. The arguments are those of
-    `defaults`, `name`, and `decay`, the decay of the learning rate per update. The learning rate is a number, or a
-    function from the step (a float scalar) to a float scalar.
+    As in Keras 2, restoring a checkpoint also restores the settings that it was saved with. The learning rate is a
+    number, or a function from the number of updates (a float scalar) to a float scalar.
+
+    Args:
+      name: name of the optimizer, which is part of variable names; None: the name of the class.
+      **given: the arguments in `defaults`, and `decay`: rate = learning_rate / (1 + decay * number of updates).
 
     Attributes:
-      operation: name of TensorFlow's op for the update, if one op computes it.
+      operation: name of TensorFlow's op for the update, such as "Adam" for ResourceApplyAdam.
       defaults: name of an argument -> its default.
       settings: the arguments that are variables, besides the learning rate and its decay.
-      slots: name of a slot -> argument of the op. Slots start at `initial_<slot>_value`, or else 0. A slot "momentum"
+      slots: name of a slot -> argument of the op. Slots start with `initial_<slot>_value`, or else 0. A slot "momentum"
         exists only if the momentum is not 0.
     """
 
@@ -54,7 +57,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         self._variables_by_name: dict[str, Any] = {}
 
     def count_by(self, counter: Any) -> None:
-        """Set the variable that counts updates; None: a variable of this optimizer, `training/<name>/iter`."""
+        """Set the variable that counts updates; None: this optimizer makes its own, `training/<name>/iter`."""
         self._counter = counter
 
     # --- methods that tf.compat.v1.train.Optimizer calls --------------------------------------------------------
@@ -69,7 +72,9 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
                     self._get_or_make_slot_with_initializer(variable, initializer, variable.shape, dtype, slot, slot)
 
     def _variable_scope(self) -> Any:
-        """Enter the variable scope `training/<name>`; a second optimizer of the same name gets `training/<name>_1`."""
+        """Return a context manager that enters the variable scope `training/<name>`, or `training/<name>_1` for the
+        second optimizer of a name.
+        """
         if self._scope is None:
             with v1.variable_scope(None, f"training/{self._name}", auxiliary_name_scope=False) as scope:
                 self._scope = scope.name
@@ -99,23 +104,23 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         return operation(**self._arguments(handle), grad=grad, indices=indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        """Return the arguments of the op except the gradient; subclasses add theirs."""
+        """Return the arguments of the op for `variable`, except the gradient. Subclasses add their own."""
         slots = {argument: self.get_slot(variable, slot).handle for slot, argument in self.slots.items()}
         return {"var": variable.handle, "lr": self.rate(variable), **slots}
 
     # --- values for the updates of subclasses -------------------------------------------------------------------
 
     def setting(self, name: str, like: Any) -> tf.Tensor:
-        """Return the value of a setting, a scalar in the dtype of `like`."""
+        """Return the value of a setting, a scalar with the dtype of the variable `like`."""
         return tf.cast(self._variables_by_name[name], like.dtype.base_dtype)
 
     def num_updates(self, like: Any) -> tf.Tensor:
-        """Return the number of updates before this one, a scalar in the dtype of `like`."""
+        """Return the number of updates before this one, a scalar with the dtype of the variable `like`."""
         counter = self._variables_by_name.get("iter", self._counter)
         return tf.cast(counter, like.dtype.base_dtype)
 
     def rate(self, like: Any) -> tf.Tensor:
-        """Return the learning rate of this update, a scalar in the dtype of `like`."""
+        """Return the learning rate of this update, a scalar with the dtype of the variable `like`."""
         if self._schedule is not None:
             rate = tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
         else:
@@ -123,7 +128,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         return rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
 
     def scale_rate(self, factor: tf.Tensor) -> None:
-        """Multiply the learning rate of this trace by a float scalar, for `train.warmup_steps` and the like."""
+        """Multiply the learning rate by the float scalar `factor`, for `train.warmup_steps` and the like."""
         self._factor = factor
 
     def epsilon(self, like: Any) -> tf.Tensor:
@@ -165,8 +170,8 @@ class Adagrad(KerasNamed):
 
 
 class Adam(KerasNamed):
-    """Adam, after Kingma and Ba, arXiv:1412.6980. A sparse gradient moves all rows, since the moments of all rows
-    decay.
+    """Adam, after Kingma and Ba, arXiv:1412.6980. With a sparse gradient, the moments of all rows decay, so all rows
+    are updated.
     """
 
     operation = "Adam"
@@ -211,7 +216,7 @@ class AmsgradAdam(Adam):
 
 
 class Adamax(Adam):
-    """Adamax, after Kingma and Ba, arXiv:1412.6980, section 7.1. A sparse gradient moves only its own rows."""
+    """Adamax, after Kingma and Ba, arXiv:1412.6980, section 7.1. A sparse gradient updates only its own rows."""
 
     operation = "AdaMax"
 

@@ -1,4 +1,4 @@
-"""The names of metrics and predictions, which scripts took from private modules of tf.estimator."""
+"""Names of metrics and predictions, which scripts import from private modules of tf.estimator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _THRESHOLD = "positive_threshold_%g"
 
 
 class MetricKeys:
-    """Keys of the results of `evaluate`; those with a `%` are format strings for the caller."""
+    """Keys in the results of `evaluate`. Those with a `%` are format strings: AUC_AT_CLASS % 3."""
 
     LOSS = "loss"
     LOSS_MEAN = "average_loss"
@@ -31,7 +31,7 @@ class MetricKeys:
 
 
 class PredictionKeys:
-    """Keys of the dicts that `predict` yields."""
+    """Keys in the dicts that `predict` yields."""
 
     CLASSES = "classes"
     CLASS_IDS = "class_ids"

@@ -1,4 +1,4 @@
-"""`model_to_estimator`, which makes an Estimator from a compiled Keras model, of Keras 3 or tf_keras."""
+"""`model_to_estimator`, which makes an Estimator from a compiled model of Keras 3 or tf_keras."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def model_to_estimator(
 ) -> Estimator:
     """Return an Estimator that trains as `keras_model.fit` would, under any strategy.
 
-    The Estimator starts from the model's current weights, if it is built. They are written to `model_dir/keras`, which
-    an evaluation before any training uses. The optimizer starts with fresh state. The given model is not changed. If
-    input_fn yields features as a dict `{"features": .., "sample_weights": ..}`, the sample weights weight the losses
-    and the `weighted_metrics`.
+    The Estimator starts from the current weights of the model, if the model is built. It writes them to the checkpoint
+    `model_dir/keras/keras_model.ckpt`, which is also evaluated if no training came first. The optimizer starts with
+    fresh state. `keras_model` itself is not changed. If input_fn yields features as a dict
+    `{"features": .., "sample_weights": ..}`, the sample weights apply to the losses and the `weighted_metrics`.
 
     Args:
       keras_model: a compiled model: functional, sequential, or of a class with `get_config` and `from_config`.
-      keras_model_path: path of a saved model, in place of keras_model; `tf.keras` loads it, with `custom_objects`.
-      custom_objects: name -> class or function, for loading.
+      keras_model_path: path of a saved model, instead of keras_model; it is loaded with `tf.keras.models.load_model`.
+      custom_objects: name -> class or function, for loading keras_model_path.
       model_dir: as in `Estimator`.
-      config: a RunConfig of tf.estimator or of the runner.
-      checkpoint_format: "checkpoint" or "saver", the format in which 2.15 wrote; checkpoints of both resume here. New
-        checkpoints have the format "saver", whose keys are variable names.
-      metric_names_map: name of a metric in Keras -> its name in the results.
+      config: a RunConfig of tf.estimator or of the runner; None: `tf.estimator.RunConfig()`.
+      checkpoint_format: ignored. New checkpoints have variable names as keys ("saver"); a model_dir of TensorFlow 2.15
+        can be resumed in this format and in the format "checkpoint".
+      metric_names_map: name of a metric in Keras -> its name in the results of evaluations.
       export_outputs: signature name -> `tf.estimator.export.ExportOutput`; None: the predictions.
 
     Raises:
@@ -64,9 +64,11 @@ def model_to_estimator(
         be rebuilt from its config.
     """
     if (keras_model is None) == (keras_model_path is None):
-        raise ValueError("model_to_estimator: set either keras_model or keras_model_path.")
+        raise ValueError("model_to_estimator: give exactly one of keras_model and keras_model_path.")
     if checkpoint_format not in _FORMATS:
-        raise ValueError(f"model_to_estimator(checkpoint_format={checkpoint_format!r}): 'checkpoint' or 'saver'.")
+        raise ValueError(
+            f"model_to_estimator(checkpoint_format={checkpoint_format!r}): it must be 'checkpoint', 'saver' or None."
+        )
     if keras_model_path is not None:
         keras_model = tf.keras.models.load_model(os.fspath(keras_model_path), custom_objects=dict(custom_objects or {}))
     family = _family_of(keras_model)
@@ -81,9 +83,9 @@ def model_to_estimator(
 
 
 def _has_state_of_keras(model_dir: str) -> bool:
-    """Report whether there is a checkpoint without optimizer state under tf.estimator's names.
+    """Report whether the latest checkpoint has no optimizer state under tf.estimator's names, `training/...`.
 
-    Early versions of the runner wrote such checkpoints; their runs resume with Keras's own optimizer.
+    Early versions of the runner wrote such checkpoints. Their runs resume with Keras's own optimizer.
     """
     latest = latest_checkpoint(model_dir)
     return latest is not None and not any(name.startswith("training/") for name in Reader(latest).names())
@@ -112,8 +114,8 @@ class _KerasEstimator(Estimator):
             yield
 
     def _write_weights(self, model: Model) -> None:
-        """Write a checkpoint of step 0, from which the traced `model` can be restored. The chief writes it for all
-        workers.
+        """Write a checkpoint with the weights of the Keras model, from which the traced `model` can be restored. The
+        chief writes it; all workers call this together.
         """
         path = Path(self.model_dir, _WEIGHTS)
         values = {**model.values(), **self._template.weights}
@@ -124,7 +126,7 @@ class _KerasEstimator(Estimator):
 
 
 class _Template:
-    """A Keras model that is rebuilt in each trace."""
+    """A Keras model, of which each trace builds a copy."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class _Template:
         if self._optimizer is not None:  # `compile` requires an optimizer; this one makes no variables
             self._compile_with["optimizer"] = family.keras.optimizers.legacy.SGD
         self.weights: dict[str, np.ndarray] = {}
-        """Name in the trace -> value in the given model; known once a model has been built in a trace."""
+        """Variable name in a trace -> value in the given model; {} until a copy has been built."""
 
     def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         features, sample_weights = _split(features)
@@ -169,16 +171,16 @@ class _Template:
         return optimizer
 
     def _rebuilt(self) -> Any:
-        """Return a model like the given one, with its own variables."""
+        """Return a copy of the given model with new variables."""
         if isinstance(self._model, self._family.of_layers):
             return self._family.clone(self._model)
         try:
             return type(self._model).from_config(self._model.get_config())
         except (NotImplementedError, TypeError) as error:
             raise ValueError(
-                f"model_to_estimator: a {type(self._model).__name__} cannot be built again from its config: "
-                f"{' '.join(str(error).split())} Give the class get_config and from_config, or build it inside a "
-                "model_fn that returns it."
+                f"model_to_estimator: a {type(self._model).__name__} cannot be rebuilt from its config: "
+                f"{' '.join(str(error).split())} Define get_config and from_config in the class, or build the model "
+                "in a model_fn."
             ) from error
 
     def _note_weights(self, model: Any) -> None:
@@ -187,9 +189,9 @@ class _Template:
         ours, theirs = list(model.weights), list(self._model.weights)
         if [tuple(one.shape) for one in ours] != [tuple(one.shape) for one in theirs]:
             raise ValueError(
-                f"model_to_estimator: {self._model.name!r} has other weights when it is rebuilt: "
-                f"{[tuple(one.shape) for one in ours]} instead of {[tuple(one.shape) for one in theirs]}. Call it on "
-                "a batch first, so that all weights exist."
+                f"model_to_estimator: when {self._model.name!r} is rebuilt, its weights have the shapes "
+                f"{[tuple(one.shape) for one in ours]} instead of {[tuple(one.shape) for one in theirs]}. Call the "
+                "model on a batch first, so that all weights exist."
             )
         with tf.init_scope():
             values = {self._family.name(one): np.array(other) for one, other in zip(ours, theirs, strict=True)}
@@ -217,21 +219,23 @@ class _Family:
         return contextlib.nullcontext()
 
     def name(self, weight: Any) -> str:
-        """Return the name of a weight in the checkpoint."""
+        """Return the name that a weight has in the checkpoint."""
         return str(weight.value.name).partition(":")[0]
 
     def optimizer_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Any] | None:
-        """Return a function that makes the optimizer that tf.estimator used for this model; None: use the model's own.
+        """Return a function that makes the optimizer with which tf.estimator trained this model. None: the model's own
+        optimizer is used.
 
         Args:
-          model: compiled.
+          model: a compiled model.
           among_all: as in `clipped_as_before`.
         """
         return None
 
     def clone(self, model: Any) -> Any:
-        """Return a model with the same layers; it is not compiled."""
-        with mock.patch.object(model, "compiled", False):  # or clone_model would compile it, from eager values
+        """Return an uncompiled model with copies of the layers."""
+        # clone_model would also copy the compilation, which reads eager values.
+        with mock.patch.object(model, "compiled", False):
             return self.keras.models.clone_model(model, clone_function=self._cloned)
 
     def _cloned(self, layer: Any) -> Any:
@@ -243,8 +247,8 @@ class _Family:
 class _Keras2(_Family):
     """The differences of tf_keras.
 
-    tf.estimator trained such models with the optimizers that are now `optimizers.legacy`, whatever class they were
-    compiled with. The runner does the same, because its checkpoints have their state under those names.
+    tf.estimator trained such models with the optimizers that are now in `optimizers.legacy`, even if they were compiled
+    with another class. The runner does so, too, because tf.estimator's checkpoints have the names of their variables.
     """
 
     loss_takes_training = False
@@ -273,18 +277,18 @@ def _family_of(model: Any) -> _Family:
 
 
 def _split(features: Any) -> tuple[Any, Any]:
-    """Return (features, sample weights; None: none) from what an input_fn for a Keras model yields."""
+    """Return (features, sample weights or None) from the features that an input_fn for a Keras model yields."""
     if isinstance(features, Mapping) and set(features) == {"features", "sample_weights"}:
         return features["features"], features["sample_weights"]
     return features, None
 
 
 def _named(model: Any, features: Any) -> Any:
-    """Return the features that the model's inputs name, in their order, if features are a dict; else the features
-    unchanged.
+    """Return the features in the form in which the model takes its inputs. Those of a dict are chosen by the names of
+    the inputs; other features are returned unchanged.
 
     Raises:
-      ValueError: the dict has no feature of an input's name.
+      ValueError: the dict lacks the name of an input.
     """
     inputs = getattr(model, "inputs", None)
     if not isinstance(features, Mapping) or not inputs:
@@ -293,8 +297,8 @@ def _named(model: Any, features: Any) -> Any:
     missing = [name for name in names if name not in features]
     if missing:
         raise ValueError(
-            f"model_to_estimator: {model.name!r} has the inputs {', '.join(names)}; input_fn gives "
-            f"{', '.join(map(str, features))}. Name its features as the inputs, or give a tensor."
+            f"model_to_estimator: {model.name!r} has the inputs {', '.join(names)}, but input_fn returns the features "
+            f"{', '.join(map(str, features))}. Give the features the names of the inputs."
         )
     given = {name: features[name] for name in names}
     if len(names) == 1:
@@ -309,7 +313,7 @@ def _output_names(model: Any, outputs: Any) -> list[str]:
 
 
 def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:
-    """Return argument of `compile` -> a function that makes its value again, with fresh state."""
+    """Return argument of `compile` -> function that makes a new value for it, with fresh state."""
     given = {**keras_models.compile_arguments(model), "optimizer": model.optimizer}
     renewed, kept = ("optimizer", "metrics", "weighted_metrics"), ("loss", "loss_weights")
     return {
@@ -320,8 +324,8 @@ def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _recipe(nest: Any) -> Callable[[], Any]:
-    """Return a function that makes a nest's optimizers and metrics again; other values are reused. Configs are read
-    now.
+    """Return a function that returns a copy of `nest` in which optimizers and metrics are new objects, made from their
+    present configs. Other values are reused.
     """
     if isinstance(nest, Mapping):
         inner = {name: _recipe(one) for name, one in nest.items()}
@@ -335,8 +339,8 @@ def _recipe(nest: Any) -> Callable[[], Any]:
 
 
 def _without_number(kind: type, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without a numbered name such as `sgd_1`, which Keras 3 gives to the second SGD of a process:
-    optimizer variables are named after it.
+    """Return a config without its name if that is numbered, such as `sgd_1`. Keras 3 gives this name to the second SGD
+    of a process, and it would become part of variable names.
     """
     name = str(config.get("name"))
     base, _, number = name.rpartition("_")

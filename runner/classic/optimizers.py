@@ -1,8 +1,8 @@
-"""The optimizers of premade estimators and heads, given by name or as an optimizer object.
+"""Make the optimizers of premade estimators and heads, which users give by name or as an object.
 
-tf.estimator 2 trained with Keras 2 optimizers, and its checkpoints keep their state under special names:
-`training/Adagrad/<variable>/accumulator`, `training/Adagrad/learning_rate`. The optimizers of `keras2_optimizers` have
-the same updates and state, and work with every strategy and with the runner's weighting of replicas.
+tf.estimator 2 trained with Keras 2 optimizers. Its checkpoints have names such as
+`training/Adagrad/<variable>/accumulator` and `training/Adagrad/learning_rate`. The optimizers of `keras2_optimizers`
+have the same updates and names, and work with every strategy and with the runner's weighting of replicas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ v1 = tf.compat.v1
 _BY_NAME: Mapping[str, Any] = {
     "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD,
 }  # fmt: skip
-# Only for Keras models: Keras class -> (the setting that must be on, the optimizer).
+# Name of a Keras class -> (setting that must be on or None, the optimizer); used only by model_to_estimator.
 _OF_MODELS: Mapping[str, tuple[str | None, Any]] = {
     "Adadelta": (None, Adadelta), "Adamax": (None, Adamax),
     "Adam": ("amsgrad", AmsgradAdam), "RMSprop": ("centered", CenteredRMSprop),
@@ -45,7 +45,8 @@ _V1_BY_NAME = {
     "SGD": v1.train.GradientDescentOptimizer,
 }
 _CLIPS = ("clipvalue", "clipnorm", "global_clipnorm")  # in the order in which Keras clips
-# Settings of a Keras optimizer that do not change its updates, and those that a KerasNamed cannot have turned on.
+# _WITHOUT_MEANING: settings of a Keras optimizer that do not change its updates. _DEFAULTS: settings that a KerasNamed
+# does not have -> the value with which they change nothing.
 _WITHOUT_MEANING = {"name", "is_legacy_optimizer", "jit_compile", "ema_momentum", "ema_overwrite_frequency"}
 _DEFAULTS: Mapping[str, Any] = {"amsgrad": False, "centered": False, "l2_shrinkage_regularization_strength": 0.0}
 
@@ -59,16 +60,16 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
       learning_rate: used with a name; None: Keras's default, 0.001 (0.01 for SGD).
 
     Raises:
-      ValueError: there is no optimizer of that name, or `given` is none of these, or has settings that need variables
-        of their own and was not given as a function.
+      ValueError: there is no optimizer of that name; `given` has another type; or `given` is an optimizer that has no
+        counterpart in `keras2_optimizers`, and is not a function that makes a Keras 3 optimizer.
     """
     if isinstance(given, str):
         if given not in _BY_NAME:
-            raise ValueError(f"optimizer={given!r}: the names are {', '.join(_BY_NAME)}; or give an optimizer.")
+            raise ValueError(f"optimizer={given!r} is unknown. Use {', '.join(_BY_NAME)}, or an optimizer object.")
         return _BY_NAME[given](**({} if learning_rate is None else {"learning_rate": learning_rate}))
     made = made_apart(given) if _is_function(given) else given
     if isinstance(made, v1.train.Optimizer):
-        return made if made is not given else copy.deepcopy(made)  # the given one would keep the slots of this trace
+        return made if made is not given else copy.deepcopy(made)  # `given` itself would keep the slots of this trace
     if not hasattr(made, "get_config"):
         raise ValueError(
             f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
@@ -79,27 +80,27 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         return found
     if not _is_function(given) or not hasattr(made, "apply"):
         raise ValueError(
-            f"optimizer={type(made).__module__}.{type(made).__name__} has settings that need variables of its own. "
-            "Give a function that makes it, optimizer=lambda: keras.optimizers.Adam(..., clipnorm=1.0), of Keras 3."
+            f"optimizer={type(made).__module__}.{type(made).__name__}: this class or its settings are only supported "
+            "as a function that makes a Keras 3 optimizer: optimizer=lambda: keras.optimizers.Adam(..., clipnorm=1.0)."
         )
-    return given()  # make it again: these variables belong to the model
+    return given()  # called again, so that the variables of this optimizer belong to the model
 
 
 def v1_optimizer_of(given: Any, learning_rate: float) -> Any:
-    """Like `optimizer_of`, for tf.compat.v1.estimator: a name means an optimizer of tf.compat.v1.train."""
+    """Like `optimizer_of`, but a name means an optimizer of tf.compat.v1.train. Used by tf.compat.v1.estimator."""
     if isinstance(given, str) and given in _V1_BY_NAME:
         return _V1_BY_NAME[given](learning_rate)
     return optimizer_of(given)
 
 
 def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = None, *, counts: bool = True) -> Any:
-    """Build the operation that updates `variables` once (None: all trainable variables) and return it.
+    """Return an operation that updates variables once.
 
     Args:
       optimizer: a result of `optimizer_of`.
       loss: float scalar.
-      variables: the variables to update.
-      counts: also advance the global step; otherwise the optimizer counts its updates in its own variable.
+      variables: the variables to update; None: all trainable variables.
+      counts: also advance the global step. False: the optimizer counts its updates in a variable of its own.
     """
     variables = [_plain(one) for one in variables or v1.trainable_variables()]
     global_step = v1.train.get_global_step()
@@ -119,12 +120,12 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
 
 
 class Clipped:
-    """An optimizer of `keras2_optimizers` that clips the gradients first, for `EstimatorSpec(optimizer=)`. The runner
-    calls it with the gradients of the global batch.
+    """Clips gradients and applies them with an optimizer of `keras2_optimizers`. For `EstimatorSpec(optimizer=)`: the
+    runner calls it with the gradients of the global batch.
 
     Args:
       optimizer: applies the clipped gradients.
-      given: the Keras optimizer whose `clipvalue`, `clipnorm` or `global_clipnorm` is used.
+      given: the Keras optimizer that has the limits: `clipvalue`, `clipnorm`, `global_clipnorm`.
     """
 
     def __init__(self, optimizer: KerasNamed, given: Any) -> None:
@@ -145,12 +146,12 @@ class Clipped:
 
 
 def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
-    """Return a function that makes, in each trace, tf.estimator's counterpart of a Keras optimizer; None as for
-    `named_as_before`.
+    """Return a function that makes the counterpart of a Keras optimizer in `keras2_optimizers`, with its clipping.
+    None if there is no counterpart that supports its settings.
 
     Args:
       optimizer: an optimizer of Keras 3 or tf_keras.
-      among_all: also consider optimizers that tf.estimator used for Keras models only, such as Adadelta.
+      among_all: also consider optimizers that tf.estimator supported only in Keras models, such as Adadelta.
     """
     named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
     setting, kind = _OF_MODELS.get(type(optimizer).__name__, (None, None))
@@ -164,12 +165,13 @@ def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] |
 
 
 def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = None) -> Any:
-    """Return tf.estimator's counterpart of a Keras optimizer; None if there is none that supports its settings.
+    """Return the counterpart of a Keras optimizer in `keras2_optimizers`, with the same settings. None if there is no
+    counterpart that supports them.
 
     Args:
-      optimizer: an optimizer of Keras 3 or tf_keras; its settings are read now.
-      ignored: settings that the caller handles.
-      kind: class of the result; None: the class with the optimizer's name.
+      optimizer: an optimizer of Keras 3 or tf_keras.
+      ignored: names of settings that the caller handles.
+      kind: class of the result; None: the class with the name of the optimizer's class.
     """
     kind = kind or {one.__name__: one for one in _BY_NAME.values()}.get(type(optimizer).__name__)
     if kind is None:
@@ -185,7 +187,7 @@ def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = N
         arguments["learning_rate"] = rate
     name = type(optimizer).__name__
     if str(settings.get("name")).lower() == name.lower():
-        arguments["name"] = name  # Keras 3 writes it in lower case
+        arguments["name"] = name  # Keras 3 has the default name in lower case
     return kind(**arguments)
 
 

@@ -104,7 +104,7 @@ def test_arguments_without_effect_are_said(tmp_path: Path, caplog: pytest.LogCap
 def test_an_evaluator_and_a_parameter_server_do_not_train(kind: str, tmp_path: Path) -> None:
     cluster = f'"chief": ["a:1"], "{kind}": ["b:2"]'
     config = RunConfig(tf_config=f'{{"cluster": {{{cluster}}}, "task": {{"type": "{kind}", "index": 0}}}}')
-    with pytest.raises(ValueError, match=f"TF_CONFIG says that this process is the {kind}, which does not train"):
+    with pytest.raises(ValueError, match=f"in TF_CONFIG, this process is the {kind}, which does not train"):
         Estimator(dense, str(tmp_path), config).train(batches(), steps=1)
 
 

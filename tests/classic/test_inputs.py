@@ -68,8 +68,8 @@ def test_columns_of_a_frame_are_features() -> None:
     [
         (lambda: numpy_input_fn(np.arange(3)), ValueError, "shuffle=None"),
         (lambda: numpy_input_fn(np.arange(3), shuffle="no"), ValueError, "shuffle='no'"),
-        (lambda: numpy_input_fn([1, 2], shuffle=True), TypeError, "it must be an array or a dict of arrays"),
-        (lambda: numpy_input_fn({}, shuffle=True), ValueError, "it is empty"),
+        (lambda: numpy_input_fn([1, 2], shuffle=True), TypeError, "x must be an array or a dict of arrays"),
+        (lambda: numpy_input_fn({}, shuffle=True), ValueError, "x is empty"),
         (lambda: numpy_input_fn(np.arange(3), {}, shuffle=True), ValueError, "there are no labels"),
         (lambda: numpy_input_fn({"a": np.arange(3), "b": np.arange(2)}, shuffle=True), ValueError,
          r"x\['a'\] 3, x\['b'\] 2"),
@@ -79,7 +79,7 @@ def test_columns_of_a_frame_are_features() -> None:
         (lambda: pandas_input_fn(pd.DataFrame({"target": [1]}), pd.Series([1]), shuffle=True), ValueError,
          "a column 'target'"),
         (lambda: pandas_input_fn(pd.DataFrame({"a": [1]}), pd.Series([1], index=[3]), shuffle=True), ValueError,
-         "differ in their index"),
+         "have different indexes"),
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], message: str) -> None:

@@ -151,7 +151,7 @@ def test_variables_features_predictions_and_metrics_have_their_names(family: Any
     assert not [name for name in estimator.get_variable_names() if "total" in name or "count" in name]
     assert {*estimator.evaluate(batches())} == {"loss", "error", "squares", "global_step"}
     assert [*next(iter(estimator.predict(batches())))] == ["y"]
-    with pytest.raises(ValueError, match="'.*' has the inputs x; input_fn gives z"):
+    with pytest.raises(ValueError, match="'.*' has the inputs x, but input_fn returns the features z"):
         estimator.train(batches(x={"z": X}), steps=1)
 
 
@@ -240,9 +240,9 @@ class WithoutConfig(keras.Model):
 
 def test_what_cannot_be_is_refused(family: Any, tmp_path: Path) -> None:
     model = build(family)
-    with pytest.raises(ValueError, match="set either keras_model or keras_model_path"):
+    with pytest.raises(ValueError, match="give exactly one of keras_model and keras_model_path"):
         model_to_estimator(model, tmp_path)
-    with pytest.raises(ValueError, match="set either keras_model or keras_model_path"):
+    with pytest.raises(ValueError, match="give exactly one of keras_model and keras_model_path"):
         model_to_estimator()
     with pytest.raises(ValueError, match="checkpoint_format='h5'"):
         model_to_estimator(model, checkpoint_format="h5")
@@ -256,7 +256,7 @@ def test_a_class_without_a_config_is_refused(tmp_path: Path) -> None:
     model = WithoutConfig(np.tanh)
     model(X[:1])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="a WithoutConfig cannot be built again from its config: .* build it inside a"):
+    with pytest.raises(ValueError, match="a WithoutConfig cannot be rebuilt from its config: .* build the model in a"):
         model_to_estimator(model, model_dir=tmp_path).train(batches())
 
 

@@ -209,7 +209,7 @@ def test_added_metrics_come_with_those_of_the_head(classifier: Any) -> None:
     plain, found = classifier.evaluate(with_names), add_metrics(classifier, more).evaluate(with_names)
     assert found["mean_age"] == pytest.approx(premade_cases.data()["age"].mean(), rel=1e-6)
     assert {name: found[name] for name in plain} == pytest.approx(plain)
-    with pytest.raises(ValueError, match="metric_fn takes logits; it may take features, labels, predictions, config"):
+    with pytest.raises(ValueError, match="metric_fn declares logits, but only features, labels, predictions, config"):
         add_metrics(classifier, lambda logits: {})
 
 
@@ -253,7 +253,7 @@ def test_parse_specs_hold_features_label_and_weight() -> None:
     assert spec["y"] == tf.io.FixedLenFeature((1,), tf.int64, 0)
     spec = inputs.regressor_parse_example_spec([x], "y", label_dimension=3)
     assert spec["y"] == tf.io.FixedLenFeature((3,), tf.float32, None)
-    with pytest.raises(ValueError, match="label_key='x' is read as a feature already"):
+    with pytest.raises(ValueError, match="label_key='x' is also the key of a feature"):
         inputs.regressor_parse_example_spec([x], "x")
 
 
