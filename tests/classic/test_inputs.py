@@ -77,7 +77,7 @@ def test_columns_of_a_frame_are_features() -> None:
         (lambda: pandas_input_fn(pd.DataFrame({"a": [1]})), ValueError, "shuffle=None"),
         (lambda: pandas_input_fn({"a": [1]}, shuffle=True), TypeError, "must be a DataFrame"),
         (lambda: pandas_input_fn(pd.DataFrame({"target": [1]}), pd.Series([1]), shuffle=True), ValueError,
-         "a column 'target'"),
+         "target_column='target'.*x has a column of that name"),
         (lambda: pandas_input_fn(pd.DataFrame({"a": [1]}), pd.Series([1], index=[3]), shuffle=True), ValueError,
          "have different indexes"),
     ],
