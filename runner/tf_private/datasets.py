@@ -1,6 +1,4 @@
-"""Private properties of tf.data pipelines: their randomness, parallelism and buffers, and the time that elements
-take.
-"""
+"""Private properties of tf.data pipelines: their randomness, parallelism and buffers, and the time per element."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _FROM_OUTSIDE = ("PyFunc", "ReadVariable", "Dequeue")
 
 
 def stages(dataset: Any) -> list[Any]:
-    """Return the dataset and all its input datasets, itself first, except datasets that its functions make.
+    """Return the dataset and all its input datasets, itself first, but not the datasets that its functions create.
 
     Private: `DatasetV2._inputs`, and `DatasetV1Adapter._dataset`, which wraps a dataset.
 
@@ -51,7 +49,7 @@ def has_state(dataset: Any) -> bool:
 
 
 def external_state_policy(iterator: Any) -> tf.data.experimental.ExternalStatePolicy | None:
-    """Return what the options of the iterator's dataset say of state that cannot be saved; None: nothing.
+    """Return what the options of the iterator's dataset say about state that cannot be saved; None: nothing is known.
 
     Private: `OwnedIterator._dataset`. When it moves: None.
     """
@@ -88,8 +86,9 @@ def may_change_meanwhile(dataset: Any) -> bool:
 
 
 def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
-    """Return the reason why another process with the same dataset may read other elements, also if unknown; None: it
-    reads the same.
+    """Return why another process with the same dataset might read other elements; None: it reads the same.
+
+    If that cannot be found out, a reason is returned, too.
 
     Private: `_seed` and `_seed2` of random datasets; `_deterministic` of parallel ones, as passed to the operation;
     `_functions`. When they move: the answer is always "unknown".
@@ -101,7 +100,7 @@ def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
             return "its options say deterministic=False"
         return next(filter(None, reasons), None)
     except (AttributeError, TypeError, tf.errors.OpError) as error:
-        return f"nobody knows what it draws ({error})"
+        return f"it is not known what it draws ({error})"
 
 
 def _why_not(one: Any) -> str | None:
@@ -109,7 +108,7 @@ def _why_not(one: Any) -> str | None:
     if hasattr(one, "_seed") and not (int(one._seed) or int(one._seed2)):
         return f"{name} has no seed"
     if not hasattr(one, "_seed") and ("Shuffle" in name or "Random" in name):
-        return f"nobody knows the seed of {name}"
+        return f"the seed of {name} is not known"
     order = getattr(one, "_deterministic", None)
     if order is None and any(word in name for word in _UNKNOWN_ORDER):
         order = _order_in_graph(one)
@@ -161,9 +160,9 @@ def _may_draw(node: Any, body: Mapping[str, Any]) -> bool:
 
 
 def _has_seed(node: Any, body: Mapping[str, Any]) -> bool:
-    """Report whether a node of `body` shuffles by seeds that are known not to be two zeros, with which it draws one.
+    """Report whether a node of `body` shuffles by seeds that are known not to be two zeros.
 
-    What tf.data is given as a seed comes from a Select that replaces two zeros.
+    With two zeros tf.data draws a seed itself. A seed that a user gives comes from a Select that replaces two zeros.
     """
     if node.op not in ("ShuffleDataset", "ShuffleDatasetV3"):
         return False
@@ -176,9 +175,9 @@ def _has_seed(node: Any, body: Mapping[str, Any]) -> bool:
 
 
 def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
-    """Return a dataset of the elements of `iterator` that adds the seconds that each took to `secs`, a float scalar.
+    """Return a dataset of the elements of `iterator`, which adds the seconds that each element took to `secs`.
 
-    It never fetches an element before it is asked for one.
+    `secs` is a float scalar. An element is fetched only when it is asked for.
 
     Private: `structure`, which flattens elements to the tensors of tf.data. When it moves: `Dataset.map` over
     `get_next_as_optional()`, `take_while` and `map`, which cost 220 us per element instead of 40 (TensorFlow 2.21),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import tensorflow as tf
 
 PART_BYTES = 64 << 20
-"""How much of a checkpoint is read at once; a larger tensor is read alone."""
+"""Bytes of a checkpoint that are read at once; a larger tensor is read alone."""
 
 _T = TypeVar("_T")
 
@@ -56,9 +56,9 @@ def write_bundle(path: Path, tensors: Mapping[str, Any]) -> None:
 
 
 def write_in_parts(path: Path, parts: Iterator[Sequence[Entry]]) -> None:
-    """Write one bundle of entries that come in parts; each part is freed before the next one is requested."""
+    """Write one bundle of entries that come in parts. Each part is freed before the next one is requested."""
     with tf.init_scope():
-        # By map, since a loop variable would keep a part alive while the next one is made.
+        # `map`, not a loop: a loop variable would keep a part in memory while the next one is made.
         _merge(path, map(functools.partial(_write, "CPU:0"), parts, _prefixes(path)))
 
 

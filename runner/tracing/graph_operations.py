@@ -42,12 +42,12 @@ def is_assignment(operation: tf.Operation) -> bool:
 
 
 def changes_state(operation: tf.Operation) -> bool:
-    """Report whether the operation does more to a resource than read it."""
+    """Report whether the operation does something to a resource other than reading it."""
     return operation.type not in _READS and any(tensor.dtype == tf.resource for tensor in operation.inputs)
 
 
 def has_effect(operation: tf.Operation) -> bool:
-    """Report whether tf.function would run the operation for its effect: it is stateful and not just a source of
+    """Report whether tf.function would run the operation for its effect: it is stateful and more than a source of
     values.
     """
     pure = operation.type in _READS or operation.type in _SOURCES or operation.type in KERNEL_RANDOM

@@ -1,9 +1,9 @@
-"""`run.debug=nan`: find the operation of a step that made the first value that is not finite.
+"""`run.debug=nan`: find the operation of a step that computed the first value that is not finite.
 
-Each part of a trace that runs also computes, for every floating-point tensor used in it, whether it is finite, infinite
-or has a NaN. The step fails if a value that is not finite reaches the loss or changes a variable. Going back from there
-to an operation whose inputs were all finite finds the culprit. A mask of -inf, or a NaN that `tf.where` drops, is
-therefore not an error.
+Each part of a trace that runs also computes, for every floating-point tensor used in it, whether the tensor is finite,
+infinite or has a NaN. The step fails if a value that is not finite reaches the loss or changes a variable. The cause is
+then found by going back from there to an operation whose inputs were all finite. A mask of -inf, or a NaN that
+`tf.where` drops, is therefore not an error.
 
 `tf.debugging.enable_check_numerics` (TensorFlow 2.21) fails at any such value, does not see the operations of gradients
 inside `wrap_function`, and names an operation after the first bad one.
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class NotFiniteError(tf.compat.v1.train.NanLossDuringTrainingError):
-    """A value that is not finite reached the loss or a variable; the message names the operation that made it."""
+    """A value that is not finite reached the loss or a variable; the message names the operation that computed it."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -119,10 +119,12 @@ def _error_of(checked: _Checked, states: str) -> NotFiniteError:
     first = min((ref for ref, bad in behind.items() if not bad), key=lambda ref: places[ref]).deref()
     what, operation = _KINDS[state[first.ref()]], first.op
     if operation.type == "Placeholder":
-        return NotFiniteError(f"the input holds {what}: {operation.name}, {first.dtype.name} {first.shape}.")
+        return NotFiniteError(f"the input contains {what}: {operation.name}, {first.dtype.name} {first.shape}.")
     inputs = ", ".join(f"{one.name} {one.shape}" for one in operation.inputs) or "none"
     source = _made_by_user(operation)
-    error = NotFiniteError(f"operation {operation.name!r} ({operation.type}) made {what} of finite inputs ({inputs}).")
+    error = NotFiniteError(
+        f"operation {operation.name!r} ({operation.type}) made {what} from finite inputs ({inputs})."
+    )
     if source is not None:
         place = "made" if source is operation else f"a part of the gradient of {source.name!r} ({source.type}), made"
         for note in (place, *(f"in {frame}" for frame in _frames_of(source))):
@@ -148,7 +150,7 @@ def _made_by_user(operation: tf.Operation) -> tf.Operation | None:
 
 
 def _is_gradient(operation: tf.Operation) -> bool:
-    """Report whether tf.gradients or a tape made it, by their name scopes."""
+    """Report whether tf.gradients or a tape created the operation, judging by the names of its scopes."""
     return re.search(r"(^|/)(gradients(_\d+)?|gradient_tape)/", operation.name) is not None
 
 

@@ -20,7 +20,7 @@ Entry = tuple[str, str, tf.DType]
 """(key of a tensor in a checkpoint, slice of its rows, dtype)."""
 
 Rows = tuple[int, int]
-"""(first row of a part, row after its last)."""
+"""(first row of a part, row after the last one of the part)."""
 
 
 class PartitionedVariable:
@@ -46,7 +46,7 @@ class UnreadableVariableError(RuntimeError):
     """A checkpoint was damaged or removed while its variables were read.
 
     Attributes:
-      is_clear: the text says all: the traceback, which is the engine's, is not shown with it.
+      is_clear: True: the text says enough, so no traceback is shown.
     """
 
     is_clear = True
@@ -55,8 +55,8 @@ class UnreadableVariableError(RuntimeError):
         why = error.message.partition(" [Op:")[0].rpartition("}} ")[2]
         super().__init__(
             f"{', '.join(map(repr, keys))} in checkpoint {path} cannot be read: {type(error).__name__}: {why}. It was "
-            "damaged or removed. Start again, which takes the newest checkpoint that is whole, or name another. "
-            "Nothing is trained with the variables that were read before."
+            "damaged or removed. Run the command again to use the newest undamaged checkpoint, or name another one. "
+            "No training step was taken with the variables that had been read."
         )
 
 
@@ -74,7 +74,7 @@ def assign(variable: Any, value: Any) -> None:
     if not isinstance(variable, PartitionedVariable):
         with _where(variable):
             if size_of(variable) >= LARGE:
-                share_on_read(variable)  # else the variable would copy the value instead of using its buffer
+                share_on_read(variable)  # otherwise the variable would copy the value instead of using its buffer
             variable.assign(value)
         return
     if not isinstance(value, tuple):
@@ -84,10 +84,9 @@ def assign(variable: Any, value: Any) -> None:
 
 
 def value_of(variable: Any) -> Any:
-    """Return the value of a variable, a tensor of its shape; for one partitioned by rows a tuple with that of each
-    part.
+    """Return the value of a variable, a tensor of its shape. A value on a parameter server stays there.
 
-    A value on a parameter server stays there.
+    For a variable partitioned by rows, return a tuple with the value of each part.
     """
     if isinstance(variable, PartitionedVariable):
         values = tuple(value_of(part) for part in variable.parts)
@@ -205,11 +204,11 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
 
 
 def _read(path: str, place: str, entries: Sequence[Entry]) -> list[tf.Tensor]:
-    """Return what `read_entries` does. Raises: UnreadableVariableError."""
+    """Read entries like `read_entries`. Raises: UnreadableVariableError."""
     try:
         return tensor_bundle.read_entries(path, place, entries)
     except tf.errors.OpError as error:
-        # No fault of the file: the server that was to read is gone, or there is no memory.
+        # The file is not at fault: the server that was to read it is gone, or there is no memory.
         if type(error).__name__ in OF_A_LOST_PEER or isinstance(error, tf.errors.ResourceExhaustedError):
             raise
         # TensorFlow names the file and not the tensor.
@@ -280,7 +279,7 @@ class Unpartitioned:
     """The placement without parameter servers: no variable is partitioned."""
 
     def parts(self, spec: VariableSpec) -> Sequence[Rows]:
-        """Return the rows of each part of a variable; empty: it is not partitioned."""
+        """Return the rows of each part of a variable; an empty sequence: it is not partitioned."""
         return ()
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
@@ -289,8 +288,10 @@ class Unpartitioned:
 
 
 class ParameterServers:
-    """The placement on parameter servers: a variable goes to the server with the fewest bytes, optimizer state to
-    that of its weights.
+    """The placement on parameter servers.
+
+    A variable is placed on the server with the fewest bytes, and the optimizer state of a weight on the weight's
+    server.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -336,8 +337,9 @@ class ParameterServers:
         return parameter_server.remote_variables()
 
     def _beside(self, spec: VariableSpec) -> str | None:
-        """Return the device of the weights whose optimizer state `spec` is, by its name and shape; None: it is not
-        one.
+        """Return the device of the weights whose optimizer state `spec` is; None: it is no optimizer state.
+
+        Optimizer state is recognized by its name and shape.
         """
         flat = _flat(spec.name)
         found = [name for name, (shape, _) in self._homes.items() if shape == spec.shape and _flat(name) in flat]
@@ -348,5 +350,5 @@ _V1_PART = re.compile(r"/part_\d+$")
 
 
 def _flat(name: str) -> str:
-    """Return `name` as Keras writes it in slot names: with underscores."""
+    """Return `name` in the form in which Keras uses it in slot names: with underscores."""
     return re.sub(r"\W", "_", name)

@@ -1,10 +1,10 @@
-"""Replace random operations with state in a kernel by stateless ones while a model_fn is traced.
+"""Replace random operations that keep state in a kernel by stateless ones, while a model_fn is traced.
 
-`tf.random.uniform`, `tf.nn.dropout` and others keep the state of their generator in the kernel, where no checkpoint
-reaches it. Here each becomes its stateless counterpart, with the same distribution. Its seed is derived from the run's
-seed, the operation (its `seed=`, else its position in the trace), the replica and the time: the global step in TRAIN,
-the number of the batch in EVAL and PREDICT. Every iteration of a loop and every call of a tf.function draws new
-numbers.
+`tf.random.uniform`, `tf.nn.dropout` and others keep the state of their generator in the kernel, so no checkpoint
+contains it. Here each of them becomes its stateless counterpart, with the same distribution. Its seed is derived from
+the run's seed, the operation (its `seed=`, else its position in the trace), the replica and the time: the global step
+in TRAIN, the number of the batch in EVAL and PREDICT. Every iteration of a loop and every call of a tf.function draws
+new numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ v1 = tf.compat.v1
 
 _PHILOX = 1
 _PARTS = 1_000_003
-"""Larger than the expected number of iterations of a loop, or parts of an update."""
+"""A number larger than the iterations of any loop, and than the parts of any update, are expected to be."""
 
 
 class Stream:
@@ -46,11 +46,12 @@ class Stream:
         self._places = itertools.count()
 
     def seed(self, operation: int | None) -> Any:
-        """Return the seed `[2]` of one operation in the traced graph; None if there cannot be one.
+        """Return the seed `[2]` of one operation in the traced graph; None if it cannot be computed there.
 
         Args:
-          operation: the operation's own seed. Two operations with the same one draw the same numbers, as in
-            TensorFlow (scripts shuffle two tensors alike this way). None: its position distinguishes it.
+          operation: the operation's own seed. Two operations with the same seed draw the same numbers, as in TensorFlow
+            (scripts use this to shuffle two tensors in the same order). None: the operation's position distinguishes
+            it.
         """
         graph = v1.get_default_graph()
         found = self._in(graph)
@@ -108,7 +109,7 @@ class EagerStream:
 
 
 def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Return the time of part `number` of what happens at `time`, an int64 scalar."""
+    """Return the time of part `number` of an update that happens at `time`, an int64 scalar."""
     return time * _PARTS + number
 
 
@@ -145,7 +146,7 @@ def _stream_of_call() -> tf.Tensor:
     """Return the stream of one call of a tf.function, at the place of the call."""
     stream = _of_thread.stream
     seed = None if stream is None or _is_outside(stream) else stream.seed(None)
-    if seed is None:  # a function of the user's module that is called from elsewhere
+    if seed is None:  # a tf.function of the user's module, called outside of a trace
         return tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
     return seed
 

@@ -1,4 +1,4 @@
-"""A traced step, from which the parts to run are pruned by what is fetched."""
+"""A traced step. The part that runs is pruned from it, determined by what is fetched."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from runner.tracing.variable_store import RequestedVariables
 class ReplicaCall:
     """The result of one call of a replica's function.
 
-    It is opaque to tf.nest, so that strategy.run returns Python objects unflattened.
+    This class is opaque to tf.nest, so that strategy.run returns Python objects unflattened.
 
     Attributes:
-      output: the return value. Its `initial_feeds`, if any, are values for placeholders from which variables start.
+      output: the return value. Its `initial_feeds`, if any, are values for placeholders that variables start from.
       collections: the graph collections after the call.
-      batch_count: operation that counts its batches for random operations of EVAL and PREDICT, if any.
-      micro_batch_number: int64 placeholder for the index of the micro-batch, for random operations of TRAIN, if any; 0
-        if it is not fed.
+      batch_count: operation that counts the replica's batches for random operations of EVAL and PREDICT; None: not
+        used.
+      micro_batch_number: int64 placeholder for the index of the micro-batch, for random operations of TRAIN, 0 if it is
+        not fed; None: not used.
     """
 
     output: Any
@@ -46,18 +47,19 @@ class ReplicaCall:
 
 
 class Trace:
-    """One traced step, before it is decided what of it runs.
+    """One traced step, before it is decided which part of it runs.
 
     Args:
-      calls: the calls for each local replica.
+      wrapped: the traced graph, as `wrap_function` returns it.
+      calls: the result of the call of each local replica.
+      requested: the variables that the step uses.
       call_time_values: see `graphs.collect_call_time_values`.
 
     Attributes:
-      wrapped: the traced graph, as `wrap_function` returns it.
-      inputs: its flat input tensors, in the order of the signature.
+      wrapped, requested: as the arguments.
+      inputs: the flat input tensors, in the order of the signature.
       outputs: the return values of the replica function, one per local replica.
       collections: the graph collections after the first replica.
-      requested: the variables it uses.
       operations: operations of the step in program order, without those that hooks add later.
       checks: checks of a function for values that are not finite; None: no checks.
     """
@@ -101,7 +103,7 @@ class Trace:
         return {internal.name for external, internal in self.graph.captures if id(external) in mine}
 
     def _of_tensors(self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
-        """Return the wanted operations of the step that have one of these tensors as input."""
+        """Return those of the wanted operations of the step that have one of these tensors as input."""
         return [one for one in self.operations if is_wanted(one) and any(tensor.name in names for tensor in one.inputs)]
 
     def handle_of(self, variable: tf.Variable) -> tf.Tensor | None:
@@ -184,8 +186,9 @@ class Trace:
         if self.checks is not None:
             run += self.checks.added(running, tensors)
             running = needed(self.graph, [*run, *operations(tensors)], given)
-        # Do not draw the key of a collective that does not run: workers that call this a different number of times
-        # (each evaluates in loops of its own length) would count keys differently and wait for each other forever.
+        # Do not draw the key of a collective that does not run. Workers may call this a different number of times (each
+        # evaluates in loops of its own length); they would then count keys differently, and wait for each other
+        # forever.
         late = [value for value in self._call_time_values if value.placeholder.op in running]
         arguments += [value.placeholder for value in late]
         self._check_fed(running, arguments)

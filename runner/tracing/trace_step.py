@@ -1,4 +1,4 @@
-"""Session semantics: trace a step once, and decide afterwards, by what is fetched, what runs.
+"""Session semantics: trace a step once, and decide afterwards, by what is fetched, which part of it runs.
 
 `tf.function` runs every assignment that a function builds. A model_fn written for tf.estimator calls `minimize` before
 it looks at `mode`, and returns in EstimatorSpec what is to run. Therefore the step is traced by
@@ -151,7 +151,7 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
                 reductions = Reductions(tf.distribute.get_strategy(), weights)
                 calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step)))
 
-    # A value that model_fn computes from the number of replicas, such as a learning rate, may become an initial value.
+    # A value that model_fn computes from the number of replicas, such as a learning rate, may be an initial value.
     num_replicas = 1 if on_one_device or store.strategy is None else store.strategy.num_replicas_in_sync
     has_strategy = store.strategy is not None
     with replicas_in_sync(num_replicas), strategy_seen(has_strategy):
@@ -219,7 +219,8 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
 
 
 class _Clock:
-    """The time for one replica's random operations: the global step, else the number of batches since the start.
+    """The time for one replica's random operations: in TRAIN the global step, else the number of batches since the
+    start.
 
     Attributes:
       count: counts this batch; None if the time was not used or is the global step.

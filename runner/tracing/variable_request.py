@@ -38,7 +38,7 @@ class VariableSpec:
 
 
 def is_metric(owner: Any) -> bool:
-    """Report whether a Keras metric owns the variable: only metrics make variables with ON_READ."""
+    """Report whether a Keras metric owns the variable: only metrics create variables with ON_READ."""
     return owner is not None and owner.synchronization == "on_read"
 
 
@@ -89,8 +89,8 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
         v1.GraphKeys.LOCAL_VARIABLES in (kwargs.get("collections") or ())
         or is_metric(owner)
         or is_metric(owner_by_request(kwargs))
-        # EVAL and PREDICT have their own state: evaluating never advances that of training, and each call starts from
-        # the seed.
+        # EVAL and PREDICT have their own random state, so an evaluation never advances the state of training, and each
+        # call starts from the seed.
         or (local_random and is_seed_state(owner))
     )
     asked = VariableSpec(
@@ -100,7 +100,7 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
 
 
 def _aggregation(requested: tf.VariableAggregation | None, spec: VariableSpec) -> tf.VariableAggregation:
-    """Return how writes from several replicas become one value, if the request does not say.
+    """Return how the writes of several replicas become one value, if the request does not say.
 
     Statistics (moving averages) are averaged over replicas. A counter, or a weight that model_fn assigns itself
     (clipping, constraints), is the same on every replica, so the first replica's value is used.
@@ -129,7 +129,7 @@ class RequestedNames:
         self._streams: dict[Any, list[str]] = {}
 
     def name(self, requested: str, *, unique: bool) -> str:
-        """Return the variable's name; if `unique`, `requested` is already unique (Keras paths) and used without the
+        """Return the variable's name. If `unique`, `requested` is a unique name (a Keras path) and is used without the
         scope.
         """
         context = tf.distribute.get_replica_context()
@@ -145,7 +145,7 @@ class RequestedNames:
 
     def _new_name(self, requested: str, *, unique: bool, cross_replica: bool) -> str:
         if not unique:
-            # a v1 graph makes the name unique here, compared with every operation
+            # A v1 graph makes a name unique here, by comparing it with the name of every operation.
             with tf.name_scope(requested) as scope:
                 requested = scope.rstrip("/")
         requested = re.sub(r"(^|/)replica_\d+(?=/)", "", requested).strip("/")

@@ -72,11 +72,11 @@ class NotFed(ValueError):
 
 @dataclasses.dataclass
 class RequestedVariables:
-    """The variables that one trace requested, by name in order of request, and which of them are Keras'.
+    """The variables that one trace requested, by name in order of request, and which of them belong to Keras.
 
     Attributes:
-      keras: Keras' actions during the trace.
-      training: Keras' random state is part of the model; False: it is evaluation's own.
+      keras: what Keras did during the trace.
+      training: Keras' random state is part of the model; False: the evaluation has its own.
       requests: name -> (variable, the requesting `keras.Variable` or None), as the first replica requested it.
     """
 
@@ -99,8 +99,10 @@ class RequestedVariables:
         }
 
     def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:
-        """Return the variables that Keras made: all, or those of metrics (the only ones with ON_READ) and random
-        state.
+        """Return the variables that Keras created.
+
+        Args:
+          metrics_only: only those of metrics (the only ones with ON_READ) and of random state.
         """
         return [
             variable
@@ -310,9 +312,10 @@ class VariableStore:
         self._forget_initial_values(new)
 
     def _forget_initial_values(self, new: Sequence[VariableSpec]) -> None:
-        """Let go what large variables began with: from the first update on it would be in memory beside them.
+        """Release the initial values of large variables, which would otherwise stay in memory beside their current
+        values.
 
-        Whoever asks later gets the value that the variable has, as `initialized_value` of TF 1 gave it.
+        A later request for the initial value gets the variable's current value, as from `initialized_value` of TF 1.
         """
         for name in [spec.name for spec in new if not spec.local and size_of(spec) >= LARGE]:
             spec = self.specs[name]

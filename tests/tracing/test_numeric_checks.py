@@ -44,7 +44,7 @@ def test_names_the_operation_the_line_and_the_step(tmp_path: Path, capsys: pytes
     lines = capsys.readouterr().err.splitlines()
     start = next(index for index, text in enumerate(lines) if text.startswith("runner: "))
     said, made, where, step = lines[start:]
-    assert said.startswith("runner: NotFiniteError: operation 'Log_1' (Log) made NaN of finite inputs (sub")
+    assert said.startswith("runner: NotFiniteError: operation 'Log_1' (Log) made NaN from finite inputs (su")
     assert made == "  made" and where.endswith("in logarithm: logged = tf.math.log(3.5 - features)")
     assert step == "  at step 2; the last checkpoint is of step 0"
 
@@ -56,7 +56,7 @@ def test_names_the_operation_whose_gradient_it_was(
     settings = (f"model.fn={HERE}.root", "run.debug=nan", "input.eval=null", f"+model.params.classic={classic}")
     assert run(tmp_path, *settings) == 1
     said = capsys.readouterr().err
-    assert "(SqrtGrad) made an infinite value of finite inputs" in said
+    assert "(SqrtGrad) made an infinite value from finite inputs" in said
     assert "in root: predicted = tf.sqrt(weight * features)" in said and "at step 1;" in said
     assert "Traceback" not in said
 
