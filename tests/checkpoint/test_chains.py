@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from packaging.version import Version
 
 from runner import Estimator, Input, RunConfig
 from runner.checkpoint.input_position import InputPosition, continued, source_of
@@ -41,6 +42,10 @@ def test_limits_that_change_between_starts_change_no_number(tmp_path: Path) -> N
     assert Reader(tmp_path / "model.ckpt-25").extra()["input"]["skipped"] == chains.STEPS_PER_EPOCH
 
 
+@pytest.mark.skipif(
+    Version(tf.__version__) >= Version("2.22.0rc0"),
+    reason="TensorFlow 2.22 restores a skip stage with its own number only, which development versions did not save",
+)
 def test_a_checkpoint_of_before_whose_iterator_had_skipped_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
     """It does not say so: the state alone tells."""
 
