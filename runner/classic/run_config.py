@@ -28,7 +28,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
         "run.inter_op_threads and run.intra_op_threads with python -m runner",
     ),
     "device_fn": (None, "the strategy places variables and operations"),
-    "protocol": (None, "the servers of a cluster speak grpc"),
+    "protocol": (None, "the servers of a cluster use grpc"),
     "experimental_max_worker_delay_secs": (None, "workers start together"),
     "session_creation_timeout_secs": (7200, "strategy.timeout_secs is how long workers wait for each other"),
     "checkpoint_save_graph_def": (True, "checkpoints hold no graph"),
@@ -60,16 +60,17 @@ _EXTRA = (*_WITHOUT_EFFECT, "tf_config")
 class RunConfig(run_config.RunConfig):
     """`tf.estimator.RunConfig` on the runner.
 
-    The positional arguments are those of TensorFlow 2.15, in their order. As keywords it also takes the other fields of
-    `runner.RunConfig` (`nan=`, `precision=`, `steps_per_loop=`, ...). The environment variable TF_CONFIG says which
-    task of which cluster this process is.
+    The positional arguments are those of TensorFlow 2.15, in the same order. The other fields of `runner.RunConfig`
+    (`nan=`, `precision=`, `steps_per_loop=`, ...) are keyword arguments. The cluster and the task of this process come
+    from the environment variable TF_CONFIG.
 
     Attributes:
       service: the value of "service" in TF_CONFIG; None: there is none.
       tf_config: the text of TF_CONFIG.
 
     Raises:
-      ValueError: a value is not allowed, or TF_CONFIG names no valid task.
+      ValueError: a value is not allowed, or TF_CONFIG has no valid task.
+      TypeError: there is no argument of a name.
     """
 
     tf_config: str
@@ -123,8 +124,7 @@ class RunConfig(run_config.RunConfig):
         )
 
     def replace(self, **changes: Any) -> RunConfig:
-        """Return a copy with `changes`. It keeps the class, and attributes that were set on this object outside its
-        constructor.
+        """Return a copy of the same class with `changes`. Attributes that were set after construction are copied, too.
 
         Setting one of save_checkpoints_steps and save_checkpoints_secs turns the other off.
 
@@ -136,7 +136,7 @@ class RunConfig(run_config.RunConfig):
         unknown = sorted({*changes} - {*fields, *extra} - {"experimental_distribute"})
         if unknown:
             raise ValueError(
-                f"RunConfig.replace({', '.join(unknown)}): only what the constructor takes can be replaced."
+                f"RunConfig.replace({', '.join(unknown)}): only arguments of the constructor can be replaced."
             )
         if sum(changes.get(name) is not None for name in run_config.SAVE_CADENCES) == 1:
             changes = {**dict.fromkeys(run_config.SAVE_CADENCES), **changes}
@@ -183,7 +183,7 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def num_worker_replicas(self) -> int:
-        """The number of processes that train, including the chief; 0 in an evaluator."""
+        """The number of worker processes, including the chief; 0 in an evaluator."""
         return 0 if self.cluster.is_evaluator else self.cluster.num_workers
 
     @property
@@ -192,7 +192,7 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def global_id_in_cluster(self) -> int | None:
-        """This process's number among all processes, the chief first and the parameter servers last; None in an
+        """The index of this process among all processes in the order chief, workers, parameter servers; None in an
         evaluator.
         """
         if self.cluster.is_evaluator:
@@ -201,25 +201,26 @@ class RunConfig(run_config.RunConfig):
         return sum(len(self.cluster.tasks.get(kind, ())) for kind in before) + self.cluster.task_index
 
     def check_strategy(self) -> None:
-        """Check that a cluster has a strategy.
+        """Check that train_distribute is given if there are several processes. Without it, each process would train a
+        separate model in the same model_dir.
 
         Raises:
-          ValueError: without one, each process would train a separate model in the same model_dir.
+          ValueError: it is not given.
         """
         if self.train_distribute is None and self.cluster.num_workers + self.cluster.num_ps > 1:
             raise ValueError(
                 f"TF_CONFIG names a cluster of {self.cluster.num_workers} workers and {self.cluster.num_ps} parameter "
-                f"servers, and RunConfig has no train_distribute. {_SERVERS}"
+                f"servers, but RunConfig has no train_distribute. {_SERVERS}"
             )
 
     def say_without_effect(self) -> None:
-        """Warn about arguments that have no effect here."""
+        """Warn about each argument that was given but has no effect."""
         for name, (default, why) in _WITHOUT_EFFECT.items():
             if getattr(self, name) != default:
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, why)
 
     def say_who_evaluates(self) -> None:
-        """Warn, in an evaluator that TF_CONFIG does not list, that the chief may evaluate as well."""
+        """Warn that the chief may evaluate as well, if this process is an evaluator that TF_CONFIG does not list."""
         if self.cluster.is_evaluator and self.cluster.tasks and "evaluator" not in self.cluster.tasks:
             _log.warning(
                 "TF_CONFIG: cluster does not list this evaluator. If the chief's TF_CONFIG does not list it either, "
@@ -231,19 +232,19 @@ def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     fields = {field.name for field in dataclasses.fields(run_config.RunConfig)}
     unknown = sorted({*engine} - fields)
     if unknown:
-        raise TypeError(f"RunConfig() takes no argument {', '.join(map(repr, unknown))}.")
+        raise TypeError(f"RunConfig() has no argument {', '.join(map(repr, unknown))}.")
     return engine
 
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
-    """Return the checkpoint cadences that were given; 0 turns one off, like None."""
+    """Return the given ones of save_checkpoints_steps and save_checkpoints_secs by name, with None for 0: off."""
     given = zip(run_config.SAVE_CADENCES, (steps, secs), strict=True)
     return {name: value or None for name, value in given if value is not _NOT_GIVEN}
 
 
 def _seed(seed: int | None, place: Cluster) -> int | None:
-    """Return the seed; None: draw a new one. Workers of a cluster derive theirs from the cluster, since they must
-    have the same.
+    """Return the seed; None: draw a new one. In a cluster, None becomes a number derived from the addresses in
+    TF_CONFIG, because all workers need the same seed.
     """
     if seed is not None and not isinstance(seed, int):
         raise ValueError(f"RunConfig(tf_random_seed={seed!r}): it must be an integer, or None.")
@@ -254,17 +255,24 @@ def _model_dir(given: Any, of_environment: str | None) -> str | None:
     if of_environment is None:
         return None if given is None else os.fspath(given)
     if not of_environment:
-        raise ValueError('TF_CONFIG: model_dir="": give a folder, or leave it out.')
+        raise ValueError('TF_CONFIG: model_dir="": give a folder, or leave model_dir out.')
     if given is not None and os.fspath(given) != of_environment:
-        raise ValueError(f"RunConfig(model_dir={given!r}) and model_dir={of_environment!r} in TF_CONFIG differ.")
+        raise ValueError(
+            f"RunConfig(model_dir={given!r}) and model_dir={of_environment!r} in TF_CONFIG differ. Give only one."
+        )
     return of_environment
 
 
 def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
-    """Return (train, evaluation) strategies, whichever arguments they were given by.
+    """Return the strategies (of training, of evaluation).
+
+    Args:
+      train: the argument train_distribute.
+      evaluation: the argument eval_distribute.
+      both: the argument experimental_distribute, a DistributeConfig that has both; None: not given.
 
     Raises:
-      ValueError: a strategy is not supported, or they are given twice.
+      ValueError: a strategy is not supported, or both forms are given.
     """
     for strategy in (train, evaluation):
         if isinstance(strategy, tf.compat.v1.distribute.experimental.ParameterServerStrategy):
@@ -282,16 +290,21 @@ def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
         )
     if train is not None or evaluation is not None:
         raise ValueError(
-            "RunConfig(experimental_distribute=...) excludes train_distribute and eval_distribute: give those two."
+            "RunConfig(experimental_distribute=...) cannot be combined with train_distribute and eval_distribute: "
+            "remove experimental_distribute."
         )
     return getattr(both, "train_distribute", None), getattr(both, "eval_distribute", None)
 
 
 def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
-    """Return this process's task from TF_CONFIG.
+    """Return the cluster and the task of this process from TF_CONFIG.
+
+    Args:
+      tf_config: the text of TF_CONFIG.
+      has_strategy: RunConfig has a train_distribute.
 
     Raises:
-      ValueError: the task cannot work, such as a cluster without a chief.
+      ValueError: TF_CONFIG is not valid, such as a cluster without a chief and without a strategy.
     """
     place = read_tf_config(tf_config)
     if place.is_evaluator:  # it reads checkpoints and needs no other process
@@ -301,8 +314,8 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
     if place.tasks and not has_strategy and "chief" not in place.tasks:
         named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
         raise ValueError(
-            f"TF_CONFIG: cluster has {named} and no chief. Name the process that writes the checkpoints as "
-            '"chief": ["host:port"], or give RunConfig a train_distribute.'
+            f'TF_CONFIG: cluster has {named} but no chief. Add "chief": ["host:port"], the process that writes '
+            "checkpoints, or give RunConfig a train_distribute."
         )
     if not place.tasks and (place.task_type != "worker" or place.task_index):
         raise ValueError(
@@ -313,16 +326,16 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
 
 
 def _with_coordinator(place: Cluster) -> Cluster:
-    """Return the task in a cluster with parameter servers; worker 0 becomes the chief if there is none.
+    """Return a cluster with parameter servers in which worker 0 is the chief if there was none.
 
     Raises:
-      ValueError: no worker remains besides the chief.
+      ValueError: there is no worker besides the chief.
     """
     found = place.with_chief()
     if "chief" in place.tasks or "worker" in found.tasks:
         return found
     named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
     raise ValueError(
-        f"TF_CONFIG: cluster has {named}: parameter servers need a chief, which coordinates (worker 0 does where there "
-        'is none), and a worker beside it. Add "chief": ["host:port"] or another worker.'
+        f"TF_CONFIG: cluster has {named}, but parameter servers need a chief, the coordinator (else worker 0 becomes "
+        'it), and at least one other worker. Add "chief": ["host:port"] or another worker.'
     )

@@ -1,8 +1,8 @@
-"""The run of a script under `python -m runner.classic`: the options before its name, and its record in MLflow.
+"""The run of a script under `python -m runner.classic`: the command's options, and the record in MLflow.
 
     python -m runner.classic --tracking --model-dir runs/1 --strategy mirrored train.py --learning_rate=0.1
 
-The script's Estimators ask `current` for their folder, strategy and journal.
+The Estimators that the script makes get their folder, strategy and journal from `current`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runner.tracking.tracker import RunDescription
 _log = logging.getLogger(__name__)
 
 STRATEGIES = ("default", "one_device", "mirrored", "central_storage", "multi_worker", "parameter_server")
-"""Values of `--strategy`, the same as for `python -m runner strategy=`."""
+"""Values of `--strategy`, with the meaning of `python -m runner strategy=`."""
 
 CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 
@@ -56,7 +56,7 @@ class ScriptOptions:
 
 
 class ScriptRun:
-    """The overrides for a script's Estimators, and the records of what they do."""
+    """Applies the options to a script's Estimators, and records their training if `--tracking` is given."""
 
     def __init__(self, options: ScriptOptions) -> None:
         self._options = options
@@ -64,7 +64,9 @@ class ScriptRun:
         self._recordings: dict[Path, Recording] = {}
 
     def given(self, config: Any, model_dir: Any) -> tuple[Any, Any]:
-        """Return (config, model_dir) for an Estimator that the script makes with these arguments."""
+        """Return (config, model_dir) with the options applied, for an Estimator that the script makes with `config` and
+        `model_dir`.
+        """
         if not isinstance(config, RunConfig):  # the Estimator will refuse it
             return config, model_dir
         written = model_dir or config.model_dir
@@ -75,7 +77,7 @@ class ScriptRun:
                 config, model_dir = config.replace(model_dir=self._options.model_dir), self._options.model_dir
             else:
                 _log.warning(
-                    "--model-dir=%s applies only to the first Estimator; another one uses %s.",
+                    "--model-dir=%s applies only to the first Estimator of the script; another Estimator uses %s.",
                     self._options.model_dir, written or "a temporary folder",
                 )  # fmt: skip
         if self._options.strategy is not None and self._strategy is not config.train_distribute:
@@ -89,7 +91,7 @@ class ScriptRun:
 
     @functools.cached_property
     def _strategy(self) -> Any:
-        """The requested strategy, shared by all Estimators."""
+        """The strategy of `--strategy`, shared by all Estimators."""
         import tensorflow as tf
 
         from runner.distribute.strategy import build_strategy
@@ -100,7 +102,9 @@ class ScriptRun:
         return build_strategy(str(self._options.strategy))
 
     def recording_of(self, estimator: Any) -> Recording | None:
-        """Return the record of an Estimator's runs; None if nothing is recorded, or another process records it."""
+        """Return the record of an Estimator's model_dir; None without `--tracking`, and in processes other than the
+        chief.
+        """
         if not self._options.tracking or not estimator.config.cluster.is_chief:
             return None
         folder = Path(estimator.model_dir).absolute()
@@ -109,13 +113,13 @@ class ScriptRun:
         return self._recordings[folder]
 
     def end(self, code: int) -> None:
-        """Close the records with the exit code of the script."""
+        """End all records. `code` is the exit code of the script."""
         for recording in self._recordings.values():
             recording.end(code, [Path(one) for one in self._options.command[:1]])
 
 
 def _described(folder: Path, options: ScriptOptions, estimator: Any) -> RunDescription:
-    """Return the description of an Estimator for MLflow."""
+    """Return what MLflow records of an Estimator: the name of the run, parameters and tags."""
     params = estimator.params
     params = params if isinstance(params, dict) else getattr(params, "values", lambda: params)()
     given = params if isinstance(params, dict) else {"params": params}
@@ -137,8 +141,8 @@ def _described(folder: Path, options: ScriptOptions, estimator: Any) -> RunDescr
 
 
 class Recording:
-    """The record of one model_dir: a journal in it, which a thread sends to MLflow. It starts when the journal is
-    first used.
+    """The record of one model_dir: a journal in that folder, and a thread that sends the journal to MLflow. Recording
+    begins with the first access to `journal`.
     """
 
     def __init__(self, folder: Path, described: RunDescription) -> None:
@@ -169,7 +173,12 @@ class Recording:
         return Journal(journal_path(self._folder))
 
     def end(self, code: int, files: Sequence[Path]) -> None:
-        """Send the rest of the journal, and end the run in MLflow."""
+        """Send the rest of the journal to MLflow, and end the MLflow run.
+
+        Args:
+          code: exit code of the script.
+          files: files to log as artifacts.
+        """
         if self._shipper is None:
             return
         self.journal.close()

@@ -1,4 +1,4 @@
-"""The summaries of layers and losses that tf.estimator wrote in training."""
+"""Write the training summaries of premade estimators and heads, like tf.estimator."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def histogram(name: str, values: Any) -> None:
 
 
 def _somebody_writes() -> bool:
-    """Report whether a summary can be written here; elsewhere TensorFlow would warn that it has no step.
+    """Report whether a summary can be written here. Without a default step, TensorFlow would log a warning instead.
 
-    Replicas other than the first have no writer, but their scalars are collected for the mean.
+    Replicas other than the first do not write summaries, but the runner collects their scalars for the mean.
     """
     return is_collecting() or tf.summary.experimental.get_step() is not None

@@ -1,7 +1,7 @@
-"""The premade models as model functions for a config: `model=linear`, `model=dnn`, `model=wide_deep`."""
+"""The model functions of `model=linear`, `model=dnn` and `model=wide_deep`, made from the premade estimators."""
 
-# It stays in this place: conf/model/{linear,dnn,wide_deep}.yaml and the config.yaml of old runs name
-# `runner.classic.tabular.linear` and the like.
+# Do not move this module: conf/model/{linear,dnn,wide_deep}.yaml and the config.yaml of old runs name its functions,
+# such as `runner.classic.tabular.linear`.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.types import Params
 
 
 def linear(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
-    """A linear model on feature columns.
+    """Return the EstimatorSpec of a linear model on feature columns.
 
     Args:
       features: name -> tensor `[batch, ...]`.
@@ -34,23 +34,28 @@ def linear(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSp
 
 
 def dnn(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
-    """A network on feature columns.
+    """Return the EstimatorSpec of a network on feature columns.
 
     Args:
-      features, labels, mode: as in `linear`.
-      params: as in `linear`, with deep in place of wide; and hidden_units, activation, dropout, batch_norm.
+      features: as in `linear`.
+      labels: as in `linear`.
+      mode: as in `linear`.
+      params: as in `linear`, but with deep instead of wide, and without sparse_combiner; also hidden_units, activation,
+        dropout and batch_norm.
     """
     optimizer = optimizer_of(params.optimizer, params.learning_rate)
     return dnn_model_fn(_head(params), _deep(params, Columns(params.columns)), optimizer, V2)(features, labels, mode)
 
 
 def wide_deep(features: Any, labels: Any, mode: str, params: Params) -> EstimatorSpec:
-    """A linear model and a network, whose logits are added.
+    """Return the EstimatorSpec of a linear model and a network whose logits are added.
 
     Args:
-      features, labels, mode: as in `linear`.
-      params: as in `linear` and `dnn`; the parts' optimizers are wide_optimizer with wide_learning_rate, and
-        deep_optimizer with deep_learning_rate.
+      features: as in `linear`.
+      labels: as in `linear`.
+      mode: as in `linear`.
+      params: as in `linear` and `dnn`, but with wide_optimizer, wide_learning_rate, deep_optimizer and
+        deep_learning_rate instead of optimizer and learning_rate.
     """
     columns = Columns(params.columns)
     wide = Wide(columns.chosen(params.wide, "model.params.wide"), params.sparse_combiner)

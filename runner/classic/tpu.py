@@ -1,4 +1,4 @@
-"""`tf.compat.v1.estimator.tpu`: TPUEstimator and its arguments, on this machine or on the TPUs of a TPUStrategy."""
+"""`tf.compat.v1.estimator.tpu`: TPUEstimator and its classes. Without a TPUStrategy they work on CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class _TPUConfig(NamedTuple):
 
 
 class TPUConfig(_TPUConfig):
-    """Settings of infeed and sharding, which the runner does by itself; kept for code that reads them."""
+    """Settings of infeed and sharding. They have no effect, and are kept for code that reads them.
+
+    Raises:
+      ValueError: iterations_per_loop is not positive.
+    """
 
     __slots__ = ()
 
@@ -44,7 +48,7 @@ class TPUConfig(_TPUConfig):
 
 
 class InputPipelineConfig:
-    """Constants for the number of input pipelines of a TPU; the runner uses `shard` instead."""
+    """Values of TPUConfig(per_host_input_for_training=), which have no effect: `shard` divides the input instead."""
 
     PER_SHARD_V1, PER_HOST_V1, PER_HOST_V2, BROADCAST, SLICED = 1, 2, 3, 4, 5
 
@@ -53,8 +57,10 @@ class RunConfig(run_config.RunConfig):
     """Like `tf.estimator.RunConfig`, with a TPUConfig.
 
     Args:
-      tpu_config: None: the default TPUConfig.
-      master, evaluation_master, cluster: accepted and ignored; give a TPUStrategy as `train_distribute` instead.
+      tpu_config: a TPUConfig; None: TPUConfig().
+      evaluation_master: ignored.
+      master: ignored; give a TPUStrategy as `train_distribute` instead.
+      cluster: ignored; give a TPUStrategy as `train_distribute` instead.
       **kwargs: as in `tf.estimator.RunConfig`.
     """
 
@@ -92,18 +98,17 @@ class _TPUEstimatorSpec(NamedTuple):
 
 
 class TPUEstimatorSpec(_TPUEstimatorSpec):
-    """The result of a model_fn of TPUEstimator; any Estimator of the runner accepts it.
+    """The result of a model_fn for TPUEstimator. Every Estimator of the runner accepts it.
 
     Attributes:
-      eval_metrics: (function, tensors): the function returns `eval_metric_ops`. Tensors are a list, passed by position,
-        or a dict, passed by name.
-      host_call: (function, tensors), likewise: the operations that it returns run in each training step, beside
-        train_op.
-      scaffold_fn: makes the scaffold.
-      mode, predictions, loss, train_op, export_outputs, *_hooks: as in EstimatorSpec.
+      eval_metrics: (function, tensors): the function returns `eval_metric_ops`. The tensors are a list,
+        passed by position, or a dict, passed by name.
+      host_call: (function, tensors), called in TRAIN: the operations that the function returns run in each step.
+      scaffold_fn: function without arguments that returns the Scaffold.
+      Others: as in EstimatorSpec.
 
     Raises:
-      ValueError: eval_metrics or host_call is not such a pair.
+      ValueError: eval_metrics or host_call is not a pair of a function and tensors.
     """
 
     __slots__ = ()
@@ -114,8 +119,8 @@ class TPUEstimatorSpec(_TPUEstimatorSpec):
             pair = getattr(spec, name)
             if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[0])):
                 raise ValueError(
-                    f"TPUEstimatorSpec({name}={pair!r}): it must be a pair of a function and the tensors it is called "
-                    "with, a list or a dict."
+                    f"TPUEstimatorSpec({name}={pair!r}): it must be (function, tensors), with a list or a dict of "
+                    "tensors that are passed to the function."
                 )
         return spec
 
@@ -136,11 +141,16 @@ class TPUEstimator(Estimator):
     """An Estimator whose input functions and model_fn get the batch size of the current mode as `params["batch_size"]`.
 
     Args:
-      model_fn, model_dir, config, params, warm_start_from: as in Estimator. params must not have a batch_size.
-      use_tpu: True needs a TPUStrategy as `train_distribute` in config.
-      train_batch_size, eval_batch_size, predict_batch_size: examples per batch in that mode; None: not passed.
-      batch_axis, eval_on_tpu, export_to_tpu, export_to_cpu, embedding_config_spec, export_saved_model_api_version:
-        accepted and ignored.
+      model_fn: as in Estimator.
+      model_dir: as in Estimator.
+      config: as in Estimator.
+      params: as in Estimator; must not have a batch_size.
+      use_tpu: True requires a TPUStrategy as `train_distribute` in config.
+      train_batch_size: examples per batch in TRAIN; None: not passed.
+      eval_batch_size: examples per batch in EVAL; None: not passed.
+      predict_batch_size: examples per batch in PREDICT; None: not passed.
+      warm_start_from: as in Estimator.
+      Others: ignored.
 
     Raises:
       ValueError: use_tpu without a TPUStrategy, or params has a batch_size.
@@ -173,8 +183,8 @@ class TPUEstimator(Estimator):
             )
         if isinstance(params, Mapping) and "batch_size" in params:
             raise ValueError(
-                "TPUEstimator(params=...): batch_size is set by train_batch_size, eval_batch_size and "
-                "predict_batch_size. Remove it."
+                "TPUEstimator(params=...): remove batch_size from params; train_batch_size, eval_batch_size and "
+                "predict_batch_size set it."
             )
         self._batch_sizes = {
             ModeKeys.TRAIN: train_batch_size,
@@ -193,7 +203,12 @@ class TPUEstimator(Estimator):
 
 
 def _with_batch_size(model_fn: Callable[..., Any], sizes: Mapping[str, int | None]) -> Callable[..., Any]:
-    """Return `model_fn` with the batch size of the mode in its params."""
+    """Return a function like `model_fn` that gets the batch size of its mode as params["batch_size"].
+
+    Args:
+      model_fn: the function, or a functools.partial of one.
+      sizes: mode -> batch size; None: not passed.
+    """
     if isinstance(model_fn, functools.partial):
         return functools.partial(_with_batch_size(model_fn.func, sizes), *model_fn.args, **model_fn.keywords)
 

@@ -21,8 +21,8 @@ class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks sa
     Attributes:
       input_fn: returns a tf.data.Dataset of (features, labels), or tensors.
       max_steps: train until this global step; None: until the input ends.
-      hooks: session hooks or native ones.
-      saving_listeners: `tf.estimator.CheckpointSaverListener`s.
+      hooks: `tf.estimator.SessionRunHook`s or `runner.Hook`s; None: none.
+      saving_listeners: `tf.estimator.CheckpointSaverListener`s; None: none.
 
     Raises:
       ValueError: max_steps is not positive.
@@ -54,12 +54,12 @@ class EvalSpec(
     Attributes:
       input_fn: as in TrainSpec.
       steps: number of batches to evaluate; None: all.
-      name: distinguishes several evaluations; its events go to `eval_<name>`.
-      hooks: session hooks or native ones.
-      exporters: one or several; called after each evaluation.
+      name: distinguishes several evaluations: events go to the folder `eval_<name>`. None: to `eval`.
+      hooks: as in TrainSpec.
+      exporters: one exporter or several, called after each evaluation; None: none.
       start_delay_secs: how many seconds an evaluator process waits before its first evaluation. A process that trains
         evaluates its first checkpoint without this delay.
-      throttle_secs: least number of seconds between the starts of two evaluations; the last checkpoint is always
+      throttle_secs: minimum number of seconds between the starts of two evaluations. The last checkpoint is always
         evaluated.
 
     Raises:
@@ -84,7 +84,7 @@ class EvalSpec(
             raise TypeError(f"EvalSpec(name={name!r}): it must be a str.")
         for key, value in {"start_delay_secs": start_delay_secs, "throttle_secs": throttle_secs}.items():
             if value < 0:
-                raise ValueError(f"EvalSpec({key}={value}): it may not be negative.")
+                raise ValueError(f"EvalSpec({key}={value}): it must not be negative.")
         given = _hooks("EvalSpec", hooks), _exporters(exporters)
         return super().__new__(cls, input_fn, steps, name, *given, start_delay_secs, throttle_secs)
 
@@ -93,14 +93,15 @@ class EvalSpec(
 def train_and_evaluate(
     estimator: engine.Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[Any, list[Any]]:
-    """Train and evaluate; in a cluster, do this process's part according to TF_CONFIG.
+    """Train and evaluate. In a cluster, do what the task of this process in TF_CONFIG requires.
 
-    A process that trains evaluates its checkpoints as they are saved, and always the last one. If `cluster` in
-    TF_CONFIG names an evaluator, only that process evaluates, and it ends when training has ended. If training was
-    finished before the call, the last checkpoint is evaluated.
+    Checkpoints are evaluated as they are saved, and the last one in any case: by the process that trains, or only by
+    the evaluator if `cluster` in TF_CONFIG lists one. The evaluator process ends when training has ended. If training
+    was finished before the call, the last checkpoint is evaluated.
 
     Returns:
-      (metrics of the last evaluation, or None if another process has them; what the exporters returned in it).
+      (metrics, results): the metrics of the last evaluation, or None if another process evaluated; and the list of the
+      exporters' last results.
 
     Raises:
       TypeError: an argument has another type.
@@ -108,7 +109,7 @@ def train_and_evaluate(
     for value, kind in ((estimator, engine.Estimator), (train_spec, TrainSpec), (eval_spec, EvalSpec)):
         if not isinstance(value, kind):
             raise TypeError(f"train_and_evaluate: {value!r} is not of type {kind.__name__}.")
-    # checks them again: `_replace` of a NamedTuple does not
+    # Check the specs again: `_replace` of a NamedTuple does not call __new__.
     train_spec, eval_spec = TrainSpec(*train_spec), EvalSpec(*eval_spec)
     exporters = [_Recorded(exporter) for exporter in eval_spec.exporters]
     start_delay_secs = eval_spec.start_delay_secs if estimator.config.cluster.is_evaluator else 0
@@ -121,7 +122,7 @@ def train_and_evaluate(
 
 
 class _Recorded(Exporter):
-    """An exporter that remembers its last result."""
+    """An exporter that calls another one and remembers its last result."""
 
     name = ""
 
@@ -143,7 +144,7 @@ def _hooks(what: str, given: Sequence[Any] | None) -> tuple[Any, ...]:
     for hook in given or ():
         is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
-            raise TypeError(f"{what}(hooks=...): {hook!r} is not a SessionRunHook.")
+            raise TypeError(f"{what}(hooks=...): {hook!r} is neither a SessionRunHook nor a runner.Hook.")
     return tuple(given or ())
 
 
@@ -156,5 +157,5 @@ def _exporters(given: Any) -> tuple[Any, ...]:
         names.append(exporter.name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"EvalSpec(exporters=...): {', '.join(twice)} is the name of two of them. Rename one.")
+        raise ValueError(f"EvalSpec(exporters=...): several exporters have the name {', '.join(twice)}. Rename one.")
     return exporters

@@ -1,4 +1,4 @@
-"""tf.estimator's `warm_start_from`: start a new model from the values of another."""
+"""tf.estimator's `warm_start_from`: start a new model with values from another model's checkpoint."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _WORDS = WarmStartWords(
 
 
 class WarmStartSettings(NamedTuple):
-    """The values that a new model starts from.
+    """The checkpoint from which a new model starts, and the variables to load.
 
     Attributes:
-      ckpt_to_initialize_from: a checkpoint, a folder of checkpoints, or a SavedModel.
-      vars_to_warm_start: which variables to take. A regular expression: the trainable variables whose names begin with
-        a match. A list of regular expressions: all variables that match one of them, including optimizer slots and
-        moving statistics. A list of variables: those with their names. None: only those in `var_name_to_vocab_info`.
-        The global step is never taken.
-      var_name_to_vocab_info: variable name -> `VocabInfo`, by which its rows or columns are matched.
-      var_name_to_prev_var_name: variable name -> its name in the checkpoint.
+      ckpt_to_initialize_from: path of a checkpoint, a folder of checkpoints, or a SavedModel.
+      vars_to_warm_start: which variables to load. A regular expression: the trainable variables whose names begin with
+        a match. A list of regular expressions: all variables whose names begin with a match of one of them, including
+        optimizer slots and moving statistics. A list of variables: these variables. None: only those in
+        `var_name_to_vocab_info`. The global step is never loaded.
+      var_name_to_vocab_info: variable name -> `VocabInfo`, which has the tokens of its rows or columns; None: none.
+      var_name_to_prev_var_name: variable name -> its name in the checkpoint; None: all names are the same.
     """
 
     ckpt_to_initialize_from: str
@@ -43,18 +43,18 @@ class WarmStartSettings(NamedTuple):
 
 
 def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmStart:
-    """Return the runner's WarmStart for `warm_start_from`. A path takes all trainable variables.
+    """Return the runner's WarmStart for the argument `warm_start_from`. A path loads all trainable variables.
 
-    As in tf.estimator, it is an error if the checkpoint lacks a variable that should be taken.
+    As in tf.estimator, it will be an error if the checkpoint lacks a variable to load.
 
     Raises:
-      ValueError: the source has another type or names no checkpoint, or vars_to_warm_start mixes types.
+      ValueError: `source` has another type or an empty path, or vars_to_warm_start has another type.
     """
     words = _WORDS
     if isinstance(source, str | os.PathLike):
         source, words = WarmStartSettings(os.fspath(source)), dataclasses.replace(words, checkpoint="warm_start_from")
     if not isinstance(source, WarmStartSettings):
-        raise ValueError(f"warm_start_from={source!r}: it is a path or a tf.estimator.WarmStartSettings.")
+        raise ValueError(f"warm_start_from={source!r}: it must be a path or a tf.estimator.WarmStartSettings.")
     if not source.ckpt_to_initialize_from:
         raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
     patterns = source.vars_to_warm_start
@@ -82,17 +82,17 @@ def _listed(patterns: Any) -> list[Any]:
         return [patterns]
     if not isinstance(patterns, list | tuple) or len({isinstance(one, str) for one in patterns}) > 1:
         raise ValueError(
-            f"WarmStartSettings(vars_to_warm_start={patterns!r}): it is a regular expression, a list of them, a list "
-            "of variables, or None."
+            f"WarmStartSettings(vars_to_warm_start={patterns!r}): it must be a regular expression, a list of them, a "
+            "list of variables, or None."
         )
     return list(patterns)
 
 
 def _pattern(one: Any) -> str:
-    """Return a regular expression for whole names that matches where `one` matches the beginning, like TensorFlow's
-    collections.
+    """Return the runner's regular expression, which must match a whole name, for an entry of vars_to_warm_start.
 
-    Their names end in ":0", so some users write a whole name as "name:0".
+    An entry matches the beginning of a name, like the scopes of TensorFlow's collections. The names there end in ":0",
+    so an entry that ends in ":0" stands for the whole name.
     """
     if not isinstance(one, str):
         return re.escape(one.name.partition(":")[0])

@@ -121,7 +121,7 @@ def tensors(element_spec: Any) -> list[tuple[str, Any]]:
 
 
 def none_spec(spec: Any) -> Any:
-    """Return `spec`, or None if it is tf.data's spec of None, a type without a public name."""
+    """Return `spec`; None if it is the spec that tf.data uses for None, whose type has no public name."""
     return None if spec is None or spec.is_compatible_with(None) else spec
 
 

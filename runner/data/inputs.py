@@ -102,7 +102,7 @@ class InputPipeline:
       division: divides each element over the replicas.
       num_micro_batches: number of parts of a replica's batch, which the replica computes one after the other.
       num_epochs: number of passes over the examples after which the dataset ends; None: not limited by passes.
-      given: the function's dataset before the division over workers adds options or elements.
+      given: like dataset, but without what the division over workers has added (options, placeholder elements).
       is_chief: this process logs messages about the input; others stay silent.
       name: the input function's name, for messages.
       seed: the seed of shuffles without a seed of their own; a `DrawnSeed` differs in each process.

@@ -134,13 +134,13 @@ class _SupervisedOutput(ExportOutput):
 
 
 class TrainOutput(_SupervisedOutput):
-    """The outputs of the TRAIN graph."""
+    """Outputs of the signature of the TRAIN graph: loss, predictions and metrics."""
 
     method_name = "tensorflow/supervised/training"
 
 
 class EvalOutput(_SupervisedOutput):
-    """The outputs of the EVAL graph."""
+    """Outputs of the signature of the EVAL graph: loss, predictions and metrics."""
 
     method_name = "tensorflow/supervised/eval"
 

@@ -113,7 +113,7 @@ def test_a_cluster_without_a_strategy_is_refused(tmp_path: Path) -> None:
     cluster = '{"cluster": {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}, "task": {"type": "chief", "index": 0}}'
     estimator = Estimator(dense, str(tmp_path), RunConfig(tf_config=cluster))
     with pytest.raises(
-        ValueError, match="a cluster of 2 workers and 1 parameter servers, and RunConfig has no train_d"
+        ValueError, match="a cluster of 2 workers and 1 parameter servers, but RunConfig has no train_d"
     ):
         estimator.train(batches(), steps=1)
     with pytest.raises(ValueError, match="which no longer exists. Start each process with the same TF_CONFIG"):

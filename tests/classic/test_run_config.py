@@ -43,7 +43,7 @@ def test_arguments_come_in_their_order() -> None:
 
 def test_what_the_engine_has_beside_them_is_given_by_name() -> None:
     assert RunConfig(nan="ignore", steps_per_loop=3).steps_per_loop == 3
-    with pytest.raises(TypeError, match="takes no argument 'steps_per_lop'"):
+    with pytest.raises(TypeError, match="has no argument 'steps_per_lop'"):
         RunConfig(steps_per_lop=3)
 
 
@@ -127,8 +127,11 @@ def test_addresses_of_sessions_and_the_service_are_passed_on() -> None:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        (task("worker", 0, {"worker": ["a:1"]}), "cluster has 1 worker and no chief"),
-        (task("worker", 0, {"worker": ["a:1"], "ps": ["b:2"]}), 'and a worker beside it. Add "chief": ..host:port'),
+        (task("worker", 0, {"worker": ["a:1"]}), "cluster has 1 worker but no chief"),
+        (
+            task("worker", 0, {"worker": ["a:1"], "ps": ["b:2"]}),
+            'and at least one other worker. Add "chief"',
+        ),
         (task("chief", 0, {"chief": ["a:1", "b:2"]}), "only one chief is allowed"),
         ({"cluster": CLUSTER}, "not which of its tasks this process is"),
         ({"cluster": CLUSTER, "task": {"type": "worker"}}, "task.index=null must be an integer"),

@@ -43,7 +43,7 @@ def test_its_folder_is_that_of_the_first_estimator(
     assert not caplog.messages
     other = estimator.Estimator(dense, tmp_path / "other")
     assert other.model_dir == str(tmp_path / "other")
-    assert "applies only to the first Estimator; another one uses" in caplog.messages[-1]
+    assert "applies only to the first Estimator of the script; another Estimator uses" in caplog.messages[-1]
 
 
 def test_its_strategy_trains_and_evaluates(begun: Any, tmp_path: Path) -> None:

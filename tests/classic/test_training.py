@@ -67,16 +67,20 @@ def test_defaults_of_the_specs_are_those_of_2_15() -> None:
     [
         (lambda: TrainSpec("no"), TypeError, "input_fn='no'"),
         (lambda: TrainSpec(batches(), max_steps=0), ValueError, "max_steps=0"),
-        (lambda: TrainSpec(batches(), hooks=[object()]), TypeError, "is not a SessionRunHook"),
+        (lambda: TrainSpec(batches(), hooks=[object()]), TypeError, "is neither a SessionRunHook"),
         (lambda: TrainSpec(batches(), saving_listeners=[object()]), TypeError, "is not a CheckpointSaverListener"),
         (lambda: EvalSpec("no"), TypeError, "input_fn='no'"),
         (lambda: EvalSpec(batches(), steps=0), ValueError, "steps=0"),
         (lambda: EvalSpec(batches(), name=3), TypeError, "name=3"),
-        (lambda: EvalSpec(batches(), hooks=[object()]), TypeError, "is not a SessionRunHook"),
+        (lambda: EvalSpec(batches(), hooks=[object()]), TypeError, "is neither a SessionRunHook"),
         (lambda: EvalSpec(batches(), start_delay_secs=-1), ValueError, "start_delay_secs=-1"),
         (lambda: EvalSpec(batches(), throttle_secs=-1), ValueError, "throttle_secs=-1"),
         (lambda: EvalSpec(batches(), exporters=object()), TypeError, "is not a tf.estimator.Exporter"),
-        (lambda: EvalSpec(batches(), exporters=[Exporter(), Exporter()]), ValueError, "mine is the name of two"),
+        (
+            lambda: EvalSpec(batches(), exporters=[Exporter(), Exporter()]),
+            ValueError,
+            "have the name mine",
+        ),
     ],
 )
 def test_specs_that_cannot_be_are_refused(make: Any, error: type[Exception], message: str) -> None:

@@ -176,7 +176,7 @@ def test_a_new_model_is_exported_with_the_rows_of_its_tokens(old: Path) -> None:
     (".*", {}, {"tabl": "table"}, {},
      "WarmStartSettings: var_name_to_prev_var_name: 'tabl' matches no variable to load"),
     ("nothing", {}, {}, {}, "WarmStartSettings: vars_to_warm_start: 'nothing' matches no variable"),
-    ("table", {}, {}, {"tokens": 5}, r"'table' is \[5, 2\] here and \[4, 2\] there.*: vars_to_war"),
+    ("table", {}, {}, {"tokens": 5}, r"'table' is \[5, 2\] in the model and \[4, 2\] in.*: vars_to_war"),
     ("out", {"table": ("cxab", 4, 0, "abc")}, {}, {},
      "WarmStartSettings: var_name_to_vocab_info: 'table' is not a variable to load"),
     ("table", {"table": ("ca", 4, 0, "abc")}, {}, {}, "ca has 2 lines, fewer than the requested 4"),
@@ -201,9 +201,9 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.parametrize(("source", "message"), [
     (WarmStartSettings(""), "ckpt_to_initialize_from is empty"),
     (WarmStartSettings("x", cast(Any, 3)), "vars_to_warm_start=3"),
-    (WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]), "it is a regular expression, a list of them"),
+    (WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]), "it must be a regular expression, a list"),
     (WarmStartSettings("x", "("), r"WarmStartSettings: vars_to_warm_start: '\(' is not a regular expression"),
-    (3, "warm_start_from=3: it is a path or a tf.estimator.WarmStartSettings"),
+    (3, "warm_start_from=3: it must be a path or a tf.estimator.WarmStartSettings"),
 ])  # fmt: skip
 def test_settings_that_say_nothing_are_refused(source: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

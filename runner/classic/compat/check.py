@@ -138,7 +138,7 @@ def _named(tree: ast.AST) -> set[str]:
 
 
 def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
-    """Return (verdict, text, name) of each finding about a use."""
+    """Return (verdict, text, name) for each finding about one use of a name; at least one unless it is a method."""
     gone = _gone(use, installed)
     if gone is not None:
         return [(UNSUPPORTED, gone, use.said)]

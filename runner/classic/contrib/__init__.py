@@ -1,6 +1,6 @@
-"""`tf.contrib` of TensorFlow 1.15, as far as tf.estimator programs used it.
+"""The parts of TensorFlow 1.15's `tf.contrib` that tf.estimator programs used.
 
-`names` lists every supported name and where it is, and for others what to use instead. `modules` makes `tf.contrib` and
-`tensorflow.contrib`, packages that look a name up when it is used. Most of layers, framework, metrics and slim comes
-from the package tf_slim; the rest is here, one file per part of contrib.
+`names` lists every supported name with its place, and for others what to use instead. `modules` makes `tf.contrib` and
+`tensorflow.contrib`, modules that import a name's object when it is first used. Most of layers, framework, metrics and
+slim comes from the package tf_slim; the rest is here, in one file per part of contrib.
 """

@@ -148,7 +148,16 @@ class BahdanauAttention(AttentionMechanism):
 
 
 class AttentionWrapperState(NamedTuple):
-    """The state of an AttentionWrapper; with several mechanisms the last three fields are tuples."""
+    """The state of an AttentionWrapper. With several attention mechanisms, the last three fields are tuples.
+
+    Attributes:
+      cell_state: state of the cell.
+      attention: the last attention, `[batch, attention size]`.
+      time: int32 scalar, the number of steps so far.
+      alignments: attention to each step of the memory, `[batch, time]`.
+      alignment_history: TensorArray of the alignments of all steps; () if they are not collected.
+      attention_state: state of the attention mechanism, `[batch, time]`.
+    """
 
     cell_state: Any
     attention: Any
@@ -163,18 +172,19 @@ class AttentionWrapperState(NamedTuple):
 
 
 class AttentionWrapper(rnn_cell.RNNCell):
-    """A cell whose input also contains its attention of the previous step.
+    """Wraps a cell with attention: the cell's input also contains the attention of the previous step.
 
     Args:
       cell: a cell of `tf.nn.rnn_cell`.
-      attention_mechanism: one mechanism or several.
-      attention_layer_size: units of `attention_layer/kernel`, which computes the attention from the cell's output and
-        the context; None: the attention is the context. One number per mechanism.
-      alignment_history: the state collects the alignments of each step.
-      cell_input_fn: (input, attention) -> input of the cell; None: concatenate them.
-      output_attention: the output is the attention; False: the cell's output.
-      initial_cell_state: start of `zero_state`; None: the cell's own zero state.
-      attention_layer: layer or layers, in place of attention_layer_size.
+      attention_mechanism: an AttentionMechanism, or a list of several.
+      attention_layer_size: units of a dense layer (`attention_layer/kernel`) that computes the attention from the
+        cell's output and the context; with several mechanisms a list of numbers. None: the attention is the context.
+      alignment_history: collect the alignments of each step in the state.
+      cell_input_fn: function (input, attention) -> input of the cell; None: concatenates them.
+      output_attention: return the attention as the output; False: the cell's output.
+      initial_cell_state: state of the cell in `zero_state`; None: the cell's own zero state.
+      name: name of the cell.
+      attention_layer: a layer, or one per mechanism, instead of attention_layer_size.
     """
 
     def __init__(
@@ -213,7 +223,10 @@ class AttentionWrapper(rnn_cell.RNNCell):
             return (None,) * len(self._mechanisms)
         sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)
         if len(sizes) != len(self._mechanisms):
-            raise ValueError(f"{len(sizes)} attention_layer_size and {len(self._mechanisms)} attention mechanisms.")
+            raise ValueError(
+                f"attention_layer_size has {len(sizes)} numbers for {len(self._mechanisms)} attention mechanisms. Give "
+                "one for each."
+            )
         return tuple(layers.Dense(size, name="attention_layer", use_bias=False) for size in sizes)
 
     @property

@@ -68,8 +68,9 @@ def crf_log_likelihood(
 
 
 def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (the best tags, int32 `[batch, time]`, 0 after the end; their score, float `[batch]`), by the Viterbi
-    algorithm.
+    """Return (best tags, int32 `[batch, time]` with 0 after the end of a sequence; their scores, float `[batch]`).
+
+    Uses the Viterbi algorithm.
     """
     lengths = tf.maximum(tf.cast(sequence_length, tf.int32), 1)
     num_steps, num_tags = tf.shape(potentials)[1], potentials.shape[2]
@@ -97,7 +98,7 @@ def crf_decode(potentials: tf.Tensor, transition_params: Any, sequence_length: A
 
 
 def viterbi_decode(score: Any, transition_params: Any) -> tuple[list[int], Any]:
-    """Return (the best tags, their score) of one sequence with NumPy; `score` is `[time, tags]`."""
+    """Return (list of the best tags, their score) of one sequence from tag scores `[time, tags]`, with NumPy."""
     scores, back = np.array(score[0]), []
     for one in score[1:]:
         through = scores[:, None] + transition_params

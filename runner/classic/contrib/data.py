@@ -1,4 +1,4 @@
-"""`tf.contrib.data` without what had moved to `tf.data.experimental` by TensorFlow 1.15; and `tf.contrib.lookup`."""
+"""The names of `tf.contrib.data` that tf.data.experimental does not have, and `tf.contrib.lookup`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.tf_private import tf_estimator
 v1 = tf.compat.v1
 
 tables = tf_estimator.lookup_tables()
-"""`tf.contrib.lookup`, which TensorFlow itself still has in a private module."""
+"""`tf.contrib.lookup`: TensorFlow still has it in a private module."""
 
 Apply = Callable[[Any], Any]
 """A function from dataset to dataset, for `dataset.apply`."""
@@ -34,7 +34,7 @@ def sloppy_interleave(map_func: Callable[..., Any], cycle_length: int, block_len
 
 
 def assert_element_shape(expected_shapes: Any) -> Apply:
-    """Return a function for `dataset.apply` that checks the shapes of elements; they are then known statically.
+    """Return a function for `dataset.apply` that checks the shapes of elements and sets them as static shapes.
 
     Args:
       expected_shapes: a tf.TensorShape for each component, in the structure of the elements.

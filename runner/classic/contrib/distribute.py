@@ -1,4 +1,4 @@
-"""`tf.contrib.distribute`: today's strategies with their former arguments."""
+"""`tf.contrib.distribute`: the strategies of tf.distribute, made from the arguments of TensorFlow 1.15."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def MirroredStrategy(  # it was a class
 
     Args:
       devices: names of devices; None: all GPUs.
-      num_gpus, num_gpus_per_worker: use the first N GPUs, in place of `devices`; 0: the CPU.
-      cross_device_ops, cross_tower_ops: a `tf.distribute.CrossDeviceOps`.
-      auto_shard_dataset: ignored; the runner shards the input itself.
+      num_gpus: use the first N GPUs, instead of `devices`; 0: the CPU.
+      num_gpus_per_worker: the same, used if num_gpus is None.
+      cross_device_ops: a `tf.distribute.CrossDeviceOps`; None: TensorFlow's default.
+      auto_shard_dataset: ignored; the runner divides the input.
+      cross_tower_ops: former name of cross_device_ops.
 
     Raises:
       ValueError: both devices and a number of GPUs are given.

@@ -1,4 +1,4 @@
-"""`tf.contrib.estimator`: heads as functions, and wrappers of optimizers and estimators."""
+"""`tf.contrib.estimator`: functions that make heads, optimizers and estimators."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def multi_head(heads: Sequence[Head], head_weights: Sequence[float] | None = Non
 
 
 class _Around(v1.train.Optimizer):  # type: ignore[name-defined]
-    """An optimizer that delegates updates and slots to another one."""
+    """Base class of optimizers that change the gradients and leave updates and slots to another optimizer."""
 
     def __init__(self, opt: Any, name: str) -> None:
         super().__init__(False, name)
@@ -146,7 +146,7 @@ def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
 
 
 def TowerOptimizer(optimizer_or_optimizer_fn: Any) -> Any:  # it was a class
-    """Return the optimizer unchanged, or the function's result: the strategy averages gradients over replicas."""
+    """Return the optimizer, or the result of the function that makes it. The strategy averages over replicas."""
     is_optimizer = isinstance(optimizer_or_optimizer_fn, v1.train.Optimizer)
     return optimizer_or_optimizer_fn if is_optimizer else optimizer_or_optimizer_fn()
 
@@ -160,7 +160,7 @@ def replicate_model_fn(
 
 
 def forward_features(estimator: Estimator, keys: Any = None, sparse_default_values: Any = None) -> Estimator:
-    """Return an estimator like this one whose predictions also contain features of the input.
+    """Return an Estimator like `estimator` whose predictions also contain features of the input.
 
     Args:
       estimator: the Estimator; its predictions must be a dict.
@@ -179,7 +179,7 @@ def forward_features(estimator: Estimator, keys: Any = None, sparse_default_valu
         added = {name: _dense(name, given[name], sparse_default_values) for name in (wanted or given)}
         taken = sorted(set(added) & set(predictions))
         if taken:
-            raise ValueError(f"forward_features: the predictions have {taken} already.")
+            raise ValueError(f"forward_features: the predictions already have {taken}. Leave these out of keys.")
         return spec._replace(predictions={**predictions, **added})
 
     return Estimator(model_fn, config=estimator.config, params=estimator.params)

@@ -1,4 +1,4 @@
-"""The part of `tf.contrib.framework` that assigns values of checkpoints, in a model_fn or by a Scaffold."""
+"""The functions of `tf.contrib.framework` that assign values from checkpoints, for the init_fn of a Scaffold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def assign_from_checkpoint(
 
     Args:
       model_path: path of the checkpoint, as returned by `tf.train.latest_checkpoint`.
-      var_list: variables, looked up by name; or name in the checkpoint -> variable.
+      var_list: variables, which have the same names in the checkpoint; or a dict name in the checkpoint -> variable.
       ignore_missing_vars: leave variables unchanged that the checkpoint lacks, with a warning.
 
     Raises:
@@ -35,7 +35,7 @@ def assign_from_checkpoint(
             text = f"Checkpoint is missing variable [{name}]"
             if not ignore_missing_vars:
                 raise ValueError(text)
-            _log.warning("%s: %s stays as it is.", text, variable.name)
+            _log.warning("%s: %s is unchanged.", text, variable.name)
             continue
         if not variable.shape.is_compatible_with(shapes[name]):
             raise ValueError(
@@ -54,17 +54,23 @@ def assign_from_checkpoint(
 def assign_from_checkpoint_fn(
     model_path: str, var_list: Any, ignore_missing_vars: bool = False, reshape_variables: bool = False
 ) -> Callable[..., None] | None:
-    """Return a function of a session that does the same as `assign_from_checkpoint`; None: there is nothing to assign.
+    """Return a function that assigns the values of a checkpoint in a session; None if there is nothing to assign.
 
     Use it as `Scaffold(init_fn=lambda scaffold, session: init(session))`.
 
     Args:
-      model_path, var_list, ignore_missing_vars: as in `assign_from_checkpoint`.
-      reshape_variables: True is not supported.
+      model_path: as in `assign_from_checkpoint`.
+      var_list: as in `assign_from_checkpoint`.
+      ignore_missing_vars: as in `assign_from_checkpoint`.
+      reshape_variables: must be False; True is not supported.
+
+    Raises:
+      ValueError: as in `assign_from_checkpoint`, or reshape_variables is True.
     """
     if reshape_variables:
         raise ValueError(
-            "assign_from_checkpoint_fn(reshape_variables=True): give variables of the checkpoint's shapes."
+            "assign_from_checkpoint_fn(reshape_variables=True) is not supported: give variables with the shapes of the "
+            "checkpoint."
         )
     named = _by_name(var_list)
     if ignore_missing_vars:

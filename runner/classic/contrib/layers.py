@@ -1,4 +1,4 @@
-"""The part of `tf.contrib.layers` that tf_slim lacks: embeddings of sequences, and contrib's feature columns."""
+"""The names of `tf.contrib.layers` that tf_slim lacks: embeddings of sequences, and contrib's feature columns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,14 @@ def embed_sequence(
 
     Args:
       ids: integers `[...]`.
-      vocab_size, embed_dim: shape of the variable; optional if it is reused.
-      unique: ignored; TensorFlow looks each row up once if that is faster.
-      initializer, regularizer, trainable, scope, reuse: as in `tf.get_variable` and `tf.variable_scope`.
+      vocab_size: number of rows of the variable; optional if the variable is reused.
+      embed_dim: number of columns of the variable; optional if the variable is reused.
+      unique: ignored.
+      initializer: as in `tf.get_variable`.
+      regularizer: as in `tf.get_variable`.
+      trainable: as in `tf.get_variable`.
+      scope: as in `tf.variable_scope`.
+      reuse: as in `tf.variable_scope`.
 
     Raises:
       ValueError: the shape is missing and the variable is not reused.
@@ -87,7 +92,7 @@ def bow_encoder(
             sparse = ids if isinstance(ids, tf.sparse.SparseTensor) else tf.sparse.from_dense(ids)
             return v1.nn.safe_embedding_lookup_sparse([embeddings], sparse, combiner="mean", default_id=0)
         if isinstance(ids, tf.sparse.SparseTensor):
-            raise TypeError(f"bow_encoder(sparse_lookup=False): ids must be a dense tensor, and are {ids}.")
+            raise TypeError(f"bow_encoder(sparse_lookup=False): ids must be a dense tensor, not {ids}.")
         return tf.reduce_mean(tf.nn.embedding_lookup(embeddings, ids), axis=1)
 
 
@@ -227,7 +232,7 @@ def create_feature_spec_for_parsing(feature_columns: Iterable[Any]) -> dict[str,
 def _combined(column: Any, combiner: str) -> Any:
     if combiner != "sum":
         raise ValueError(
-            f"combiner={combiner!r} of a column of tf.contrib.layers is not supported: give it to embedding_column, or "
-            "sparse_combiner= to tf.estimator.LinearClassifier."
+            f"combiner={combiner!r} is not supported for this column of tf.contrib.layers: pass it to "
+            "embedding_column, or as sparse_combiner= to tf.estimator.LinearClassifier."
         )
     return column

@@ -1,6 +1,4 @@
-"""The part of `tf.contrib.learn` that tf.estimator programs used: ModeKeys, RunConfig, the last activations of
-sequences.
-"""
+"""The names of `tf.contrib.learn` that tf.estimator programs used: ModeKeys, RunConfig, select_last_activations."""
 
 from __future__ import annotations
 
@@ -32,9 +30,8 @@ class RunConfig(run_config.RunConfig):
     """`tf.estimator.RunConfig` with keyword arguments.
 
     Args:
-      master, num_cores, log_device_placement, gpu_memory_fraction, evaluation_master: accepted and ignored; they
-        configured a session.
       **kwargs: as in `tf.estimator.RunConfig`.
+      Others: ignored; they configured a session.
     """
 
     def __init__(

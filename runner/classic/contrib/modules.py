@@ -1,4 +1,4 @@
-"""The modules `tensorflow.contrib.*`, whose names are looked up when they are used."""
+"""The modules `tensorflow.contrib.*`, which import the objects of their names when they are first used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = "tensorflow.contrib"
 
 
 class NotServed(AttributeError):
-    """A name of tf.contrib that the runner does not support. The message says what to use instead."""
+    """Raised for a name of tf.contrib that the runner does not support. The message says what to use instead."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -32,12 +32,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         name = names.public(fullname.removeprefix(ROOT).removeprefix("."))
         if fullname != ROOT and "tensorflow" in sys.modules:
-            # `import tensorflow.contrib.slim` uses `tensorflow.contrib`. It is not set earlier: libraries test for it
-            # and
-            # would take this for TensorFlow 1.
+            # After `import tensorflow.contrib.slim`, scripts use `tensorflow.contrib`. Do not set it earlier: libraries
+            # test for it and would take this for TensorFlow 1.
             sys.modules["tensorflow"].contrib = root()  # type: ignore[attr-defined]
         if not names.is_module(name) and _is_tried():
-            # Not ModuleNotFoundError: `from tensorflow.contrib import gan` would replace its message.
+            # `from tensorflow.contrib import gan` would replace the message of a ModuleNotFoundError.
             raise ImportError(_reason(name, fullname), name=fullname)
         return ModuleSpec(fullname, self, is_package=True)
 
@@ -50,7 +49,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Module(types.ModuleType):
-    """A module of tf.contrib. A private one, `<part>.python...`, has all public names of its part."""
+    """A module of tf.contrib. A private module, `<part>.python...`, has all public names of the part."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "A part of tf.contrib 1.15, on the runner.")
@@ -67,8 +66,8 @@ class _Module(types.ModuleType):
         place = names.place_of(public)
         if place is None:
             if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
-                # Called by an import statement. It may be in a `try`, so it must not find the _Refused of an earlier
-                # import.
+                # An import statement asks for the name. If it is in a `try`, it must raise, and not find the _Refused
+                # that an earlier import left in sys.modules.
                 sys.modules.pop(f"{module}.{name}", None)
             raise NotServed(_reason(public, shown))
         found = _load(place, shown)
@@ -76,8 +75,8 @@ class _Module(types.ModuleType):
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Python sets an imported submodule on its parent. A _Refused is kept out, so that `learn.Experiment` raises;
-        # `from tensorflow.contrib.learn import Experiment` finds it in sys.modules.
+        # Python sets an imported submodule on its parent. Do not set a _Refused, so that `learn.Experiment` raises.
+        # `from tensorflow.contrib.learn import Experiment` finds the _Refused in sys.modules.
         if not isinstance(value, _Refused):
             super().__setattr__(name, value)
 
@@ -86,8 +85,8 @@ class _Module(types.ModuleType):
 
 
 class _Refused(types.ModuleType):
-    """The result of importing an unsupported name. It raises when it is used, not when imported: many imports are
-    unused.
+    """The result of importing an unsupported name. It raises NotServed when it is used, not when it is imported, since
+    scripts have many unused imports.
     """
 
     def __init__(self, name: str) -> None:
@@ -111,7 +110,7 @@ class _Refused(types.ModuleType):
 
 
 def _is_tried() -> bool:
-    """Report whether the import statement is in a `try` with `except`, which needs the error at the import."""
+    """Report whether the import statement that is running is in a `try` with `except`, which handles import errors."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(
         (__file__, importlib.__file__, "<frozen importlib")
@@ -153,13 +152,13 @@ def _load(place: str, shown: str) -> Any:
 
 
 def install() -> None:
-    """Make `import tensorflow.contrib.layers` and the like find these modules."""
+    """Make Python find these modules for `import tensorflow.contrib.layers` and the like."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def root() -> types.ModuleType:
-    """Return the module `tensorflow.contrib`, which is also `tf.contrib`. Does not import TensorFlow."""
+    """Return the module `tensorflow.contrib`, which is also `tf.contrib`, without importing TensorFlow."""
     module = sys.modules.get(ROOT)
     if module is None:
         module = sys.modules[ROOT] = _Module(ROOT)

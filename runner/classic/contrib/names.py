@@ -1,4 +1,4 @@
-"""The table of tf.contrib 1.15's supported names, and what to use instead of others. It imports no implementation."""
+"""The table of the supported names of tf.contrib 1.15 with their places, and what to use instead of other names."""
 
 from __future__ import annotations
 
@@ -364,7 +364,9 @@ _PRIVATE_MODULES = frozenset(
 
 
 def public(name: str) -> str:
-    """Return the public name for a name in `<part>.python...`; its private modules count as the part itself."""
+    """Return the public name for a name below tf.contrib: `layers.python.layers.x` becomes `layers.x`, and a private
+    module `layers.python.layers` becomes `layers`. Public names are returned unchanged.
+    """
     part, _, rest = name.partition(".python")
     if not name.startswith(f"{part}.python") or (rest and not rest.startswith(".")):
         return name
@@ -378,7 +380,7 @@ def is_module(name: str) -> bool:
 
 
 def place_of(name: str) -> str | None:
-    """Return "module:attribute" for a public name; None: it is not supported."""
+    """Return "module:attribute" for a public name; None if the name is not supported."""
     if name in NAMES:
         return NAMES[name]
     part, _, rest = name.partition(".")

@@ -1,4 +1,4 @@
-"""`tf.contrib.opt`: optimizers that TensorFlow 1.15 had only here."""
+"""`tf.contrib.opt`: optimizers that TensorFlow 1.15 had only in contrib."""
 
 from __future__ import annotations
 
@@ -191,9 +191,9 @@ class LARSOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
         use_nesterov: bool = False,
     ) -> None:
         if momentum < 0.0:
-            raise ValueError(f"momentum should be positive: {momentum}")
+            raise ValueError(f"LARSOptimizer(momentum={momentum}): it must not be negative.")
         if weight_decay < 0.0:
-            raise ValueError(f"weight_decay should be positive: {weight_decay}")
+            raise ValueError(f"LARSOptimizer(weight_decay={weight_decay}): it must not be negative.")
         super().__init__(use_locking=False, name=name)
         self._learning_rate, self._momentum, self._weight_decay = learning_rate, momentum, weight_decay
         self._eeta, self._epsilon, self._skip_list, self._use_nesterov = eeta, epsilon, skip_list, use_nesterov

@@ -10,10 +10,11 @@ import tensorflow as tf
 
 
 class Predictor:
-    """A signature of a SavedModel: called with name -> values, returns name -> array.
+    """A signature of a SavedModel. A call takes a dict input name -> values, and returns a dict output name -> array.
 
     Attributes:
-      feed_tensors, fetch_tensors: name -> tensor spec of each input and output.
+      feed_tensors: input name -> TensorSpec.
+      fetch_tensors: output name -> TensorSpec.
     """
 
     def __init__(self, export_dir: str, signature_def_key: str | None, tags: Any) -> None:
@@ -44,14 +45,19 @@ def from_saved_model(
 
     Args:
       export_dir: folder of the SavedModel.
-      signature_def_key: name of the signature; None: the default one.
-      tags: tags of the graph in it, separated by commas; None: "serve".
-      signature_def, input_names, output_names: must be None; they are not supported.
-      graph, config: accepted and ignored; they configured a session.
+      signature_def_key: name of the signature; None: `serving_default`.
+      signature_def: not supported; must be None.
+      input_names: not supported; must be None.
+      output_names: not supported; must be None.
+      tags: tags of the graph in the SavedModel, separated by commas; None: the only graph.
+      graph: ignored.
+      config: ignored; it configured a session.
     """
     del graph, config
     if signature_def is not None or input_names is not None or output_names is not None:
-        raise ValueError("from_saved_model: give signature_def_key=; names of tensors are not looked up.")
+        raise ValueError(
+            "from_saved_model: signature_def, input_names and output_names are not supported. Use signature_def_key."
+        )
     return Predictor(export_dir, signature_def_key, tags)
 
 
@@ -63,8 +69,9 @@ def from_estimator(
     Args:
       estimator: the Estimator.
       serving_input_receiver_fn: as in `Estimator.export_saved_model`.
-      output_key: name of the signature; None: the default one.
-      graph, config: accepted and ignored.
+      output_key: name of the signature; None: `serving_default`.
+      graph: ignored.
+      config: ignored; it configured a session.
     """
     del graph, config
     with tempfile.TemporaryDirectory() as folder:

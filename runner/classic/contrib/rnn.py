@@ -1,4 +1,4 @@
-"""Cells and networks that only `tf.contrib.rnn` had; the others are in `tf.nn.rnn_cell`."""
+"""Cells and networks that only `tf.contrib.rnn` had. Its other names are in `tf.nn.rnn_cell`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class LayerNormBasicLSTMCell(rnn_cell.RNNCell):
         kernel = v1.get_variable("kernel", [joined.shape[-1], 4 * self._num_units], joined.dtype)
         gates = tf.matmul(joined, kernel)
         if not self._layer_norm:
-            # initialized like the kernel, not with zeros
+            # As in TensorFlow 1.15, the bias is initialized like the kernel, not with zeros.
             gates += v1.get_variable("bias", [4 * self._num_units], joined.dtype)
         i, j, f, o = tf.split(gates, 4, axis=1)
         if self._layer_norm:
@@ -127,8 +127,8 @@ class FusedRNNCell(abc.ABC):
 
         Args:
           inputs: float `[time, batch, inputs]`, or a list of steps; the outputs are then a list, too.
-          initial_state: None: zeros.
-          dtype: of the state and outputs.
+          initial_state: state before the first step; None: zeros.
+          dtype: dtype of the state and outputs.
           sequence_length: integers `[batch]`; None: all sequences have the full length.
           scope: variable scope.
         """
@@ -225,7 +225,7 @@ class FusedRNNCellAdaptor(FusedRNNCell):
 
 
 class TimeReversedFusedRNN(FusedRNNCell):
-    """Runs a FusedRNNCell over the reversed sequences, and reverses its outputs again."""
+    """Runs a FusedRNNCell over the reversed sequences, and reverses its outputs."""
 
     def __init__(self, cell: FusedRNNCell) -> None:
         self._cell = cell
@@ -265,12 +265,17 @@ def stack_bidirectional_dynamic_rnn(
     layer below. Variables are `stack_bidirectional_rnn/cell_<layer>/bidirectional_rnn/{fw,bw}/<cell>/...`.
 
     Args:
-      cells_fw, cells_bw: a cell per layer and direction.
-      inputs: float `[batch, time, inputs]`; with time_major `[time, batch, inputs]`, and the outputs likewise.
-      initial_states_fw, initial_states_bw: a state per layer; None: zeros.
-      dtype, sequence_length, parallel_iterations, swap_memory: as in `tf.nn.bidirectional_dynamic_rnn`.
-      time_major: see inputs.
+      cells_fw: forward cells, one per layer.
+      cells_bw: backward cells, one per layer.
+      inputs: float `[batch, time, inputs]`; with time_major `[time, batch, inputs]`.
+      initial_states_fw: initial states of the forward cells, one per layer; None: zeros.
+      initial_states_bw: initial states of the backward cells, one per layer; None: zeros.
+      dtype: as in `tf.nn.bidirectional_dynamic_rnn`.
+      sequence_length: as in `tf.nn.bidirectional_dynamic_rnn`.
+      parallel_iterations: as in `tf.nn.bidirectional_dynamic_rnn`.
+      time_major: inputs and outputs are `[time, batch, ...]`.
       scope: variable scope; None: `stack_bidirectional_rnn`.
+      swap_memory: as in `tf.nn.bidirectional_dynamic_rnn`.
 
     Raises:
       ValueError: cells_fw and cells_bw are empty or differ in length.
@@ -301,9 +306,7 @@ def stack_bidirectional_rnn(
     sequence_length: Any = None,
     scope: Any = None,
 ) -> tuple[Sequence[tf.Tensor], tuple[Any, ...], tuple[Any, ...]]:
-    """Like `stack_bidirectional_dynamic_rnn`, for lists of steps: inputs are float `[batch, inputs]` each, and
-    outputs likewise.
-    """
+    """Like `stack_bidirectional_dynamic_rnn`, but inputs and outputs are lists of tensors `[batch, ...]`."""
     layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
     states_fw, states_bw = [], []
     with v1.variable_scope(scope or "stack_bidirectional_rnn"):
@@ -319,6 +322,6 @@ def stack_bidirectional_rnn(
 
 def _layers(cells_fw: Sequence[Any], cells_bw: Sequence[Any], states_fw: Any, states_bw: Any) -> Any:
     if not cells_fw or len(cells_fw) != len(cells_bw):
-        raise ValueError(f"Forward and Backward cells must have the same depth: {len(cells_fw)}, {len(cells_bw)}.")
+        raise ValueError(f"cells_fw and cells_bw need the same length, at least 1: {len(cells_fw)}, {len(cells_bw)}.")
     nothing = [None] * len(cells_fw)
     return zip(cells_fw, cells_bw, states_fw or nothing, states_bw or nothing, strict=True)

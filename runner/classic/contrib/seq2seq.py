@@ -1,4 +1,4 @@
-"""`tf.contrib.seq2seq`: the loss of sequences, and decoders that run step by step.
+"""`tf.contrib.seq2seq`: the loss of sequences, and decoders that make sequences step by step.
 
 Formulas and names are those of TensorFlow 1.15, contrib/seq2seq/python/ops/{loss,helper,basic_decoder,decoder}.py.
 """
@@ -31,8 +31,10 @@ def sequence_loss(
       logits: float `[batch, time, classes]`.
       targets: integers `[batch, time]`.
       weights: `[batch, time]`; 0 for padding.
-      average_across_timesteps, average_across_batch: divide by the sum of the weights over these axes.
-      sum_over_timesteps, sum_over_batch: divide by the number of weights that are not 0 over these axes.
+      average_across_timesteps: sum over time and divide by the sum of the weights.
+      average_across_batch: sum over the batch and divide by the sum of the weights.
+      sum_over_timesteps: sum over time and divide by the number of weights that are not 0.
+      sum_over_batch: sum over the batch and divide by the number of weights that are not 0.
       softmax_loss_function: called with labels and logits; None: sparse softmax cross entropy.
       name: name scope.
 
@@ -44,8 +46,8 @@ def sequence_loss(
     """
     if len(logits.shape) != 3 or len(targets.shape) != 2 or len(weights.shape) != 2:
         raise ValueError(
-            "sequence_loss: logits are [batch, time, classes], targets and weights [batch, time]; these are "
-            f"{logits.shape}, {targets.shape}, {weights.shape}."
+            "sequence_loss: logits must be [batch, time, classes], targets and weights [batch, time]; their shapes are "
+            f"{logits.shape}, {targets.shape} and {weights.shape}."
         )
     if (average_across_timesteps and sum_over_timesteps) or (average_across_batch and sum_over_batch):
         raise ValueError("average_across_* and sum_over_* cannot be set to True for the same axis.")
@@ -82,7 +84,7 @@ def _tiled(tensor: Any, multiplier: int) -> tf.Tensor:
 
 
 class Helper(abc.ABC):
-    """Samples from the outputs of a decoder and chooses its next inputs."""
+    """Base class: samples ids from the outputs of a decoder and chooses the decoder's next inputs."""
 
     sample_ids_shape: Any = tf.TensorShape([])
     sample_ids_dtype: Any = tf.int32
@@ -113,6 +115,8 @@ class TrainingHelper(Helper):
     Args:
       inputs: `[batch, time, ...]`; with `time_major` `[time, batch, ...]`.
       sequence_length: integers `[batch]`.
+      time_major: see inputs.
+      name: ignored.
 
     Raises:
       ValueError: sequence_length is not a vector.
@@ -203,7 +207,15 @@ class GreedyEmbeddingHelper(Helper):
 
 
 class SampleEmbeddingHelper(GreedyEmbeddingHelper):
-    """Feeds to a decoder the embedding of an id drawn from softmax(outputs / softmax_temperature)."""
+    """Feeds the embedding of an id that is drawn from softmax(outputs / softmax_temperature) to a decoder.
+
+    Args:
+      embedding: as in GreedyEmbeddingHelper.
+      start_tokens: as in GreedyEmbeddingHelper.
+      end_token: as in GreedyEmbeddingHelper.
+      softmax_temperature: divides the outputs; None: 1.
+      seed: seed of the draws.
+    """
 
     def __init__(
         self, embedding: Any, start_tokens: Any, end_token: Any, softmax_temperature: Any = None, seed: Any = None
@@ -256,15 +268,16 @@ class CustomHelper(Helper):
 
 
 class Decoder(abc.ABC):
-    """A network that `dynamic_decode` calls for each step."""
+    """Base class of networks that `dynamic_decode` calls for each step."""
 
     tracks_own_finished = False
-    """Whether the `finished` that `step` returns is final: sequences may change places, as in beam search."""
+    """Whether `step` alone tells if a sequence is finished. False: once finished, a sequence stays finished. True in a
+    beam search, where sequences change places."""
 
     @property
     @abc.abstractmethod
     def output_dtype(self) -> Any:
-        """The dtypes of a step's outputs, in their structure."""
+        """The dtypes of a step's outputs, in the structure of the outputs."""
 
     @abc.abstractmethod
     def initialize(self, name: str | None = None) -> tuple[Any, Any, Any]:
@@ -280,7 +293,12 @@ class Decoder(abc.ABC):
 
 
 class BasicDecoderOutput(NamedTuple):
-    """The outputs of a step: those of the cell (or its output layer) `[batch, ...]`, and the sampled ids `[batch]`."""
+    """The outputs of a step.
+
+    Attributes:
+      rnn_output: output of the cell, or of the output layer, `[batch, ...]`.
+      sample_id: the sampled ids, `[batch]`.
+    """
 
     rnn_output: Any
     sample_id: Any
@@ -291,7 +309,7 @@ class BasicDecoder(Decoder):
 
     Args:
       cell: a cell of `tf.nn.rnn_cell`.
-      helper: chooses the inputs.
+      helper: a Helper, which samples ids and chooses the inputs.
       initial_state: state of the cell before the first step.
       output_layer: a layer such as `tf.layers.Dense`, applied to the outputs before ids are sampled.
     """
@@ -339,8 +357,9 @@ def dynamic_decode(
       output_time_major: return outputs as `[time, batch, ...]`.
       impute_finished: for finished sequences, output 0 and keep the state.
       maximum_iterations: the largest number of steps; None: no limit.
-      parallel_iterations, swap_memory: as in `tf.while_loop`.
-      scope: variable scope.
+      parallel_iterations: as in `tf.while_loop`.
+      swap_memory: as in `tf.while_loop`.
+      scope: variable scope; None: `decoder`.
 
     Returns:
       (outputs `[batch, time, ...]`, final state, sequence lengths int32 `[batch]`).
@@ -410,7 +429,7 @@ class BeamSearchDecoderOutput(NamedTuple):
 
 
 class BeamSearchDecoderState(NamedTuple):
-    """The state of a beam search: the cell's `[batch, beam, ...]`, the others `[batch, beam]`."""
+    """The state of a beam search: `cell_state` is `[batch, beam, ...]`, the other fields are `[batch, beam]`."""
 
     cell_state: Any
     log_probs: Any
@@ -419,11 +438,12 @@ class BeamSearchDecoderState(NamedTuple):
 
 
 class FinalBeamSearchDecoderOutput(NamedTuple):
-    """The result of a beam search: the sequences, best first, and the outputs of each step.
+    """The result of a beam search.
 
     Attributes:
-      predicted_ids: int32 `[batch, time, beam]`; `[time, batch, beam]` with output_time_major.
-      beam_search_decoder_output: each field likewise.
+      predicted_ids: the sequences, best first, int32 `[batch, time, beam]`; `[time, batch, beam]` with
+        output_time_major.
+      beam_search_decoder_output: the outputs of all steps; each field has the shape of predicted_ids.
     """
 
     predicted_ids: Any
@@ -433,12 +453,14 @@ class FinalBeamSearchDecoderOutput(NamedTuple):
 class BeamSearchDecoder(Decoder):
     """Beam search: keeps the `beam_width` best sequences by the sum of their ids' log-probabilities.
 
-    As in TensorFlow 1.15, contrib/seq2seq/python/ops/beam_search_decoder.py. `tile_batch` the initial state, and the
-    memory of an attention, by `beam_width`.
+    As in TensorFlow 1.15, contrib/seq2seq/python/ops/beam_search_decoder.py. Repeat the initial state, and the memory
+    of an attention, with `tile_batch(..., beam_width)`.
 
     Args:
       cell: a cell of `tf.nn.rnn_cell`.
-      embedding, start_tokens, end_token: as in GreedyEmbeddingHelper.
+      embedding: as in GreedyEmbeddingHelper.
+      start_tokens: as in GreedyEmbeddingHelper.
+      end_token: as in GreedyEmbeddingHelper.
       initial_state: state of the cell, `[batch * beam_width, ...]`.
       beam_width: number of sequences to keep per example.
       output_layer: as in BasicDecoder.
@@ -492,7 +514,7 @@ class BeamSearchDecoder(Decoder):
         return finished, self._first._embed(tokens), BeamSearchDecoderState(state, log_probs, finished, lengths)
 
     def _divided(self, one: Any) -> Any:
-        """Return `[batch * beam, ...]` as `[batch, beam, ...]`."""
+        """Return `one`, `[batch * beam, ...]`, as `[batch, beam, ...]`. Scalars and TensorArrays are unchanged."""
         if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
             return one
         rest = tf.shape(one)[1:]
@@ -521,8 +543,12 @@ class BeamSearchDecoder(Decoder):
             return output, state, self._first._embed(ids), state.finished
 
     def _best(self, logits: tf.Tensor, cell_state: Any, state: BeamSearchDecoderState) -> tuple[Any, Any]:
-        """Return (output, state) of the best continuations of all sequences by one id; logits are `[batch, beam,
-        ids]`.
+        """Continue each sequence by each id, and return (output, state) of the best `beam_width` continuations.
+
+        Args:
+          logits: float `[batch, beam, ids]`.
+          cell_state: state of the cell after this step, `[batch, beam, ...]`.
+          state: state of the beam search before this step.
         """
         num_ids, kind = logits.shape[-1], logits.dtype
         is_end = tf.one_hot(self._end_token, num_ids, True, False)
@@ -551,8 +577,8 @@ class BeamSearchDecoder(Decoder):
         return BeamSearchDecoderOutput(best, ids, parents), following
 
     def finalize(self, outputs: Any, final_state: Any, sequence_lengths: Any) -> tuple[Any, Any]:
-        """Return the sequences, traced back from the last step through the parents; the end token fills the rest of
-        each.
+        """Return (FinalBeamSearchDecoderOutput, state). The sequences are traced back from the last step through the
+        parents; after the first end token, each is filled with end tokens.
         """
         ids, parents = outputs.predicted_ids, outputs.parent_ids
         beams = tf.broadcast_to(tf.range(self._beam_width), tf.shape(ids)[1:])

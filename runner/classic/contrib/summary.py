@@ -1,4 +1,4 @@
-"""`tf.contrib.summary`: `tf.summary` under its names before TensorFlow 2.0."""
+"""`tf.contrib.summary`: the functions of `tf.summary` with their names before TensorFlow 2.0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 v1 = tf.compat.v1
 
 _writers: dict[str, Any] = {}
-"""Folder -> its writer, kept here because a writer made in model_fn would be closed after the call."""
+"""Folder -> its writer. They are kept here because a writer made in model_fn would be closed after the call."""
 
 
 def create_file_writer(
@@ -19,7 +19,15 @@ def create_file_writer(
     filename_suffix: str | None = None,
     name: str | None = None,
 ) -> Any:
-    """Return the event file writer of a folder, the same at each call; for None, a writer that writes nothing."""
+    """Return the event file writer of a folder. All calls for a folder return the same writer.
+
+    Args:
+      logdir: the folder; None: return a writer that writes nothing.
+      max_queue: as in `tf.summary.create_file_writer`.
+      flush_millis: as in `tf.summary.create_file_writer`.
+      filename_suffix: as in `tf.summary.create_file_writer`.
+      name: as in `tf.summary.create_file_writer`.
+    """
     if logdir is None:
         return tf.summary.create_noop_writer()
     if logdir not in _writers:

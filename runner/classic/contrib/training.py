@@ -24,7 +24,7 @@ class HParams:
 
     def __init__(self, hparam_def: Any = None, model_structure: Any = None, **kwargs: Any) -> None:
         if hparam_def is not None:
-            raise ValueError("HParams(hparam_def=): protos of hyperparameters are not read; give name=value.")
+            raise ValueError("HParams(hparam_def=...) is not supported: give hyperparameters as name=value.")
         self._hparam_types: dict[str, tuple[type, bool]] = {}
         self._model_structure = model_structure
         for name, value in kwargs.items():
@@ -49,12 +49,12 @@ class HParams:
 
         Raises:
           KeyError: there is no such hyperparameter.
-          ValueError: the value has another type, or is a list and the first value was not.
+          ValueError: the value has another type, or is a list although the first value was none, or the reverse.
         """
         kind, is_list = self._hparam_types[name]
         if isinstance(value, list) != is_list:
             wanted = "multi-valued" if is_list else "single-valued"
-            raise ValueError(f"Hyperparameter {name!r} is {wanted}, and was given {value!r}.")
+            raise ValueError(f"Hyperparameter {name!r} is {wanted}, and cannot be set to {value!r}.")
         setattr(self, name, [_cast(name, kind, one) for one in value] if is_list else _cast(name, kind, value))
 
     def del_hparam(self, name: str) -> None:
@@ -134,7 +134,10 @@ class HParams:
         kind, is_list = self._hparam_types[key]
         if default is not None:
             if isinstance(default, list) != is_list:
-                raise ValueError(f"get({key!r}, default={default!r}): the hyperparameter is {getattr(self, key)!r}.")
+                raise ValueError(
+                    f"get({key!r}, default={default!r}): the default has another type than the hyperparameter, "
+                    f"{getattr(self, key)!r}."
+                )
             for one in default if is_list else [default]:
                 _cast(key, kind, one)
         return getattr(self, key)
@@ -183,7 +186,7 @@ def _as_bool(text: str) -> bool:
         return True
     if text.lower() in ("false", "0"):
         return False
-    raise ValueError(f"{text!r} is no bool")
+    raise ValueError(f"{text!r} is not a bool: use true or false")
 
 
 def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class PoissonRegressionHead(RegressionHead):
 class LogisticRegressionHead(RegressionHead):
     """A head that predicts a probability: labels are from 0 to 1, and the loss is sigmoid cross entropy.
 
-    The arguments are those of RegressionHead.
+    The arguments `weight_column`, `loss_reduction` and `name` are as in RegressionHead.
     """
 
     def __init__(

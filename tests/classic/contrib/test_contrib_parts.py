@@ -157,7 +157,7 @@ def test_feature_columns_are_those_of_tf_feature_column() -> None:
     assert layers.crossed_column([words, hashed], 7) == columns.crossed_column(["word", "h"], 7)
     assert layers.embedding_column(words, 3).dimension == 3
     assert set(layers.create_feature_spec_for_parsing([number, hashed])) == {"x", "h"}
-    with pytest.raises(ValueError, match="combiner='mean' of a column of tf.contrib.layers is not supported"):
+    with pytest.raises(ValueError, match="combiner='mean' is not supported for this column of tf.contrib.layers"):
         layers.sparse_column_with_hash_bucket("h", 5, combiner="mean")
 
 
