@@ -2,7 +2,6 @@
 
 A removed key is refused with a sentence that says what to do instead. A renamed key still works, with a warning, until
 the second minor version after the renaming. Both are accepted in the config.yaml of an earlier run.
-a warning. Both are accepted in the config.yaml of an earlier run.
 """
 
 from __future__ import annotations

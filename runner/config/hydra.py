@@ -184,7 +184,6 @@ class Composition:
         Composition._is_under_way = True
         # For each of the 125 groups that --help lists, Hydra 1.3 copies its whole store (0.55 s), although `load`
         # returns copies anyway. Remove this once Hydra no longer does that.
-        # copies anyway. Remove this once Hydra does.
         ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
         self._load = load = ConfigLoaderImpl._load_single_config
 

@@ -43,8 +43,6 @@ def serve_the_coordinator(
 
     Without a supervisor, the only sign is the coordinator's address: it answers as long as the coordinator lives.
 
-    Without a supervisor, only its address shows that: it answers as long as the process lives.
-
     Args:
       server: the server of this process.
       cluster: the cluster.

@@ -22,9 +22,6 @@ def read_tf_config(text: str) -> Cluster:
     The old task type `master` means the chief. An evaluator stays in `tasks` if TF_CONFIG's `cluster` names it. Without
     a `cluster`, this is a single process and `tasks` is empty.
 
-    The legacy `master` is the chief. An evaluator stays in `tasks` if `cluster` names it. Without a `cluster`, the
-    process is alone and `tasks` is empty.
-
     Raises:
       ConfigError: the text is not JSON, or has no task, an unknown task, or an invalid address.
     """
