@@ -51,7 +51,7 @@ class Input:
         on all of the data. "auto": "input_fn" if the function reads `input_context.input_pipeline_id` or
         `num_input_pipelines`; else "files" if it reads enough files; else "examples".
       shuffle_seed: passed to `fn` as params["shuffle_seed"]; None: not passed.
-      first_batch_only: repeat the batch of the first step without end.
+      first_batch_only: train on the batch of the first step in all steps.
       options: a tf.data.Options whose settings replace those of the function's dataset; None: no change.
       prefetch_to_device: in TRAIN, number of batches to copy to the GPU ahead of their steps; None: no copies ahead.
       service: in TRAIN, the tf.data service that computes the batches; the workers share them, whatever `shard` says.
@@ -187,7 +187,7 @@ class InputPipeline:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Name the input function in errors of its data while steps read it, and treat them as mistakes of the user."""
+        """Inside this context, add the name of the input function to errors of its data, and report them as user errors."""
         try:
             yield
         except tf.errors.OutOfRangeError:  # the end of the data

@@ -109,7 +109,9 @@ def _put_on_v1(v1: Any) -> None:
 
 
 def _put_on_nested(compat: Any) -> None:
-    """Replace `tf.compat.v1.compat.v1` and the like, separate modules in TensorFlow, by `tf.compat.v1` and `.v2`.
+    """Make `tf.compat.v1.compat.v1`, which TensorFlow loads as a separate module, the same module as `tf.compat.v1`.
+
+    This applies to all nested `compat` modules, and to `v2`.
 
     The classic names are also set on the separate modules, for code that has imported them already.
     """
