@@ -336,6 +336,6 @@ def _with_coordinator(place: Cluster) -> Cluster:
         return found
     named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
     raise ValueError(
-        f"TF_CONFIG: cluster has {named}, but parameter servers need a chief, the coordinator (without one, worker 0 is "
-        'it), and at least one other worker. Add "chief": ["host:port"] or another worker.'
+        f"TF_CONFIG: cluster has {named}, but parameter servers need a coordinator (the chief, or else worker 0) and "
+        'at least one other worker. Add "chief": ["host:port"] or another worker.'
     )

@@ -187,7 +187,7 @@ class InputPipeline:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside this context, add the name of the input function to errors of its data, and report them as user errors."""
+        """Add the input function's name to errors of its data inside this context, and report them as user errors."""
         try:
             yield
         except tf.errors.OutOfRangeError:  # the end of the data
