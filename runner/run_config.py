@@ -337,7 +337,9 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
         if not given:
             raise ValueError("Estimator(model_dir=''): give a folder, or None for a temporary one.")
         if config.model_dir is not None and config.model_dir != given:
-            raise ValueError(f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ.")
+            raise ValueError(
+                f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ. Set one."
+            )
         config = config.replace(model_dir=given)
     if config.model_dir is None:
         config = config.replace(model_dir=tempfile.mkdtemp(prefix="model-"))

@@ -152,7 +152,7 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
     ranked = rank_by(values, best.metric, best.mode)
     if not ranked:
         raise ConfigError(
-            f"{key}=best: no checkpoint has the metric of checkpoint.keep_best.metric={best.metric}. {there}"
+            f"{key}=best: no checkpoint has the metric {best.metric} (checkpoint.keep_best.metric). {there}"
         )
     return ranked[0]
 

@@ -62,7 +62,7 @@ def check_not_in_set(env: Mapping[str, str], service: str | None) -> None:
 
 
 def read_pod(env: Mapping[str, str]) -> Pod:
-    """Return this pod.
+    """Return the pod in which this process runs, from its host name.
 
     Raises:
       ConfigError: the host name does not end in an index.

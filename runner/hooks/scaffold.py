@@ -156,7 +156,10 @@ class ModelScaffold:
             )
         kept = [name for name in beside if name not in lost]
         if kept:
-            _log.info("EstimatorSpec.scaffold: its saver lacks %s; checkpoints contain them anyway.", ", ".join(kept))
+            _log.info(
+                "EstimatorSpec.scaffold: its saver does not store %s; the runner's checkpoints contain them anyway.",
+                ", ".join(kept),
+            )
         max_to_keep = getattr(getattr(self.saver, "saver_def", None), "max_to_keep", None)
         if max_to_keep is not None and max_to_keep != (keep_checkpoint_max or 0):
             _log.warning(

@@ -275,6 +275,6 @@ def missing_support() -> str:
 
 
 def environment_of_child(request: ChildRequest) -> dict[str, str]:
-    """Return the environment of a child, as a started process has it."""
+    """Return the environment of a forked child: the one that it would have if it had been started by its command."""
     lifeline, heartbeat, *_ = request.descriptors
     return {**request.env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)}

@@ -138,7 +138,8 @@ def without_keras2_generator() -> Iterator[None]:
 def set_seed(seed: int) -> None:
     """Set the global seed like tf.random.set_seed, which also drops the kernels of all eager operations and functions.
 
-    They are expensive to make again, so here they are only dropped if one that ran may keep a random state.
+    Kernels take long to build again. So they are dropped only if an operation has run whose kernel may keep random
+    state.
 
     Private: as in `graphs.kernels_kept`, which it respects, and in `_Watch`. When they move: tf.random.set_seed.
     """

@@ -157,7 +157,9 @@ def test_names_of_a_saver_in_training_are_the_keys_of_its_checkpoints(
         estimator = Estimator(averaged(renamed), tmp_path, RunConfig(keep_checkpoint_max=7))
         estimator.train(points(repeat=True), steps=3)
     assert "max_to_keep=5 of its saver is ignored; RunConfig(keep_checkpoint_max=7) applies" in caplog.text
-    assert "its saver lacks weight/ExponentialMovingAverage; checkpoints contain them anyway" in caplog.text
+    assert (
+        "its saver does not store weight/ExponentialMovingAverage; the runner's checkpoints contain them" in caplog.text
+    )
     names = estimator.get_variable_names()
     assert "old/w" in names and "weight" not in names and "weight/ExponentialMovingAverage" in names
     weight = estimator.get_variable_value("old/w")

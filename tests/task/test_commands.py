@@ -275,7 +275,7 @@ def test_a_checkpoint_is_chosen_as_the_best_by_its_step_or_path(worsened: Path, 
         (("command=evaluate", "eval.checkpoint=best"), "eval.checkpoint=best needs checkpoint.keep_best.metric, which "
          r"is null. Set it, or use a step. In .* are: model.ckpt-2 \(eval/loss, eval/mae\)"),
         (("command=export", "export.checkpoint=best", "checkpoint.keep_best.metric=eval/auc"), "export.checkpoint=best"
-         r": no checkpoint has the metric of checkpoint.keep_best.metric=eval/auc. In .* are: model.ckpt-2 \(eval/lo"),
+         r": no checkpoint has the metric eval/auc \(checkpoint.keep_best.metric\). In .* are: model.ckpt-2 \(eval/lo"),
         (("eval.checkpoint=2",), "eval.checkpoint=2 works with command=evaluate only; training resumes from"),
         (("command=evaluate", "predict.checkpoint=2"), "works with command=predict only, not with evaluate"),
     ],
