@@ -423,8 +423,8 @@ FREEZES = "started(); os.kill(os.getpid(), signal.SIGSTOP)\n"
 def test_a_single_task_that_is_frozen_is_said_and_goes_on_when_it_wakes(
     run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gang, "SAID_SILENCE_SECS", 0.5)
-    wakes = f"import subprocess; subprocess.Popen(['sh', '-c', f'sleep 2; kill -CONT {{os.getpid()}}'])\n{FREEZES}"
+    monkeypatch.setattr(gang, "SAID_SILENCE_SECS", 3.0)  # the task's start, without heartbeats, takes a second or two
+    wakes = f"import subprocess; subprocess.Popen(['sh', '-c', f'sleep 6; kill -CONT {{os.getpid()}}'])\n{FREEZES}"
     assert run({"chief": wakes + "time.sleep(1)\n" + FINISH}, "default") == 0
     froze, woke = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
