@@ -90,7 +90,7 @@ class Saver:
 
         Args:
           snapshot: the values to copy.
-          reserve: bytes that must stay free for the steps; None: what they have needed at most beyond the current use.
+          reserve: bytes that must stay free for the steps; None: the most they have used so far beyond the current use.
         """
         missing = 0 if not self._collectives.is_chief else self._memory.missing(snapshot)
         if not missing:
@@ -200,8 +200,8 @@ class Saver:
 
 
 class _Write(threading.Thread):
-    """A thread that writes a checkpoint. The end of the process does not wait for it (a daemon thread); the next save
-    removes the files of an unfinished one.
+    """A daemon thread that writes a checkpoint. If the process ends during the write, the next save removes the
+    incomplete files.
     """
 
     def __init__(self, saved: Saved, write: Callable[[], object]) -> None:

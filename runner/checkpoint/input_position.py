@@ -265,11 +265,11 @@ def _has_more(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
 
 
 def state_is_exact(pipeline: InputPipeline) -> bool:
-    """Report whether an iterator over `pipeline.dataset` can be saved, and yields the same examples once restored.
+    """Report whether an iterator over `pipeline.dataset` can be saved and yields the same examples once restored.
 
-    `shuffle().batch().repeat()` with a smaller last batch does not: between that batch and the next epoch, the state of
-    the shuffle is in no iterator, and after a restore TensorFlow 2.21 repeats the order of the first epoch.
-    `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are parsed from `__debug_string__`,
+    After `shuffle().batch().repeat()` with a smaller last batch, it does not: between that batch and the next epoch,
+    the state of the shuffle is in no iterator, and after a restore TensorFlow 2.21 repeats the order of the first
+    epoch. `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are parsed from `__debug_string__`,
     which has no fixed format; if TensorFlow changes it, this function returns True.
     """
     if pipeline.why_no_state is not None:
@@ -318,8 +318,8 @@ class InputState:
     def is_kept(self, num_bytes: int, variable_bytes: int) -> bool:
         """Report whether to keep an input state that has been written for a checkpoint.
 
-        Called in the thread that writes. The first state larger than the variables decides for all later ones, because
-        a shuffle buffer stays full once it is filled.
+        Called in the thread that writes. Once a state is larger than the variables, the answer is the same for all
+        later states, because a shuffle buffer stays full once it is filled.
 
         Args:
           num_bytes: size of this process's state. Other processes that read their own data have about the same.

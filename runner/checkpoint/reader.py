@@ -58,7 +58,7 @@ class Reader:
 
     @property
     def is_of_objects(self) -> bool:
-        """Whether the keys are paths of objects, as in tf.train.Checkpoint, not variable names."""
+        """Whether the checkpoint's keys are object paths, as tf.train.Checkpoint writes them, not variable names."""
         return OBJECT_GRAPH in self._entries
 
     @property

@@ -101,7 +101,7 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     """Write the state file with `latest` as the latest checkpoint, and delete the files of checkpoints that `keep` does
     not keep.
 
-    Incomplete checkpoints do not count as newest ones. They are deleted once `keep.newest` complete ones are newer. A
+    Incomplete checkpoints do not count towards `keep.newest`. They are deleted once so many complete ones are newer. A
     checkpoint without a manifest that the state file does not name was put there by the user and is not deleted. If all
     checkpoints are kept, nothing is deleted.
 

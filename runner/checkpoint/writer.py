@@ -229,7 +229,7 @@ class CheckpointWriter:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "The position in the training input cannot be saved (%s) A resumed run will read and drop all batches "
+                "The position in the training input cannot be saved: %s A resumed run will read and drop all batches "
                 "up to its step before it continues. Datasets over files and arrays can be saved, but not "
                 "from_generator, py_function and stateful tf.random operations.",
                 _reason_of(error),

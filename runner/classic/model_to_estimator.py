@@ -126,7 +126,7 @@ class _KerasEstimator(Estimator):
 
 
 class _Template:
-    """A Keras model, of which each trace builds a copy."""
+    """A Keras model; each call of `model_fn` builds a copy of it."""
 
     def __init__(
         self,

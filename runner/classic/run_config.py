@@ -285,8 +285,8 @@ def _strategies(train: Any, evaluation: Any, both: Any) -> tuple[Any, Any]:
         return train, evaluation
     if getattr(both, "remote_cluster", None):
         raise ValueError(
-            "RunConfig(experimental_distribute=DistributeConfig(remote_cluster=...)): there is no standalone client. "
-            "Start this script once for each task, with TF_CONFIG in its environment."
+            "RunConfig(experimental_distribute=DistributeConfig(remote_cluster=...)): standalone clients are not "
+            "supported. Start this script once for each task, with TF_CONFIG in its environment."
         )
     if train is not None or evaluation is not None:
         raise ValueError(

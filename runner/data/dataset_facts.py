@@ -62,7 +62,7 @@ def _name(function: str, files: list[dict[str, Any]]) -> str:
 
 
 def _size(pipeline: InputPipeline) -> dict[str, Any]:
-    """Return the numbers of batches and examples, as far as they are known."""
+    """Return the element spec, the batch size, and the numbers of batches and examples, as far as they are known."""
     batches, size = int(pipeline.given.cardinality()), pipeline.global_batch_size
     found: dict[str, Any] = {"element_spec": str(pipeline.element_spec)}
     if size:

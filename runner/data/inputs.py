@@ -221,8 +221,8 @@ def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) ->
 
     Args:
       pipeline: the training input.
-      num_steps: number of steps of the first loop. A loop of several steps may contain ends of passes, so it is
-        reported only if its batches are on average at most half of `batch_size`.
+      num_steps: number of steps of the first loop. Several steps may include a smaller batch at the end of a pass, so
+        they are reported only if their batches hold on average at most half of `batch_size`.
       examples: number of examples of these steps.
     """
     size = pipeline.global_batch_size

@@ -21,7 +21,7 @@ class PsDataset:
     Attributes:
       datasets: one dataset, of which every worker has a copy; or one for each worker if each reads its own data.
       coordinator: the ClusterCoordinator, which creates the workers' iterators.
-      skipped: number of elements to skip before the first that is handed out, over all workers.
+      skipped: number of elements to skip at the beginning, summed over all workers.
     """
 
     datasets: Sequence[tf.data.Dataset]
@@ -39,7 +39,7 @@ class PsDataset:
         return self.datasets[0].element_spec
 
     def cardinality(self) -> tf.Tensor:
-        """Return the number of elements, skipped ones included, as tf.data does: an int64 scalar."""
+        """Return the number of elements including skipped ones, or a negative constant of tf.data: an int64 scalar."""
         found = [int(dataset.cardinality()) for dataset in self.datasets]
         special = min(found)  # tf.data's INFINITE_CARDINALITY and UNKNOWN_CARDINALITY
         return tf.constant(special if special < 0 else sum(found), tf.int64)

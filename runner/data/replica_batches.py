@@ -196,7 +196,7 @@ class PerWorker(Division):
         return _replica_batch(tuple(parts), num_rows(parts) * tf.cast(is_real, tf.int64))
 
     def replica_spec(self, element_spec: Any) -> Any:
-        """Return the specs without the one that says whether an element is real."""
+        """Return `element_spec` without the last part of a marked element, which says whether it is real."""
         return element_spec[:-1] if self.ends_together else element_spec
 
     @property

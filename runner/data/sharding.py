@@ -63,7 +63,7 @@ class WorkerPlace:
       num_replicas: number of replicas of this process.
       worker_index: index of this process among the workers, from 0.
       num_workers: number of workers.
-      collectives: the workers' collectives; SINGLE_PROCESS in a parameter server cluster, whose workers step
+      collectives: communication between the workers; SINGLE_PROCESS in a parameter server cluster, whose workers step
         independently.
     """
 

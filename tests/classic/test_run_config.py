@@ -224,7 +224,7 @@ def test_a_standalone_client_is_refused_with_what_to_do() -> None:
     class Both:
         train_distribute, eval_distribute, remote_cluster = None, None, {"worker": ["a:1"]}
 
-    with pytest.raises(ValueError, match="there is no standalone client"):
+    with pytest.raises(ValueError, match="standalone clients are not supported"):
         RunConfig(experimental_distribute=Both())
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     given = type("Both", (), {"train_distribute": strategy, "eval_distribute": None, "remote_cluster": None})

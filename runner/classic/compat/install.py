@@ -1,4 +1,4 @@
-"""Set the classic names on TensorFlow as soon as it is imported."""
+"""Set the classic API's names, such as `tf.estimator` and `tf.contrib`, on TensorFlow as soon as it is imported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ importing_tensorflow: Callable[[], contextlib.AbstractContextManager[None]] = co
 
 
 def install() -> None:
-    """Set the classic names on TensorFlow's modules: at once if a module is imported already, else when it is."""
+    """Set the classic API's names on TensorFlow's modules: at once if a module is already imported, else on import."""
     if "tensorflow" not in sys.modules and legacy_keras.is_installed():
         os.environ.setdefault(legacy_keras.VARIABLE, "1")
     later = {}
@@ -109,11 +109,10 @@ def _put_on_v1(v1: Any) -> None:
 
 
 def _put_on_nested(compat: Any) -> None:
-    """Make `tf.compat.v1.compat.v1`, which TensorFlow loads as a separate module, the same module as `tf.compat.v1`.
+    """Replace nested modules such as `tf.compat.v1.compat.v2`, which TensorFlow loads as separate modules, by
+    `tf.compat.v1` and `tf.compat.v2`.
 
-    This applies to all nested `compat` modules, and to `v2`.
-
-    The classic names are also set on the separate modules, for code that has imported them already.
+    The classic API's names are also set on the separate modules, for code that has already imported them.
     """
     for name, nested in list(sys.modules.items()):
         inner = module_paths.NESTED_PRIVATE.fullmatch(name)
@@ -293,7 +292,7 @@ class LegacyKeras(types.ModuleType):
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls functions for modules after their import, to set the classic names on them.
+    """Calls functions for modules after their import, to set the classic API's names on them.
 
     Args:
       puts: module name -> function that is called with the module.
@@ -315,7 +314,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _execute(execute: Callable[[types.ModuleType], None], put: Callable[[Any], None], module: types.ModuleType) -> None:
-    """Execute a module with `execute`, its loader's function, and then set the classic names on it with `put`."""
+    """Execute a module with `execute`, its loader's function; then set the classic API's names on it with `put`."""
     with importing_tensorflow():
         execute(module)
     put(sys.modules[module.__name__])  # TensorFlow replaces the module while it is imported

@@ -30,7 +30,7 @@ def crf_binary_score(tag_indices: Any, sequence_lengths: Any, transition_params:
 
 
 def crf_sequence_score(inputs: tf.Tensor, tag_indices: Any, sequence_lengths: Any, transition_params: Any) -> tf.Tensor:
-    """Return the score of each sequence of tags, float `[batch]`: tags plus transitions; 0 for an empty sequence."""
+    """Return each sequence's score, float `[batch]`: its tags' scores plus its transitions' scores; 0 if empty."""
     return crf_unary_score(tag_indices, sequence_lengths, inputs) + crf_binary_score(
         tag_indices, sequence_lengths, transition_params
     )

@@ -175,7 +175,9 @@ def forward_features(estimator: Estimator, keys: Any = None, sparse_default_valu
         spec = inner(features, labels, mode)
         predictions = spec.predictions
         if not isinstance(predictions, dict):
-            raise ValueError("forward_features: the predictions of the estimator are not a dict.")
+            raise ValueError(
+                "forward_features: the predictions of the estimator are not a dict. Return a dict from its model_fn."
+            )
         added = {name: _dense(name, given[name], sparse_default_values) for name in (wanted or given)}
         taken = sorted(set(added) & set(predictions))
         if taken:

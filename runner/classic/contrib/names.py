@@ -1,4 +1,4 @@
-"""The table of the supported names of tf.contrib 1.15 with their places, and what to use instead of other names."""
+"""The supported names of tf.contrib 1.15, where each is defined, and what to use instead of other names."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ def _at(part: str, module: str, names: str) -> dict[str, str]:
 
 
 def _of_tensorflow(part: str, module: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> place for names in a module of TensorFlow, such as `compat.v1.train`. `new=old`
-    renames.
+    """Return `<part>.<name>` -> "module:attribute" for names in a module of TensorFlow, such as `compat.v1.train`.
+
+    `a=b` in `names` stands for the name `a` of contrib, which TensorFlow calls `b`.
     """
     pairs = (name.partition("=") for name in names.split())
     return {f"{part}.{name}": f"tensorflow:{module}.{old or name}".replace(":.", ":") for name, _, old in pairs}
 
 
 def _of_estimator(part: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> place for names of `tf.compat.v1.estimator`. `new=old` renames."""
+    """Return `<part>.<name>` -> "module:attribute" for names of `tf.compat.v1.estimator`. `a=b`: see `_of_tensorflow`."""
     pairs = (name.partition("=") for name in names.split())
     return {f"{part}.{name}": estimator_names.V1_NAMES[old or name] for name, _, old in pairs}
 

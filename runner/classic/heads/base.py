@@ -92,8 +92,8 @@ class Head(abc.ABC):
         """Add a batch to `eval_metrics`, the result of `metrics`, and return them. Other arguments are as in `loss`."""
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the weight of a batch's loss in the mean over the batches of an evaluation, a scalar; None: the number
-        of examples in the batch. Arguments are as in `loss`.
+        """Return the weight of a batch's loss in an evaluation's mean over batches, a scalar. None: the weight is the
+        number of examples in the batch. Arguments are as in `loss`.
         """
         return None
 
@@ -240,10 +240,11 @@ class HeadOfOne(Head):
         return checks.reduced(*self._weighted(labels, logits, features), "weighted_mean")
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the weight of a batch's loss in the mean over batches, a scalar.
+        """Return the weight of a batch's loss in an evaluation's mean over batches, a scalar.
 
-        It is 1 if losses are summed, as in tf.estimator (a replica returns its share of the batch), and the divisor of
-        the mean if they are averaged by weights. None for other reductions: the number of examples.
+        If losses are summed, all batches have the weight 1, as in tf.estimator; each replica returns its share of the
+        batch, and these add up to 1. If losses are averaged by weights, the weight is the divisor of that mean. For
+        other reductions the result is None: the weight is the number of examples in the batch.
         """
         if checks.is_sum(self.loss_reduction):
             return batch_part().share(tf.float64)

@@ -73,7 +73,7 @@ class MultiHead(base.Head):
         }
 
     def loss_weight(self, labels: Any, logits: Any, features: Any) -> Any:
-        """Return the heads' weight, a scalar, if all heads sum their losses; else None."""
+        """Return the first head's `loss_weight`, which all heads share, if all heads sum their losses; else None."""
         labels, logits = self._of_heads("labels", labels), self._logits(logits)
         if not all(checks.is_sum(head.loss_reduction) for head in self._heads.values()):
             return None

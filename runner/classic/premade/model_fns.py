@@ -25,14 +25,14 @@ ModelFn = Callable[..., EstimatorSpec]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """The differences between tf.estimator and tf.compat.v1.estimator: defaults, and names in checkpoints and events.
+    """Settings in which tf.estimator and tf.compat.v1.estimator differ: defaults, and names in checkpoints and events.
 
     Attributes:
       signatures: class name -> signature of its constructor.
       optimizer_of: makes an optimizer from (the user's argument, learning rate for an optimizer given by name).
       dnn_rate: learning rate of a DNN estimator's optimizer that is given by name; None: Keras's default.
       slot_folders: scope of a model ("dnn", "linear") -> folder of the optimizer's slots below each variable's name.
-      has_name_scopes: the names of summaries, losses, and optimizer variables other than slots begin with the scope.
+      has_name_scopes: names of summaries, losses, and optimizer variables other than slots begin with that scope.
     """
 
     signatures: Signatures
