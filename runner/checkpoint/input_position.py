@@ -269,8 +269,8 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
 
     After `shuffle().batch().repeat()` with a smaller last batch, it does not: between that batch and the next epoch,
     the state of the shuffle is in no iterator, and after a restore TensorFlow 2.21 repeats the order of the first
-    epoch. `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are parsed from `__debug_string__`,
-    which has no fixed format; if TensorFlow changes it, this function returns True.
+    epoch. `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are parsed from
+    `__debug_string__`, which has no fixed format; if TensorFlow changes it, this function returns True.
     """
     if pipeline.why_no_state is not None:
         return False

@@ -60,7 +60,7 @@ class VerifiedCheckpoints:
         return None
 
     def trust(self, path: str) -> None:
-        """Record that this process wrote the checkpoint `path`, so that `latest` does not read it."""
+        """Record that this process wrote the checkpoint `path`, so that `latest` need not verify it."""
         self._known[path] = (manifest.fingerprint(path), None)
 
     def _say(self, damaged: dict[str, str], path: str) -> None:

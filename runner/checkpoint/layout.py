@@ -92,8 +92,9 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     """Return the paths of the checkpoints from which a run may continue, in the order in which to try them. They may be
     damaged.
 
-    The latest of the state file comes first, then those with lower steps from the highest on, then the others. Files
-    without an index, of a name that is not the latest, are left from an interrupted save and are not a checkpoint.
+    First comes the latest checkpoint of the state file, then those with lower steps in descending order, then the
+    others. Files without an index are left from an interrupted save and are not a checkpoint, unless they are those of
+    the latest.
     """
     directory = Path(model_dir)
     latest = read_state(directory).latest

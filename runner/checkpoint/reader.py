@@ -214,7 +214,7 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
     if found:
         shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
         _log.info(
-            "Variables that have another name in %s, because tf.estimator's input had operations of the same name: %s.",
+            "These variables have another name in %s, because operations of tf.estimator's input had their names: %s.",
             reader.path,
             shown,
         )

@@ -1,4 +1,4 @@
-"""The hooks that only tf.estimator had. For its other hooks, compat/names.py has the place in TensorFlow."""
+"""The hooks that only tf.estimator had. compat/names.py lists where TensorFlow has the others."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class _Template:
 
 
 class _Family:
-    """The differences between Keras 3 and tf_keras; this base class is Keras 3."""
+    """What Keras 3 and tf_keras do differently; this base class does it for Keras 3."""
 
     loss_takes_training = True
 

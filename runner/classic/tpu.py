@@ -48,7 +48,7 @@ class TPUConfig(_TPUConfig):
 
 
 class InputPipelineConfig:
-    """Values of TPUConfig(per_host_input_for_training=), which have no effect: `shard` divides the input instead."""
+    """Values of TPUConfig(per_host_input_for_training=). They have no effect: `Input.shard` divides the input."""
 
     PER_SHARD_V1, PER_HOST_V1, PER_HOST_V2, BROADCAST, SLICED = 1, 2, 3, 4, 5
 

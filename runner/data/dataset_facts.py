@@ -77,7 +77,7 @@ def _size(pipeline: InputPipeline) -> dict[str, Any]:
 
 
 def _files(params: Any) -> Iterator[dict[str, Any]]:
-    """Yield the facts of the files that `params` name, by path or pattern."""
+    """Yield path, size and modification time of the files that `params` name, by path or pattern."""
     texts = [text for _, text in leaves("", params) if isinstance(text, str) and text] if params else []
     found = (path for text in texts if "://" not in text for path in sorted(glob.glob(text)))
     for path in (one for one, _ in zip((Path(each) for each in found), range(MAX_FILES), strict=False)):

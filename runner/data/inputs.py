@@ -168,8 +168,8 @@ class InputPipeline:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of an element of `given`. If each worker reads its own data, it is the same at any number of
-        workers.
+        """The spec of an element of `given`. If each worker reads its own data, the batch dimension is None, so that
+        the spec does not depend on the number of workers.
         """
         spec = self.given.element_spec
         return spec if self.num_pipelines == 1 else any_rows(spec)

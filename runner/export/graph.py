@@ -379,7 +379,7 @@ def _names_in(proto: Any) -> list[str]:
 
 
 def _definition(graph: tf.Graph, running: set[tf.Operation]) -> Any:
-    """Return the GraphDef of the operations `running`, with the functions that they call."""
+    """Return the GraphDef of the operations in `running` and of the functions that they call."""
     whole = graph.as_graph_def()
     names = {operation.name for operation in running}
     part = v1.GraphDef(versions=whole.versions)

@@ -90,8 +90,8 @@ def read_in_parts(owners: Mapping[str, SessionValues], held: contextlib.ExitStac
     """Yield the values of variables in parts of bounded size, each a dict name -> array.
 
     Args:
-      owners: variable name -> the SessionValues that hold it. Variables with the same SessionValues stand together.
-      held: closed when the generator ends.
+      owners: variable name -> the SessionValues that hold it. Variables with the same SessionValues are adjacent.
+      held: the context managers to exit when the generator ends.
     """
     with held:
         for _, names in itertools.groupby(owners, lambda name: id(owners[name])):

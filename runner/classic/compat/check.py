@@ -116,7 +116,7 @@ _MISSING = frozenset(
 
 
 def _for_other_versions(tree: ast.AST) -> set[int]:
-    """Return the numbers of the lines in code that handles several versions: in `try: ... except ImportError:` and the
+    """Return the line numbers of code that handles several versions: in `try: ... except ImportError:` and the
     like, and in conditions on a version.
     """
     lines: set[int] = set()
@@ -190,8 +190,8 @@ _OWN_HOOK = (
 
 
 def _gives(use: Use, argument: str, num_arguments: int) -> bool:
-    """Report whether a rule with `without=argument` skips the use: it passes the argument, by name or as the
-    `num_arguments`-th one by position, or is not a call.
+    """Report whether a rule with `without=argument` skips `use`, because it passes this argument, by name or as the
+    `num_arguments`-th one by position, or because it is not a call.
     """
     return bool(argument) and (argument in use.keywords or not 0 <= use.num_arguments < num_arguments)
 

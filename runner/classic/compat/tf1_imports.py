@@ -243,8 +243,8 @@ class Sources(importlib.abc.MetaPathFinder):
     tensorflow.compat.v1.
 
     Args:
-      installed: the names of the installed TensorFlow, which are the evidence for the version.
-      main: name of the main module; files without evidence are treated like it.
+      installed: the names of the installed TensorFlow.
+      main: name of the main module. A file that uses no name which only one version has is treated like it.
     """
 
     def __init__(self, installed: Installed, main: str) -> None:
@@ -290,7 +290,7 @@ class Sources(importlib.abc.MetaPathFinder):
 
 
 class _Loader(SourceFileLoader):
-    """Always compiles the source, because Python's cached bytecode has unchanged imports."""
+    """Always compiles the source, because the bytecode that Python cached has the original imports."""
 
     def __init__(self, fullname: str, path: str, sources: Sources) -> None:
         super().__init__(fullname, path)

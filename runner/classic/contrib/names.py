@@ -24,7 +24,7 @@ def _of_tensorflow(part: str, module: str, names: str) -> dict[str, str]:
 
 
 def _of_estimator(part: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> "module:attribute" for names of `tf.compat.v1.estimator`. `a=b`: see `_of_tensorflow`."""
+    """Return `<part>.<name>` -> "module:attribute" for `tf.compat.v1.estimator`. `a=b`: see `_of_tensorflow`."""
     pairs = (name.partition("=") for name in names.split())
     return {f"{part}.{name}": estimator_names.V1_NAMES[old or name] for name, _, old in pairs}
 

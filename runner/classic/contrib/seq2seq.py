@@ -514,7 +514,7 @@ class BeamSearchDecoder(Decoder):
         return finished, self._first._embed(tokens), BeamSearchDecoderState(state, log_probs, finished, lengths)
 
     def _divided(self, one: Any) -> Any:
-        """Return `one`, `[batch * beam, ...]`, as `[batch, beam, ...]`. Scalars and TensorArrays are unchanged."""
+        """Reshape `one` from `[batch * beam, ...]` to `[batch, beam, ...]`. Scalars and TensorArrays are unchanged."""
         if isinstance(one, tf.TensorArray) or one.shape.rank == 0:
             return one
         rest = tf.shape(one)[1:]

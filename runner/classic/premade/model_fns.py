@@ -177,7 +177,7 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
 
 @contextlib.contextmanager
 def _trained() -> Any:
-    """Yield a list to which the trainable variables that the `with` block requests are added at its end."""
+    """Yield an empty list. When the `with` block ends, add the trainable variables that it requested to the list."""
     before = {id(one) for one in v1.trainable_variables()}
     found: list[Any] = []
     yield found
