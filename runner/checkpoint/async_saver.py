@@ -53,7 +53,7 @@ class Saved:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the fields for the journal."""
+        """Return the fields of the `checkpoint` event in the run's journal."""
         return {name: round(v, 4) if isinstance(v, float) else v for name, v in dataclasses.asdict(self).items()}
 
 

@@ -1,4 +1,4 @@
-"""The files of checkpoints in a model_dir: names, listing, publishing and the state file. No TensorFlow.
+"""The files of checkpoints in a model_dir: names, listing, publishing and the state file. Works without TensorFlow.
 
 The checkpoint of step 500 consists of, in model_dir:
 

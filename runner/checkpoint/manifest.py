@@ -1,4 +1,4 @@
-"""The files of one checkpoint and its manifest: sizes, checksums and time. No TensorFlow.
+"""The files of one checkpoint and its manifest: sizes, checksums and time. Works without TensorFlow.
 
 A checksum is `crc32:<hex>` of the file's bytes, or `tensors` for the data files of a bundle: the bundle's index holds a
 CRC-32C per tensor, which TensorFlow compares on every read. A CRC of the whole data file would detect nothing more, and

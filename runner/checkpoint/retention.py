@@ -1,4 +1,4 @@
-"""Decide which checkpoints to keep: the newest, the best by a metric, and one every N hours. No TensorFlow.
+"""Decide, without TensorFlow, which checkpoints to keep: the newest, the best by a metric, and one every N hours.
 
 The results of evaluations are in `model.ckpt-<step>.metrics.json` beside the checkpoint, so they survive a restart and
 are deleted with the checkpoint. The time of a checkpoint is in its manifest. The time of the first save is in the state

@@ -55,7 +55,7 @@ class Loaded:
 
     @property
     def facts(self) -> dict[str, object]:
-        """Return the fields for the journal."""
+        """Return the fields of the `warm_start` event in the run's journal."""
         return {
             "checkpoint": self.path,
             "loaded": dict(self.sources),

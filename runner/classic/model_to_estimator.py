@@ -203,7 +203,7 @@ class _Template:
 
 
 class _Family:
-    """What Keras 3 and tf_keras do differently; this base class does it for Keras 3."""
+    """The operations that differ between Keras 3 and tf_keras, for Keras 3."""
 
     loss_takes_training = True
 
@@ -245,7 +245,7 @@ class _Family:
 
 
 class _Keras2(_Family):
-    """The differences of tf_keras.
+    """The operations that differ between Keras 3 and tf_keras, for tf_keras.
 
     tf.estimator trained such models with the optimizers that are now in `optimizers.legacy`, even if they were compiled
     with another class. The runner does so, too, because tf.estimator's checkpoints have the names of their variables.

@@ -237,7 +237,7 @@ def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
-    """Return the given ones of save_checkpoints_steps and save_checkpoints_secs by name, with None for 0: off."""
+    """Return name -> value of save_checkpoints_steps and save_checkpoints_secs, if given; 0 (off) becomes None."""
     given = zip(run_config.SAVE_CADENCES, (steps, secs), strict=True)
     return {name: value or None for name, value in given if value is not _NOT_GIVEN}
 
@@ -326,7 +326,7 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
 
 
 def _with_coordinator(place: Cluster) -> Cluster:
-    """Return a cluster with parameter servers in which worker 0 is the chief if there was none.
+    """Return `place`, which has parameter servers; if it has no chief, worker 0 becomes the chief.
 
     Raises:
       ValueError: there is no worker besides the chief.

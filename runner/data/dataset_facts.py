@@ -25,7 +25,7 @@ _GENERAL_NAMES = ("input_fn", "train_input_fn", "eval_input_fn", "__call__")
 
 
 def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[str, Any]:
-    """Return the fields of a `dataset` event of the journal, those of `runner.tracking.tracker.DatasetFacts`.
+    """Return the fields of a `dataset` event in the run's journal, those of `runner.tracking.tracker.DatasetFacts`.
 
     The digest covers the function's name and source, its params, the element spec, and the sizes and modification
     times of the files that the params name. Data that the function gets from elsewhere may change without changing the

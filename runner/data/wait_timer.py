@@ -62,13 +62,13 @@ class WaitTimer:
     def took(self, num_steps: int, secs: float, secs_of_training: float) -> float | None:
         """Add the times of a sampled loop to the current sample.
 
-        Returns:
-          The share of time that the sample waited, from 0 to 1, if this loop completes it; else None.
-
         Args:
           num_steps: number of steps of the loop.
           secs: duration of the loop in seconds.
-          secs_of_training: duration of the training so far in seconds, this loop included.
+          secs_of_training: duration of the training so far in seconds, including this loop.
+
+        Returns:
+          If the loop completes the sample, the share of the sample's time spent waiting, from 0 to 1; else None.
         """
         self._steps, self._secs = self._steps + num_steps, self._secs + secs
         if self._steps < SAMPLE_STEPS and self._secs < SAMPLE_SECS:

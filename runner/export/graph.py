@@ -179,7 +179,7 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
 
 
 def _exactly(graph: tf.Graph, name: str) -> str:
-    """Return the argument `name` with which a new variable gets exactly this name, even if a name scope has it, too."""
+    """Return the argument `name` with which a new variable gets exactly this name, even if a name scope has it."""
     name = name.lstrip("_")  # the names of evaluation's random state begin with "_", which a graph does not allow
     try:
         graph.get_operation_by_name(name)

@@ -149,7 +149,7 @@ def _place(resolver: Any) -> Cluster:
 
 
 def _with_coordinator(resolver: Any) -> Any:
-    """Return a resolver for the same cluster in which worker 0 is the chief if there is none.
+    """Return a resolver for the same cluster; if that has no chief, worker 0 becomes the chief.
 
     A resolver without a task type is returned unchanged: it belongs to a coordinator outside of the cluster.
     """

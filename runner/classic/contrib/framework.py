@@ -17,12 +17,12 @@ def assign_from_checkpoint(
     """Return (operation, feed_dict) that assign the values of a checkpoint to variables.
 
     Use it as `Scaffold(init_fn=lambda scaffold, session: session.run(operation, feed_dict))`. The feed_dict is empty,
-    since the operation reads the values itself, in parts: they are never all in memory twice.
+    since the operation reads the values itself, in parts, so that they are never all in memory twice.
 
     Args:
       model_path: path of the checkpoint, as returned by `tf.train.latest_checkpoint`.
       var_list: variables, which have the same names in the checkpoint; or a dict name in the checkpoint -> variable.
-      ignore_missing_vars: leave variables unchanged that the checkpoint lacks, with a warning.
+      ignore_missing_vars: if the checkpoint lacks a variable, leave it unchanged and log a warning.
 
     Raises:
       ValueError: the checkpoint lacks a variable, or has it with another shape.

@@ -222,8 +222,8 @@ class AdaMaxOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
     """Adam with the infinity norm, after Kingma and Ba, arXiv:1412.6980, section 7.1.
 
     As in TensorFlow 1.15, contrib/opt/python/training/adamax.py: v = max(beta2 v, |g|), w -= rate / (1 - beta1^t) m /
-    (v + epsilon). Slots are `<variable>/AdaMax` and `<variable>/AdaMax_1`; beta1^t is in the
-    variable `beta1_power`.
+    (v + epsilon). Slots are `<variable>/AdaMax` and `<variable>/AdaMax_1`; the variable
+    `beta1_power` holds beta1^t.
     """
 
     def __init__(

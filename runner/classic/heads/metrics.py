@@ -37,7 +37,7 @@ area, area_of_precision = _maker(keras.metrics.AUC, curve="ROC"), _maker(keras.m
 
 
 def with_probabilities(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (labels, sigmoid(logits)), with their shapes."""
+    """Return (labels, probabilities): `labels` unchanged, and sigmoid(logits)."""
     return labels, tf.sigmoid(logits)
 
 

@@ -162,7 +162,7 @@ def checked_features(features: Any) -> Mapping[str, Any]:
     if not isinstance(features, Mapping):
         raise ValueError(
             f"features are a {type(features).__name__}, but feature columns need a dict of tensors. Let the input "
-            "function return {'name': tensor}, with the name that the column has as its key."
+            "function return a dict with each column's key, such as {'age': tensor}."
         )
     return features
 
