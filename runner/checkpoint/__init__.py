@@ -5,5 +5,5 @@
 one. `async_saver` writes from a `snapshot` while training continues. `retention` deletes old checkpoints.
 `input_position` identifies an input, finds its next example, and decides whether a checkpoint holds its iterator's
 state. `warm_start` reads values from another model's checkpoint, and `vocabulary` matches their rows by tokens.
-`manifest` and `layout` do not import TensorFlow.
+`manifest`, `layout` and `retention` do not import TensorFlow.
 """

@@ -155,7 +155,7 @@ class RunConfig(run_config.RunConfig):
     def service(self) -> Mapping[str, Any] | None:
         service = self._environment.get("service")
         if service is not None and not isinstance(service, dict):
-            raise TypeError(f"TF_CONFIG: service={service!r} must be an object.")
+            raise TypeError(f"TF_CONFIG: service={service!r} must be a JSON object.")
         return service
 
     @property

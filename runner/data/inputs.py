@@ -48,8 +48,9 @@ class Input:
         "examples": all workers run the same pipeline, and each takes its rows of each global batch; the global batches
         are then the same at any number of workers. "files": each worker opens its own files; with fewer files than
         workers, it falls back to "examples". "input_fn": the function divides the data by its input_context. "off":
-        every worker trains on all of the data. "auto": "input_fn" if the function reads `input_context.input_pipeline_id` or
-        `num_input_pipelines`; else "files" if it reads enough files; else "examples".
+        every worker trains on all of the data. "auto": "input_fn" if the function reads
+        `input_context.input_pipeline_id` or `num_input_pipelines`; else "files" if it reads enough files; else
+        "examples".
       shuffle_seed: passed to `fn` as params["shuffle_seed"]; None: not passed.
       first_batch_only: train on the batch of the first step in all steps.
       options: a tf.data.Options whose settings replace those of the function's dataset; None: no change.

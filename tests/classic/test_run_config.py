@@ -151,7 +151,7 @@ def test_a_place_that_cannot_be_is_refused(tree: Any, message: str) -> None:
 
 
 def test_a_service_that_is_no_object_is_refused() -> None:
-    with pytest.raises(TypeError, match="service=3 must be an object"):
+    with pytest.raises(TypeError, match="service=3 must be a JSON object"):
         config({"service": 3}).service  # noqa: B018
 
 

@@ -160,7 +160,7 @@ class _Uses(source_names.Uses):
         return name is not None and name.endswith((".Session", ".InteractiveSession")) and not has_graph
 
     def _is_method(self, call: ast.Call, function: ast.Attribute, keywords: dict[str, bool]) -> bool:
-        """Return True if this method call is to be reported. In a hook, `session.run` is reported only with a feed_dict."""
+        """Report whether this method call is a finding. In a hook, `session.run` is one only if it has a feed_dict."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
         if function.attr == "run" and self._hooks:

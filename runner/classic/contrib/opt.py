@@ -28,19 +28,19 @@ class DecoupledWeightDecayExtension:
         super().__init__(**kwargs)
 
     def minimize(self, *args: Any, decay_var_list: Iterable[Any] | None = None, **kwargs: Any) -> Any:
-        """Like the optimizer's `minimize`.
+        """Like `minimize` of the optimizer without weight decay.
 
         Args:
-          decay_var_list: the variables to decay; None: all.
+          decay_var_list: the variables to decay; None: those of the last call that gave them, or else all.
         """
         self._set_decayed(decay_var_list)
         return super().minimize(*args, **kwargs)  # type: ignore[misc]
 
     def apply_gradients(self, *args: Any, decay_var_list: Iterable[Any] | None = None, **kwargs: Any) -> Any:
-        """Like the optimizer's `apply_gradients`.
+        """Like `apply_gradients` of the optimizer without weight decay.
 
         Args:
-          decay_var_list: the variables to decay; None: those last given here or to `minimize`, or else all.
+          decay_var_list: as in `minimize`; a call of either method counts.
         """
         self._set_decayed(decay_var_list)
         return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
@@ -222,8 +222,8 @@ class AdaMaxOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
     """Adam with the infinity norm, after Kingma and Ba, arXiv:1412.6980, section 7.1.
 
     As in TensorFlow 1.15, contrib/opt/python/training/adamax.py: v = max(beta2 v, |g|), w -= rate / (1 - beta1^t) m /
-    (v + epsilon). Slots are `<variable>/AdaMax` and `<variable>/AdaMax_1`; the variable
-    `beta1_power` holds beta1^t.
+    (v + epsilon). Slots are `<variable>/AdaMax` and `<variable>/AdaMax_1`; the variable `beta1_power` holds
+    beta1^t.
     """
 
     def __init__(

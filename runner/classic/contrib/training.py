@@ -120,7 +120,7 @@ class HParams:
         return self.override_from_dict(json.loads(values_json))
 
     def values(self) -> dict[str, Any]:
-        """Return name -> value."""
+        """Return the hyperparameters, name -> value."""
         return {name: getattr(self, name) for name in self._hparam_types}
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -313,8 +313,8 @@ def with_regularization(loss: tf.Tensor, regularization_losses: Losses) -> tf.Te
 
 
 def exported(predictions: Mapping[Any, tf.Tensor], **output: Any) -> dict[str, Any]:
-    """Return signature name -> ExportOutput: the output given as a keyword argument, under the keyword and as
-    `serving_default`; and the predictions, as `predict`.
+    """Return signature name -> ExportOutput: the one keyword argument under its own name and as
+    `serving_default`, and the predictions as `predict`.
     """
     ((name, default),) = output.items()
     return {DEFAULT_SIGNATURE: default, name: default, "predict": PredictOutput(predictions)}

@@ -38,7 +38,7 @@ class Premade(Estimator):
 
 
 def _constructor(cls: type, family: Family) -> Callable[..., None]:
-    """Return the constructor of `cls`, with the signature that `family` has under its name.
+    """Return the constructor of `cls`, with the signature in `family.signatures`.
 
     The constructor of a classifier or regressor makes the head and calls the constructor of the parent class, such as
     DNNEstimator, which takes a head and makes the model_fn.
