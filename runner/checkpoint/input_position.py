@@ -194,7 +194,7 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
     if saved.get("seed") not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
         say(
-            "The batches were shuffled with run.seed=%d, and are now with %d: some examples of this epoch may be seen "
+            "The batches were shuffled with run.seed=%d, and now with %d: some examples of this epoch may be seen "
             "twice, others not at all.",
             saved["seed"], pipeline.seed,
         )  # fmt: skip

@@ -78,7 +78,7 @@ Found = tuple[ast.expr, str, str]
 
 
 def fix_of_syntax(error: SyntaxError) -> str:
-    """Return a hint how to fix a source that is not valid Python 3. It is printed after Python's own message."""
+    """Return a hint on how to fix a source that is not valid Python 3. It is printed after Python's own message."""
     message = error.msg or ""
     if "print" in message:
         return "Python 2: write print(...)"

@@ -48,7 +48,7 @@ def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def value_of(element: Any) -> Any:
     """Return `element.value` for an element of a shape in TensorFlow 1. An element that is a number or None, as in
-    TensorFlow 2, is returned itself.
+    TensorFlow 2, is returned unchanged.
     """
     return element if element is None or type(element) is int else element.value
 

@@ -182,7 +182,7 @@ class DNNLinearCombinedEstimator(Premade, family=V2):
       linear_optimizer: as in LinearEstimator, but an optimizer given by name has the smaller of the learning rates
         0.005 and 1 / sqrt(number of columns).
       dnn_optimizer: as in DNNEstimator, but every optimizer given by name has the learning rate 0.001.
-      Others: as in LinearEstimator and DNNEstimator, where they have the prefix `linear_` or `dnn_`.
+      Others: as in LinearEstimator and DNNEstimator, with the prefix `linear_` or `dnn_` added to the name.
 
     Raises:
       ValueError: there are no feature columns, or dnn_feature_columns but no dnn_hidden_units.

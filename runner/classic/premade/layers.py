@@ -105,7 +105,7 @@ def dense(x: tf.Tensor, units: int, *, scope: str, activation: Callable[[tf.Tens
       x: float32 `[batch, inputs]`.
       units: size of the output.
       scope: the variables are `<scope>/kernel` and `<scope>/bias`.
-      activation: applied to the output; None: nothing is.
+      activation: applied to the output; None: no activation.
     """
     kernel = variable(f"{scope}/kernel", [x.shape[-1], units], v1.glorot_uniform_initializer())
     bias = variable(f"{scope}/bias", [units], v1.zeros_initializer())
@@ -146,8 +146,8 @@ def variable(
 
 
 def forget_shared_embeddings(*columns: Any) -> None:
-    """Reset shared embedding columns, which else keep variables of an earlier trace. A model_fn calls this before it
-    uses its columns.
+    """Reset shared embedding columns, which would otherwise keep the variables of an earlier trace. A model_fn calls
+    this before it uses its columns.
     """
     for some in columns:
         feature_columns.forget_shared_embeddings(_as_list(some))
