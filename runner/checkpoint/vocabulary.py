@@ -18,7 +18,7 @@ class Vocabulary:
 
     Attributes:
       new_vocab: file of the variable's tokens, one per line, in the order of its rows.
-      new_vocab_size: use only the first lines, this many; None: all.
+      new_vocab_size: number of lines to use, counted from the first; None: all.
       old_vocab: file of the tokens of the variable in the checkpoint.
       old_vocab_size: like new_vocab_size, for old_vocab.
       num_oov_buckets: number of rows for unknown tokens, after the tokens' rows. They get initial values.

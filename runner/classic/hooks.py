@@ -18,7 +18,7 @@ from runner.types import StepResult
 
 @dataclasses.dataclass(frozen=True)
 class _EachNth(Every):
-    """A cadence that makes the step of each multiple of N run in a loop of its own: it is due before and after it."""
+    """A cadence that is due before and after each N-th step, so that this step runs in a loop of its own."""
 
     def due(self, before: int, after: int, elapsed_secs: float = 0.0) -> bool:
         return super().due(before + 1, after + 1) or super().due(before, after, elapsed_secs)

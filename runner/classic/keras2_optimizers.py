@@ -73,7 +73,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def _variable_scope(self) -> Any:
         """Return a context manager that enters the variable scope `training/<name>`, or `training/<name>_1` for the
-        second optimizer of a name.
+        second optimizer with this name.
         """
         if self._scope is None:
             with v1.variable_scope(None, f"training/{self._name}", auxiliary_name_scope=False) as scope:

@@ -70,7 +70,7 @@ class RunConfig(run_config.RunConfig):
 
     Raises:
       ValueError: a value is not allowed, or TF_CONFIG has no valid task.
-      TypeError: there is no argument of a name.
+      TypeError: an argument does not exist.
     """
 
     tf_config: str

@@ -163,7 +163,7 @@ def _article(value: Any) -> str:
 
 def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     """Call the input function `fn` and return its result. If `fn` calls `get_next` on a v1 iterator, return a dataset
-    instead, with the value of its result for each element.
+    instead: for each element of the iterator, what `fn` computes from it.
 
     In a TensorFlow 1 graph, the tensors of `get_next` had new values in each step, and so had all tensors that an input
     function computed from them. Here the function runs eagerly up to its first `get_next`, which returns a placeholder.
@@ -364,7 +364,7 @@ class _Iterator:
 
     Args:
       dataset: the dataset of the iterator.
-      take: returns the element of the iterator that it gets.
+      take: called with this object; returns the element for `get_next`.
 
     Attributes:
       initializer: stands for the operation that initializes the iterator in TensorFlow 1; it only receives fed values.

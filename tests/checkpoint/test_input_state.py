@@ -181,7 +181,7 @@ def test_a_shuffle_within_a_function_counts_as_drawn_only_without_a_seed() -> No
 def test_another_seed_is_said_where_batches_are_read_again(tmp_path: Path, caplog: Any) -> None:
     train(tmp_path, 8)
     train(tmp_path, 8, tf_random_seed=8)
-    assert "The batches were shuffled with run.seed=7, and are now with 8: some examples" in said_of(caplog)
+    assert "The batches were shuffled with run.seed=7, and now with 8: some examples" in said_of(caplog)
 
 
 def test_a_state_that_cannot_be_saved_is_said_where_it_was_asked_for(tmp_path: Path, caplog: Any) -> None:

@@ -1,6 +1,6 @@
 """The table of tf.estimator 2.15's public names: where the runner has each, or what to use instead.
 
-This module imports none of these places, so it can be used without TensorFlow.
+This module imports none of the runner's modules that it names, so it can be used without TensorFlow.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _has_dimensions(tree: ast.AST) -> bool:
 
 
 def _has(installed: Installed, name: str) -> bool:
-    """Report whether `name`, `tensorflow.compat.v1.x` or `tensorflow.x`, is or was a name of that version."""
+    """Report whether TensorFlow has or once had `name`, which is `tensorflow.compat.v1.x` or `tensorflow.x`."""
     module, _, rest = name.rpartition("estimator.")
     if module in ("tensorflow.", f"{V1}."):
         table = names.V1_NAMES if module == f"{V1}." else names.NAMES

@@ -52,7 +52,7 @@ class Columns:
           key: the key of the config that has the names, for messages.
 
         Raises:
-          ValueError: there is no column of a name.
+          ValueError: a column does not exist.
         """
         names = list(self._written) if names is None else list(names)
         for name in names:
