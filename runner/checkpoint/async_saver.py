@@ -65,7 +65,7 @@ class Saver:
 
     Args:
       writer: writes the checkpoints.
-      collectives: the workers' collectives.
+      collectives: communication between the workers.
       inputs_differ: each worker reads its own data; False: all inputs have the same position as the chief's.
     """
 

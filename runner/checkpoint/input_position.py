@@ -57,7 +57,7 @@ class InputPosition:
         return cls(source, num_epochs=num_epochs, num_pipelines=num_pipelines, shard=pipeline.shard, seed=pipeline.seed)
 
     def as_extra(self) -> dict[str, Any]:
-        """Return the fields for the checkpoint, which `continued` reads."""
+        """Return the fields to store in the checkpoint; `continued` reads them."""
         return dataclasses.asdict(self)
 
 

@@ -90,8 +90,8 @@ class SnapshotMemory:
 
 
 def _memory(tensor: tf.Tensor) -> np.ndarray | None:
-    """Return an array over the memory of a tensor on this host; None for dtypes without such access (strings,
-    bfloat16).
+    """Return an array that shares the memory of a tensor on this host; None for dtypes of which NumPy has no view
+    (strings, bfloat16).
     """
     try:
         return np.asarray(memoryview(tensor))

@@ -85,7 +85,7 @@ class CheckpointWriter:
         return states
 
     def _serialize_as_asked(self, iterator: tf.data.Iterator, error: tf.errors.OpError) -> tf.Tensor | None:
-        """Return the state of an iterator whose dataset has external state, which `error` is about.
+        """Return the state of an iterator whose dataset has external state, as `error` says.
 
         If the dataset's `experimental_external_state_policy` is WARN or IGNORE, return the state without the external
         part; else None. Log once what this means for a resumed run.
@@ -181,7 +181,7 @@ class CheckpointWriter:
                 layout.publish(folder / name, self.model_dir)
                 self._written(path)
             retention.expire(self.model_dir, name, self.keep)
-            self._hold_folder()  # else the files would lie in a folder made anew
+            self._hold_folder()  # an error if model_dir was deleted meanwhile and made anew
         except Exception as error:
             if is_disk_full(error):
                 raise DiskFullError(self._disk_full(path, snapshot, inputs, free)) from error

@@ -142,7 +142,7 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
     return Estimator(model_fn, config=estimator.config, params=estimator.params)
 
 
-# --- what it logged ------------------------------------------------------------------------------------------------
+# --- log as tf.estimator did -----------------------------------------------------------------------------------------
 
 
 class LoggedJournal(NullJournal):

@@ -51,7 +51,7 @@ class OpenIterators:
         weakref.finalize(iterator, self._drop, [handle_of(iterator)])
         if not self._is_registered:
             self._is_registered = True
-            # After the first `weakref.finalize`: Python calls exit functions in reverse order of registration.
+            # Register this after the first `weakref.finalize`, because Python calls exit functions in reverse order.
             atexit.register(self._end)
         return iterator
 

@@ -34,7 +34,7 @@ Batches = tuple[tuple[ReplicaBatch, ...], tf.Tensor]
 
 
 class Division(abc.ABC):
-    """The interface of a way to divide the elements of a dataset over the replicas.
+    """Base class: divides the elements of a dataset over the replicas.
 
     Attributes:
       ends_together: the data ends with a step without examples on all workers, and the iterator never ends.

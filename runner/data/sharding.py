@@ -266,8 +266,9 @@ def _plan(shard: str, batch_size: int | None, place: WorkerPlace) -> Plan:
         # EVAL accepts batch sizes that do not divide evenly. Round down: a step never holds more than batch_size.
         per_replica = None if batch_size is None else max(1, batch_size // place.total)
         return Plan(context, per_replica, RoundRobin(0, place.num_replicas, place.num_replicas))
-    # Tell the function of one pipeline. With a batch_size it returns global batches: one replica. Without, it returns
-    # per-replica batches and may divide its own global size by the number of replicas: all replicas.
+    # Tell the function that there is one pipeline, which reads all of the data. With a batch_size, it returns global
+    # batches, so tell it of one replica. Without, it returns a batch per replica and may divide a global size of its
+    # own by the number of replicas, so tell it of all.
     kind = RoundRobin if batch_size is None else SplitRows
     context = InputContext(1, 0, 1 if batch_size else place.total)
     return Plan(context, batch_size, kind(place.first, place.num_replicas, place.total))

@@ -312,7 +312,7 @@ def _cut(
       made: its variables.
       signatures: name -> SignatureDef.
       train_op: the training operation; None outside of TRAIN.
-      initializers: operations that fill tables; only those of which the exported part has an operation are kept.
+      initializers: operations that fill tables; kept only if the exported part uses one of their operations.
     """
     ends_of_signatures = [info for one in signatures.values() for info in (*one.inputs.values(), *one.outputs.values())]
     wanted = [*_operations_of(graph, ends_of_signatures), *([train_op] if train_op is not None else [])]

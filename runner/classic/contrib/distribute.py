@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def MirroredStrategy(  # it was a class
+def MirroredStrategy(  # a class in tf.contrib
     devices: Sequence[str] | None = None,
     num_gpus: int | None = None,
     num_gpus_per_worker: int | None = None,

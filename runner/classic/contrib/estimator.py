@@ -145,7 +145,7 @@ def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
     return _Clipped(optimizer, clip_norm)
 
 
-def TowerOptimizer(optimizer_or_optimizer_fn: Any) -> Any:  # it was a class
+def TowerOptimizer(optimizer_or_optimizer_fn: Any) -> Any:  # a class in tf.contrib
     """Return the optimizer, or the result of the function that makes it. The strategy combines gradients."""
     is_optimizer = isinstance(optimizer_or_optimizer_fn, v1.train.Optimizer)
     return optimizer_or_optimizer_fn if is_optimizer else optimizer_or_optimizer_fn()

@@ -175,7 +175,7 @@ NAMES: Mapping[str, str] = {
         TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
         index_to_string_table_from_file index_to_string_table_from_tensor""",
     ),
-    # --- what is here ---
+    # --- runner.classic.contrib itself ---
     **_at(
         "layers",
         f"{_OURS}.layers",

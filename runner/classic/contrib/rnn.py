@@ -322,6 +322,8 @@ def stack_bidirectional_rnn(
 
 def _layers(cells_fw: Sequence[Any], cells_bw: Sequence[Any], states_fw: Any, states_bw: Any) -> Any:
     if not cells_fw or len(cells_fw) != len(cells_bw):
-        raise ValueError(f"cells_fw and cells_bw need the same length, at least 1: {len(cells_fw)}, {len(cells_bw)}.")
+        raise ValueError(
+            f"cells_fw and cells_bw need the same length, at least 1, but have {len(cells_fw)} and {len(cells_bw)}."
+        )
     nothing = [None] * len(cells_fw)
     return zip(cells_fw, cells_bw, states_fw or nothing, states_bw or nothing, strict=True)
