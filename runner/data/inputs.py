@@ -235,7 +235,7 @@ def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) ->
     first = "the first step had" if num_steps == 1 else f"the first {num_steps} steps had"
     _log.warning(
         "input.train.batch_size=%d, but the batches of %s hold fewer: %s %s examples%s. Unless the data has no more "
-        'examples, write .batch(params["batch_size"]), or set batch_size=null to keep its own size.',
+        'examples, write .batch(params["batch_size"]), or set batch_size=null to keep these batches.',
         size, pipeline.name, first, each, "" if num_steps == 1 else " each",
     )  # fmt: skip
 
@@ -261,7 +261,7 @@ def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> No
     raise ValueError(
         f"input.train.batch_size={size}, but the batches of {pipeline.name} hold more: {num_steps} "
         f"{'step' if num_steps == 1 else 'steps'} had {examples} examples, {each} per step. Write "
-        '.batch(params["batch_size"]), or set batch_size=null to keep its own size.'
+        '.batch(params["batch_size"]), or set batch_size=null to keep these batches.'
     )
 
 

@@ -179,7 +179,9 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
 
 
 def _exactly(graph: tf.Graph, name: str) -> str:
-    """Return the argument `name` with which a new variable gets exactly this name, even if a name scope has it."""
+    """Return the argument `name` that gives a new variable exactly this name, even if a name scope has it. If an
+    operation has it, TensorFlow appends a number.
+    """
     name = name.lstrip("_")  # the names of evaluation's random state begin with "_", which a graph does not allow
     try:
         graph.get_operation_by_name(name)

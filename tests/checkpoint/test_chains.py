@@ -143,7 +143,7 @@ def test_smaller_batches_than_batch_size_are_said_once(
     said = [record.getMessage() for record in caplog.records if "hold fewer" in record.getMessage()]
     assert len(said) == 1
     assert said[0].startswith("input.train.batch_size=10, but the batches of ") and f"hold fewer: {first}." in said[0]
-    assert 'write .batch(params["batch_size"]), or set batch_size=null to keep its own size' in said[0]
+    assert 'write .batch(params["batch_size"]), or set batch_size=null to keep these batches' in said[0]
 
 
 def test_smaller_last_batches_are_fine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

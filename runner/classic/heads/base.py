@@ -145,7 +145,9 @@ class Head(abc.ABC):
             return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics, loss_weight=weight)
         if (optimizer is None) == (train_op_fn is None):
             given = "both" if optimizer is not None else "neither"
-            raise ValueError(f"create_estimator_spec: TRAIN needs optimizer or train_op_fn, but got {given}.")
+            raise ValueError(
+                f"create_estimator_spec: TRAIN needs exactly one of optimizer and train_op_fn, but got {given}."
+            )
         # The names of optimizer variables in tf.estimator's checkpoints contain this scope.
         with v1.name_scope(None), v1.name_scope("training"):
             if train_op_fn is not None:
