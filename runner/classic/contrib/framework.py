@@ -56,7 +56,7 @@ def assign_from_checkpoint_fn(
 ) -> Callable[..., None] | None:
     """Return a function that assigns the values of a checkpoint in a session; None if there is nothing to assign.
 
-    Use it as `Scaffold(init_fn=lambda scaffold, session: init(session))`.
+    Use the returned function `init` as `Scaffold(init_fn=lambda scaffold, session: init(session))`.
 
     Args:
       model_path: as in `assign_from_checkpoint`.

@@ -49,7 +49,7 @@ class HParams:
 
         Raises:
           KeyError: there is no such hyperparameter.
-          ValueError: the value has another type, or is a list although the first value was none, or the reverse.
+          ValueError: the value has another type, or is a list although the first value was not, or the reverse.
         """
         kind, is_list = self._hparam_types[name]
         if isinstance(value, list) != is_list:
