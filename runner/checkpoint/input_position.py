@@ -156,7 +156,7 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
 
     The iterator starts at the beginning of the data if there is no checkpoint, if the checkpoint belongs to another
     input, or if the input was read to its end. It also starts at the beginning if the processes now divide the data in
-    another way, because positions in one division mean nothing in another. If the checkpoint holds only a count, as
+    another way, because positions in one division mean nothing in another. If the checkpoint holds only a count, that
     many elements are read again and dropped.
 
     Args:

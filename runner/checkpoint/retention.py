@@ -101,9 +101,9 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     """Write the state file with `latest` as the latest checkpoint, and delete the files of checkpoints that `keep` does
     not keep.
 
-    Incomplete checkpoints do not count towards `keep.newest`. They are deleted once so many complete ones are newer. A
-    checkpoint without a manifest that the state file does not name was put there by the user and is not deleted. If all
-    checkpoints are kept, nothing is deleted.
+    Incomplete checkpoints do not count towards `keep.newest`. They are deleted once that many complete ones are newer.
+    A checkpoint without a manifest that the state file does not name was put there by the user and is not deleted. If
+    all checkpoints are kept, nothing is deleted.
 
     Args:
       model_dir: the folder of the checkpoints.

@@ -181,7 +181,7 @@ class CheckpointWriter:
                 layout.publish(folder / name, self.model_dir)
                 self._written(path)
             retention.expire(self.model_dir, name, self.keep)
-            self._hold_folder()  # an error if model_dir was deleted meanwhile and made anew
+            self._hold_folder()  # an error if model_dir was deleted meanwhile and created again
         except Exception as error:
             if is_disk_full(error):
                 raise DiskFullError(self._disk_full(path, snapshot, inputs, free)) from error
@@ -191,9 +191,9 @@ class CheckpointWriter:
         return path
 
     def _hold_folder(self) -> None:
-        """Make model_dir if it has not existed before.
+        """Create model_dir if it has not existed before.
 
-        A deleted folder is not made anew, because it would lack the run's config, journals and earlier checkpoints.
+        A deleted folder is not created again, because it would lack the run's config, journals and earlier checkpoints.
 
         Raises:
           FolderLostError: the folder existed and was deleted.

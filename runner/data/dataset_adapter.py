@@ -172,7 +172,7 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     hold.
 
     In training, tensors that are random, read from a file or made by Python become an endless dataset, too, because a
-    TensorFlow 1 graph computed them anew for each step.
+    TensorFlow 1 graph computed them again for each step.
 
     Args:
       fn: the input function with its arguments bound.

@@ -23,8 +23,8 @@ class WaitTimer:
 
     During a sample, the loop of steps reads from a timing iterator, which passes on the elements of the run's own
     iterator and adds up the time that each took. The timing iterator keeps no element, so the run's own iterator is
-    always at the same position as without it. Both have the same element spec, so nothing is traced anew. Loops outside
-    of samples read from the run's own iterator.
+    always at the same position as without it. Both have the same element spec, so nothing is traced again. Loops
+    outside of samples read from the run's own iterator.
 
     A `tf.while_loop` takes one step after the other and requests the next element when the previous step has ended
     (TensorFlow 2.21). Training therefore waits for all of the time that is measured.
