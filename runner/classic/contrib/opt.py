@@ -31,7 +31,7 @@ class DecoupledWeightDecayExtension:
         """Like `minimize` of the optimizer without weight decay.
 
         Args:
-          decay_var_list: the variables to decay; None: those of the last call that gave them, or else all.
+          decay_var_list: the variables to decay; None: those last given here or to `apply_gradients`, or else all.
         """
         self._set_decayed(decay_var_list)
         return super().minimize(*args, **kwargs)  # type: ignore[misc]
@@ -40,7 +40,7 @@ class DecoupledWeightDecayExtension:
         """Like `apply_gradients` of the optimizer without weight decay.
 
         Args:
-          decay_var_list: as in `minimize`; a call of either method counts.
+          decay_var_list: the variables to decay; None: those last given here or to `minimize`, or else all.
         """
         self._set_decayed(decay_var_list)
         return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
