@@ -357,6 +357,6 @@ def _check_metrics(metrics: Mapping[str, Any], name: str) -> None:
         is_keras = hasattr(metric, "result") and hasattr(metric, "update_state") and not isinstance(metric, type)
         if not (is_pair or is_keras or tf.is_tensor(metric)):
             raise ValueError(
-                f"{name} gives metric {key!r} as {type(metric).__name__}. It is a (value, update) pair of "
-                "tf.compat.v1.metrics, a Keras metric updated inside model_fn, or a per-example tensor [batch]."
+                f"{name} returned metric {key!r} of type {type(metric).__name__}. Allowed are a (value, update) pair "
+                "of tf.compat.v1.metrics, a Keras metric updated inside model_fn, and a per-example tensor [batch]."
             )

@@ -299,7 +299,7 @@ def test_three_forms_of_metrics_are_taken_and_others_refused() -> None:
     spec = returned(EVAL, loss=LOSS, eval_metric_ops={"pair": (X, X), "keras": keras.metrics.Mean(), "mean": X})
     assert list(spec.eval_metric_ops or ()) == ["pair", "keras", "mean"]
     for wrong, kind in ((1.0, "float"), ((X, X, X), "tuple"), (keras.metrics.Mean, "type")):
-        with pytest.raises(ValueError, match=rf"gives metric 'm' as {kind}. It is a \(value, update\) pair of"):
+        with pytest.raises(ValueError, match=rf"returned metric 'm' of type {kind}. Allowed are a \(value, update\)"):
             returned(EVAL, loss=LOSS, eval_metric_ops={"m": wrong})
 
 

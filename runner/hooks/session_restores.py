@@ -1,7 +1,7 @@
 """Operations of a graph that assign values of checkpoints, such as those of a `tf.compat.v1.train.Saver`.
 
-A session ran them at once. Then the values of all variables exist twice: in the variables, and in the tensors that
-`RestoreV2` has read. `TraceSession` runs them in parts.
+A session would run them all at once. The values of all variables would then exist twice: in the variables, and in the
+tensors that `RestoreV2` has read. `TraceSession` runs them in parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runner.tf_private.tensor_bundle import in_parts, read_entries
 
 READ = "RestoreV2"
 
-_SIZES = {tf.string: 0}  # bytes of an element whose size is not known; all others know theirs
+_SIZES = {tf.string: 0}  # the size of a string is not known; other dtypes have a fixed size
 
 
 class SessionRestore:
@@ -53,7 +53,7 @@ class SessionRestore:
         return values
 
     def _size_of(self, assignment: tf.Operation) -> int:
-        """Return the bytes that an assignment reads; of a slice, those of the whole tensor."""
+        """Return the bytes that an assignment reads; a slice counts as the whole tensor."""
         total = 0
         for tensor in self._reads[assignment]:
             path, keys, _ = self._places[tensor.op]
@@ -69,10 +69,10 @@ def _shapes(path: str) -> Mapping[str, Sequence[int]]:
 
 
 def reads_of(fetched: Sequence[Any]) -> dict[tf.Operation, list[tf.Tensor]]:
-    """Return assignment -> the tensors of a checkpoint that it assigns; empty if `fetched` must run at once.
+    """Return assignment -> the tensors read from a checkpoint that it assigns; {} if `fetched` cannot run in parts.
 
     Args:
-      fetched: tensors and operations of a graph. Only groups of operations are divided, whose order is free.
+      fetched: tensors and operations of a graph. Only groups of operations can run in parts: their order is free.
     """
     found: dict[tf.Operation, list[tf.Tensor]] = {}
     for one in _members(fetched):
@@ -84,7 +84,7 @@ def reads_of(fetched: Sequence[Any]) -> dict[tf.Operation, list[tf.Tensor]]:
 
 
 def _members(fetched: Sequence[Any]) -> list[tf.Operation]:
-    """Return the operations in groups (`tf.group`) of operations; nothing if a tensor is fetched."""
+    """Return the operations in `fetched`, with each `tf.group` replaced by its members; [] if a tensor is fetched."""
     members: dict[tf.Operation, None] = {}
     seen, stack = set(), list(fetched)
     while stack:
@@ -102,7 +102,9 @@ def _members(fetched: Sequence[Any]) -> list[tf.Operation]:
 
 
 def _read_by(operation: tf.Operation) -> list[tf.Tensor] | None:
-    """Return the tensors of checkpoints on which `operation` depends; None: it depends on what may run only once."""
+    """Return the tensors of checkpoints on which `operation` depends; None: it also depends on an operation with state,
+    which must not run once per part.
+    """
     read: dict[int, tf.Tensor] = {}
     seen, stack = {operation}, [operation]
     while stack:

@@ -178,7 +178,7 @@ class Supervisor:
     def _run_alone(self, *, is_fresh: bool) -> int:
         """Run the tasks while the folder is locked, as in `run`."""
         earlier = self._note_start()
-        # A task of an earlier start may still be saving. When this returns, each of them has written its last line.
+        # A task of an earlier start may still be saving. After this call, its journal is complete.
         wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
         if self.place is None:  # otherwise tasks on other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
@@ -291,7 +291,7 @@ class Supervisor:
         shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
         name = self.member.name or tracking.run_name or self.model_dir.name
         trackers = build_trackers(tracking, self.model_dir, name, self.env, Path.cwd())
-        # Two commands of git give the revision: not for a run that is recorded nowhere.
+        # Finding the git revision takes two commands, so it is skipped if no tracker records it.
         tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)} if trackers else {}
         if self.member.parent_run_id:
             tags["mlflow.parentRunId"] = self.member.parent_run_id
@@ -344,7 +344,7 @@ class Supervisor:
         return GangResult(code, Task(ALONE, (), {}))
 
     def _run_recorded(self, tasks: Tasks, journals: Journals) -> Outcome:
-        """Run the tasks, and report to processes that outlive them how training has ended."""
+        """Run the tasks and return the outcome; record how training ended, for an evaluator that is still running."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.member.prefix)
 
@@ -371,7 +371,9 @@ class Supervisor:
     # --- after --------------------------------------------------------------------------------------------------------
 
     def _keep_of_earlier(self, outcome: Outcome, earlier: Mapping[str, Any]) -> None:
-        """Add results of earlier starts: training's results to those of a reader, and exports that still exist."""
+        """Add results of earlier starts: exports that still exist and, if this command only reads the run (such as
+        evaluate), the results of training.
+        """
         facts = outcome.facts
         for name in () if self.trains else ("metrics", "steps_per_sec", "input_bound", "global_step", "checkpoint"):
             if facts.get(name) is None and earlier.get(name):
@@ -382,13 +384,16 @@ class Supervisor:
     def _write_summaries(
         self, outcome: Outcome, earlier: Mapping[str, Any], run_id: str | None
     ) -> tuple[Outcome, list[str]]:
-        """Write summary.json, and a reader's own summary; return the outcome, failed if they cannot be written."""
+        """Write summary.json, and a summary of its own for a command that only reads the run (such as evaluate).
+
+        Return the outcome, failed if a file cannot be written, and the names of the files.
+        """
         files = [SUMMARY_FILE]
         try:
             self.folder.check()  # a folder made anew, perhaps by an event writer, contains nothing of the run
             self.record.save(self.model_dir)
             summary = summary_of(outcome, self.config, run_id, self.secrets)
-            if not self.trains:  # a reader's status is not the status of the run
+            if not self.trains:  # the status of this command is not the status of the run
                 files.append(f"summary.{self.config.command}.json")
                 write_summary(self.model_dir, summary, files[-1])
                 summary = after_reading(earlier, summary)
@@ -436,7 +441,7 @@ class Supervisor:
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])
         where = console.relative(self.model_dir)
         if self.record.is_held:
-            where += f" ({'removed' if is_fresh else 'as it was'}: this start ended before its first step)"
+            where += f" ({'removed' if is_fresh else 'unchanged'}: this start ended before its first step)"
         console.print_summary(shown, where, prefix=self.member.prefix)
 
     def _resume_command(self) -> str:

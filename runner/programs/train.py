@@ -339,7 +339,7 @@ class TrainProgram(Program):
         return self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
 
     def rates(self) -> dict[str, float]:
-        """Return name -> learning rate, for rates that no step computes: constants, and variables read now."""
+        """Return name -> current value of the learning rates that a step does not return: constants and variables."""
         own = {**self.outputs[0].scalars.metrics, **self.outputs[0].scalars.logged_sums}
         return {
             name: float(self._store[one].numpy()) if isinstance(one, str) else one

@@ -40,7 +40,7 @@ def _describe(device: Any) -> dict[str, Any]:
     found["model"] = details.get("device_name")
     found["compute_capability"] = details.get("compute_capability")
     if device.device_type == "GPU":
-        tf.config.experimental.set_memory_growth(device, True)  # others may be at work on it
+        tf.config.experimental.set_memory_growth(device, True)  # other processes may be using it
     return found
 
 
@@ -58,7 +58,7 @@ def compute(devices: list[dict[str, Any]]) -> None:
             with tf.device(found["name"]):
                 total = float(multiply())
             if total != 64.0**3:
-                found["error"] = f"64 x 64 matrices of ones come to {total}, not {64.0**3}"
+                found["error"] = f"the product of two 64 x 64 matrices of ones sums to {total}, not {64.0**3}"
         except Exception as error:
             found["error"] = str(error).partition("\n")[0] or type(error).__name__
 

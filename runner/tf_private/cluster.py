@@ -1,4 +1,6 @@
-"""Processes: devices of a worker, datasets that read some of the files, the number of replicas in a trace, forking."""
+"""Distribution: a worker's devices, sharding a dataset by files, the number of replicas in a trace, collectives, and
+whether the process can fork.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def strategy_seen(is_there: bool) -> Iterator[None]:
     """If `is_there`, make `tf.distribute.has_strategy()` return True to user code under the default strategy, inside
     this context.
 
-    TensorFlow and Keras still get the true answer, since they would then call methods of the strategy.
+    TensorFlow and Keras still get the true answer: after True they would call methods of a strategy that is not there.
 
     Private: none; the function is replaced in the public modules, where user code looks it up.
     """
@@ -70,8 +72,8 @@ def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:
 
 
 def num_files(dataset: tf.data.Dataset) -> int:
-    """Return the number of files that `dataset` reads, the smallest of its sources; 0 if `part_of_files` cannot shard a
-    source.
+    """Return the number of files that `dataset` reads, or that its source with the fewest files reads; 0 if
+    `part_of_files` cannot shard a source.
 
     Private: `Dataset._inputs`, and `_filenames` of the datasets that read files. When they move: return 0; then only
     input functions can shard by files.
@@ -115,15 +117,18 @@ def part_of_files(dataset: tf.data.Dataset, num_workers: int, worker_index: int)
 def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.CrossDeviceOps | None:
     """Return the CrossDeviceOps that a MirroredStrategy was given; None: TensorFlow chose them.
 
-    Private: `extended._cross_device_ops`; no public name tells. When it moves: a choice has no effect on CPUs.
+    Private: `extended._cross_device_ops`, which has no public name. When it moves: return None;
+    strategy.cross_device_ops then has no effect on CPUs.
     """
     chosen: tf.distribute.CrossDeviceOps | None = getattr(strategy.extended, "_cross_device_ops", None)
     return chosen
 
 
 def gather_of_two(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor, Any], tf.Tensor] | None:
-    """Return a function of a vector and CommunicationOptions: the vectors of both replicas, that of the first one
-    first, by one collective. None unless there are two replicas, on CPUs in two processes, that send all in one pack.
+    """Return a function that gathers the vectors of two replicas, the first replica's first, by one collective.
+
+    It takes this replica's vector and CommunicationOptions. Return None unless there are exactly two replicas, on CPUs
+    of two processes, and strategy.bytes_per_pack is not set.
 
     Private: the launcher of a MultiWorkerMirroredStrategy's collectives, and its `_all_gather`. The public
     `ReplicaContext.all_gather` gathers the lengths first. When they move: return None; sums take one more message.

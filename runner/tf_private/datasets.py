@@ -100,7 +100,7 @@ def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
             return "its options say deterministic=False"
         return next(filter(None, reasons), None)
     except (AttributeError, TypeError, tf.errors.OpError) as error:
-        return f"it is not known what it draws ({error})"
+        return f"it is not known whether it draws random numbers ({error})"
 
 
 def _why_not(one: Any) -> str | None:
@@ -177,7 +177,7 @@ def _has_seed(node: Any, body: Mapping[str, Any]) -> bool:
 def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
     """Return a dataset of the elements of `iterator`, which adds the seconds that each element took to `secs`.
 
-    `secs` is a float scalar. An element is fetched only when it is asked for.
+    `secs` is a float scalar. An element is fetched only when it is requested.
 
     Private: `structure`, which flattens elements to the tensors of tf.data. When it moves: `Dataset.map` over
     `get_next_as_optional()`, `take_while` and `map`, which cost 220 us per element instead of 40 (TensorFlow 2.21),

@@ -47,10 +47,10 @@ def dense_tensor(column: Any, features: Mapping[str, Any]) -> tf.Tensor:
 
 
 def forget_shared_embeddings(columns: Any) -> None:
-    """Make columns of `shared_embeddings` request their variable again; each replica in each trace must.
+    """Make columns of `shared_embeddings` request their variable again, as each replica must do in each trace.
 
     Private: `SharedEmbeddingColumnCreator._embedding_weights`, which caches it by graph. When it moves: leave this out;
-    a second replica then requests one variable less, and variable names no longer match.
+    a second replica then requests one variable fewer, and variable names no longer match.
     """
     for column in columns:
         creator = getattr(column, "shared_embedding_column_creator", None)

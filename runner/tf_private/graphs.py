@@ -212,7 +212,8 @@ def program_order_in_branches(graph: Any) -> None:
 class GraphFromHere:
     """A context in which running code switches from eager execution to a graph at the first call of `placeholders`.
 
-    Contexts of TensorFlow that the code entered before the switch may exit after it: each remembers what it set.
+    The code may leave after the switch a context of TensorFlow that it entered before: each context remembers what it
+    set.
 
     Private: `func_graph.FuncGraph`, a function's graph, which can capture eager tensors; public functions only trace
     whole functions. When it moves: call the code a second time in `tf.function`.
@@ -261,7 +262,7 @@ def no_name_scope_in_branches() -> contextlib.AbstractContextManager[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a graph, from which a function from values of `feeds` to values of `fetches` is made.
+    """A part of a graph, to be made into a function that computes the values of `fetches` from those of `feeds`.
 
     Attributes:
       graph: the graph.
@@ -418,7 +419,7 @@ def optimised_once() -> Iterator[None]:
     """Optimize the graphs of functions that are first called inside this context in one round instead of two.
 
     In the loop of a model of 120 layers the second round changed one of 9,400 nodes, and took 1.4 of 5.5 s. The speed
-    of steps is the same (tiny MLP, native and classic; digits CNN).
+    of steps is the same (measured with a tiny MLP and a small CNN).
 
     Private: `Context.function_call_options`, whose config Grappler reads; tf.config.optimizer has no option for rounds.
     When it moves: there are two rounds, and the first call of a large loop takes longer.

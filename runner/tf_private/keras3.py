@@ -35,7 +35,7 @@ class KerasTrace:
 
     Attributes:
       written: operations by which Keras optimizers write variables; the optimizers return no update op.
-      reduce: Keras optimizers call it with (grads, variables) instead of summing over replicas.
+      reduce: called by Keras optimizers with a list of (gradient, variable) pairs, instead of summing over replicas.
       owners: the current owner of new variables.
     """
 
@@ -110,7 +110,7 @@ def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
             return assign(self, value)
         value = np.asarray(value)
         if value.shape != tuple(self.shape):
-            raise ValueError(f"{self.path} has the shape {tuple(self.shape)}, and the loaded value {value.shape}.")
+            raise ValueError(f"{self.path} has shape {tuple(self.shape)}, but the loaded value has {value.shape}.")
         begin_with(self._value, value)
         return value
 

@@ -29,8 +29,8 @@ def compile_arguments(model: Any) -> Mapping[str, Any]:
 def _patched() -> Iterator[None]:
     """Make tf_keras behave as in a tf.function, in a graph of wrap_function, inside this context.
 
-    It takes such a graph for TensorFlow 1's, and would make layers of other classes and change the base classes of
-    existing ones, which breaks models that were made eagerly. Functional models could not be made at all.
+    Otherwise it takes such a graph for a TensorFlow 1 graph: it makes layers of other classes and changes the base
+    classes of existing ones, which breaks models that were made eagerly, and it cannot make functional models.
 
     Private: `version_utils.should_use_v2`, `base_layer_utils.is_in_tf_function`. When they move: look for code that
     tests whether a graph's name begins with "wrapped_function". `Model._create_counter_variable` and
@@ -45,7 +45,7 @@ def _patched() -> Iterator[None]:
         replaced(base_layer_utils, "is_in_tf_function", lambda: True),
         # The counters are for `fit`, which is not called.
         replaced(training.Model, "_create_counter_variable", lambda self, value: None),
-        # `compile` would enter the strategy's scope, which fails inside of a replica.
+        # `compile` would enter the strategy's scope, which fails inside a replica.
         replaced(training.Model, "distribute_strategy", property(_entered_strategy)),
         # tf_keras divides losses by the number of replicas, for optimizers that sum; the runner weights gradients
         # itself.

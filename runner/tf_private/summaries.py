@@ -1,6 +1,7 @@
 """Collect the scalars and images that model_fn summarizes, as tensors; and the format of profiles.
 
-TensorFlow writes summaries only in the first replica, so the values of the others must be collected when it is called.
+TensorFlow writes summaries only in the first replica, so the values of the other replicas must be collected when they
+call `scalar` or `image`.
 """
 
 from __future__ import annotations

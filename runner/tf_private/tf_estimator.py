@@ -122,7 +122,7 @@ def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], k
 
 
 def dimensions_of_tf1() -> contextlib.AbstractContextManager[Any]:
-    """Give elements of shapes a `value` inside this context, as in `operators_of_tf1`."""
+    """Give each dimension of a TensorShape the attribute `value` inside this context, as in TensorFlow 1."""
     return _with_dimensions()
 
 
@@ -131,7 +131,7 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """Make `==` compare tensors and variables by identity, so that they can be dict keys, inside this context.
 
     Args:
-      dimensions: elements of shapes have a `value`, too.
+      dimensions: each dimension of a TensorShape has the attribute `value`, too.
 
     Private: `Tensor._USE_EQUALITY` and `_TENSORSHAPE_V2_OVERRIDE`, set by `tf.compat.v1.disable_tensor_equality` and
     `disable_v2_tensorshape`; nothing public reads them. When they move: call these functions and their opposites.

@@ -35,7 +35,7 @@ def operations(values: Iterable[Any]) -> list[tf.Operation]:
 
 
 def is_assignment(operation: tf.Operation) -> bool:
-    """Report whether the operation writes to a variable like `assign` and `scatter_*`, not like a v1 optimizer."""
+    """Report whether the operation is one of `assign` and `scatter_*`; the updates of v1 optimizers are not."""
     return (operation.type.startswith("Assign") and operation.type.endswith("VariableOp")) or operation.type.startswith(
         "ResourceScatter"
     )

@@ -29,7 +29,7 @@ v1 = tf.compat.v1
 
 _PHILOX = 1
 _PARTS = 1_000_003
-"""A number larger than the iterations of any loop, and than the parts of any update, are expected to be."""
+"""More than the expected number of iterations of any loop, and of micro-batches of any step."""
 
 
 class Stream:
@@ -109,7 +109,12 @@ class EagerStream:
 
 
 def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    """Return the time of part `number` of an update that happens at `time`, an int64 scalar."""
+    """Return the time of one part of a step, such as a micro-batch or a loop iteration, an int64 scalar.
+
+    Args:
+      time: the time of the step, an int64 scalar.
+      number: the index of the part.
+    """
     return time * _PARTS + number
 
 
@@ -125,7 +130,7 @@ _of_thread = _OfThread()
 
 
 def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
-    """Replace kernels with random state while a step is traced, wherever a stream is entered."""
+    """Replace random operations that keep state by stateless ones inside this context, where `drawing_from` applies."""
 
     def replace(name: str, arguments: Mapping[str, Any], operation: int | None) -> Any:
         stream = _of_thread.stream
@@ -138,12 +143,14 @@ def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
 
 
 def drawing_from(stream: Stream | EagerStream | None) -> contextlib.AbstractContextManager[None]:
-    """Use `stream` for the trace of one replica, in its thread. None: draws are not part of the step."""
+    """Draw from `stream` in this thread inside this context, for the trace of one replica. None: random operations are
+    not replaced, because they are not part of the step.
+    """
     return replaced(_of_thread, "stream", stream)
 
 
 def _stream_of_call() -> tf.Tensor:
-    """Return the stream of one call of a tf.function, at the place of the call."""
+    """Return the stream of one call of a tf.function, derived from the caller's stream and the position of the call."""
     stream = _of_thread.stream
     seed = None if stream is None or _is_outside(stream) else stream.seed(None)
     if seed is None:  # a tf.function of the user's module, called outside of a trace
@@ -225,9 +232,10 @@ _SAMPLERS: Mapping[str, Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]] = {
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let Python, NumPy, TensorFlow and Keras draw from `seed`; restore the state of Python and NumPy afterwards.
+    """Seed Python, NumPy, TensorFlow and Keras inside this context; restore the state of Python and NumPy afterwards.
 
-    Compiled loops are kept, unless something has drawn eagerly that would otherwise not start over.
+    Kernels of operations and functions are kept, unless one of them may have drawn random numbers: it would not start
+    over.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)

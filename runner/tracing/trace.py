@@ -90,9 +90,9 @@ class Trace:
 
     @functools.cached_property
     def may_write_in_branches(self) -> bool:
-        """Whether a branch, loop or nested function uses variables: its writes cannot be pruned.
+        """True if a branch, loop or nested function uses variables, so that its writes cannot be pruned.
 
-        The writes of a tf.random.Generator, when it draws, cannot be pruned either.
+        Also if a tf.random.Generator draws, whose writes cannot be pruned either.
         """
         draws = any(operation.type in GENERATOR for operation in self.graph.get_operations())
         return draws or any(self._calls_with(self.requested.keras_variables()))
@@ -103,7 +103,7 @@ class Trace:
         return {internal.name for external, internal in self.graph.captures if id(external) in mine}
 
     def _of_tensors(self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
-        """Return those of the wanted operations of the step that have one of these tensors as input."""
+        """Return the operations of the step that `is_wanted` accepts and that have one of these tensors as input."""
         return [one for one in self.operations if is_wanted(one) and any(tensor.name in names for tensor in one.inputs)]
 
     def handle_of(self, variable: tf.Variable) -> tf.Tensor | None:
@@ -111,7 +111,7 @@ class Trace:
         return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
 
     def updates_of(self, replica: int, running: Iterable[tf.Operation]) -> list[tf.Operation]:
-        """Return those of `running` that take a variable of the model, in this local replica's copy."""
+        """Return those of `running` that use this local replica's copy of a variable of the model."""
         names = self._captured([variable for variable, _ in self.requested.requests.values()], replica)
         among = set(running)
         return self._of_tensors(names, among.__contains__)

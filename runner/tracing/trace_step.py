@@ -83,8 +83,8 @@ def trace_step(
       replica_fn: the function of one replica, called with a Replica.
       signature: flat TensorSpecs of the inputs; the last two are the weights (counts, global count).
       training: Keras' random state is the model's and advances; False: it is evaluation's own.
-      on_workers: the workers of a coordinator. A step that does not train runs there as well as here; its own variables
-        (metrics) are here.
+      on_workers: a step that does not train also runs on the workers of a ClusterCoordinator, not only in this process.
+        Its local variables (metrics) are in this process.
     """
     on_one_device = store.strategy is None or (store.has_one_copy and not training)
     step = _Step(store, replica_fn, signature, training)

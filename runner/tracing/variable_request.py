@@ -115,9 +115,10 @@ def _aggregation(requested: tf.VariableAggregation | None, spec: VariableSpec) -
 
 
 class RequestedNames:
-    """Names for one trace.
+    """The names of the variables that one trace requests.
 
-    Replica r's k-th request gets the name of replica 0's k-th, because other replicas have other scopes ("replica_1/").
+    Each replica's k-th request gets the name of the first replica's k-th, because its own scope ("replica_1/") would
+    give another name.
 
     Args:
       known: name -> spec requested by earlier traces.

@@ -115,7 +115,8 @@ class VariableStore:
     """The variables of one model under one strategy, by name.
 
     Args:
-      strategy: where they are; None: the default strategy, which keeps the variables of discovery.
+      strategy: the strategy under which they are created; None: the default strategy, which uses the variables of
+        discovery themselves.
       seed: an initial value depends only on this seed and the variable's name, not on strategy and order.
 
     Attributes:
@@ -135,8 +136,7 @@ class VariableStore:
         self._parts: dict[str, VariablePart] = {}  # names of their parts
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use directly.
         # Evaluation and prediction use it: in a replica of CentralStorage, a Keras metric, which assigns `self +
-        # value`,
-        # would be summed wrongly.
+        # value`, would be summed wrongly.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
             self.placement, ParameterServers
         )
@@ -324,7 +324,9 @@ class VariableStore:
                 self.specs[name] = dataclasses.replace(spec, initial=now)
 
     def _fed(self, spec: VariableSpec, evaluate: Callable[[Any], Any], initial: Any) -> Any:
-        """Return the initial value of a variable; if a placeholder is not fed, zeros and a note in `not_fed`."""
+        """Return the initial value of a variable; if a placeholder is not fed, note that in `not_fed` and return
+        zeros.
+        """
         try:
             return evaluate(initial)
         except NotFed as error:

@@ -60,15 +60,15 @@ def test_it_tells_of_tensorflow_devices_mlflow_and_the_config(told: tuple[int, s
     assert f"Keras       {keras.__version__}; tf.keras is 3." in said
     assert "\nCPU:0       computes\n" in said and "\nGPU         none: " in said
     assert f"runs go to        sqlite:///{home}/mlflow.db (default)" in said
-    assert "reachable         yes: the first run makes the file" in said
-    assert "shadows ours  model/digits.yaml" in said and "adds          experiment/mine.yaml" in said
+    assert "reachable         yes: the first run creates the file" in said
+    assert "replaces  model/digits.yaml" in said and "adds      experiment/mine.yaml" in said
     assert said.index("(your ./conf)") < said.index("(main)"), "in the order of the search"
 
 
 def test_it_leaves_nothing_and_warns_of_slow_imports(told: tuple[int, str, Path]) -> None:
     _, said, home = told
     assert {path.name for path in home.iterdir()} == {"conf"}
-    assert "warning  PYTHONDONTWRITEBYTECODE is set: " in said
+    assert "warning  PYTHONDONTWRITEBYTECODE is set, so each start " in said
     assert said.rstrip().splitlines()[-3].endswith("unset PYTHONDONTWRITEBYTECODE")
 
 
@@ -204,7 +204,7 @@ def test_a_tracking_server_that_is_away_stops_nothing(server: Any, tmp_path: Pat
     section = doctor.check_tracking(config("tracking.uri=http://127.0.0.1:1"), {}, tmp_path)
     ((is_fatal, what, do),) = advice(section)
     assert not is_fatal and what.startswith("the tracking server http://127.0.0.1:1 does not answer: ")
-    assert "records once it is back" in do
+    assert "is recorded once it is back" in do
 
 
 def test_a_database_is_opened(tmp_path: Path) -> None:
@@ -242,4 +242,4 @@ def test_a_good_environment_has_no_problem() -> None:
     place = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}})
     section = doctor.check_variables(config("strategy=multi_worker"), {"TF_CONFIG": place})
     assert section.problems == []
-    assert doctor.check_variables(config(), {}).rows == [("", "none that matters is set")]
+    assert doctor.check_variables(config(), {}).rows == [("", "none that affects a run is set")]

@@ -601,7 +601,7 @@ def test_a_start_that_never_takes_a_step_leaves_the_run_as_it_was(
     assert (after.info.status, after.info.end_time) == ("FINISHED", recorded.info.end_time)
     assert after.data.tags == recorded.data.tags
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "model_dir: run (as it was: this start ended before its first step)"
+    assert said[-1] == "model_dir: run (unchanged: this start ended before its first step)"
     assert run(RESULT, **settings) == 0  # and the run goes on
     assert RunRecord.read(folder).generation == 2
 

@@ -58,14 +58,14 @@ VARIABLES: Mapping[str, str] = {
     "TF_USE_LEGACY_KERAS": "whether tf.keras is Keras 2, if model.keras=auto finds no reason in the source",
     "KERAS_BACKEND": "the framework with which Keras 3 computes",
     "XLA_FLAGS": "settings of XLA (train.jit)",
-    "TF_XLA_FLAGS": "whether TensorFlow compiles with XLA by itself",
-    "TF_ENABLE_ONEDNN_OPTS": "oneDNN's kernels; 0 and 1 round differently",
-    "OMP_NUM_THREADS": "threads of NumPy and oneDNN",
-    "TF_CPP_MIN_LOG_LEVEL": "how much TensorFlow writes",
+    "TF_XLA_FLAGS": "whether TensorFlow compiles with XLA without train.jit",
+    "TF_ENABLE_ONEDNN_OPTS": "whether TensorFlow uses oneDNN's kernels, which round differently",
+    "OMP_NUM_THREADS": "number of threads of NumPy and oneDNN",
+    "TF_CPP_MIN_LOG_LEVEL": "the lowest level of messages that TensorFlow's C++ code logs",
     "MLFLOW_TRACKING_URI": "where runs are recorded, unless tracking.uri is set",
     "MLFLOW_EXPERIMENT_NAME": "the experiment in MLflow, unless tracking.experiment is set",
     "HYDRA_FULL_ERROR": "1: mistakes show their traceback",
-    "PYTHONDONTWRITEBYTECODE": "whether Python saves compiled bytecode",
+    "PYTHONDONTWRITEBYTECODE": "set: Python does not save compiled bytecode",
     "PYTHONPATH": "folders in which Python looks for modules first",
 }
 """Environment variables that change how a run behaves -> their effect."""
@@ -261,7 +261,7 @@ def _mend_import(probe: Probe, env: Mapping[str, str]) -> str:
     if env.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         return "unset KERAS_BACKEND: a model_fn needs Keras on TensorFlow"
     if "SIGILL" in probe.failure:
-        return "this processor lacks instructions that TensorFlow's wheels use (AVX): take another machine"
+        return "this processor lacks instructions that TensorFlow's wheels use (AVX): use another machine"
     if "SIGKILL" in probe.failure:
         return "give this machine or container more memory"
     return "pip install --force-reinstall tf-runner, in a new environment"
@@ -277,15 +277,17 @@ def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, P
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1", "none"):
         why = f"CUDA_VISIBLE_DEVICES={visible!r} hides them"
-        return why, Problem(f"{shown} is here, and {why}", "unset CUDA_VISIBLE_DEVICES, unless that is what you want")
+        do = "unset CUDA_VISIBLE_DEVICES, unless you want to train on the CPU"
+        return why, Problem(f"this machine has a GPU ({shown}), but {why}", do)
     if not probe.facts["cuda"]:
         why = "this TensorFlow is built for CPUs only"
-        return why, Problem(f"{shown} is here, and {why}", "pip install 'tf-runner[gpu]'")
+        return why, Problem(f"this machine has a GPU ({shown}), but {why}", "pip install 'tf-runner[gpu]'")
     words = ("dlopen", "cuInit", "cuda drivers", "Cannot register", "driver version", "libcu", "Skipping registering")
     lines = [line for line in probe.said.splitlines() if any(word.lower() in line.lower() for word in words)]
     said = lines[-1].partition("] ")[2] or lines[-1] if lines else "TensorFlow does not say why"
-    do = "pip install 'tf-runner[gpu]'; if that does not help, compare `nvidia-smi`: the driver must support CUDA "
-    return said, Problem(f"{shown} is here, and TensorFlow does not use it: {said}", do + str(probe.facts["cuda"]))
+    do = "pip install 'tf-runner[gpu]'; if that does not help, check with nvidia-smi that the driver supports CUDA "
+    what = f"this machine has a GPU ({shown}), but TensorFlow does not use it: {said}"
+    return said, Problem(what, do + str(probe.facts["cuda"]))
 
 
 # --- memory and disk -------------------------------------------------------------------------------------------------
@@ -307,24 +309,24 @@ def check_machine(
         free = {path: resources.free_bytes(path) for path in (folder, Path(tempfile.gettempdir()))}
     limit = "" if memory.limit is None else f"; the control group allows {format_bytes(memory.limit)}"
     rows = [
-        ("cores", f"{count}" + ("" if granted is None else f"; the control group grants the time of {granted:g}")),
+        ("cores", f"{count}" + ("" if granted is None else f"; the control group allows CPU time of {granted:g}")),
         ("memory", f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}{limit}"),
     ]
     problems = []
     if memory.available < FEW_BYTES:
-        what = f"{format_bytes(memory.available)} of memory are free, and a task takes about 1 GB before its data"
+        what = f"only {format_bytes(memory.available)} of memory is free; a task needs about 1 GB, plus its data"
         problems.append(Problem(what, "end other processes, or give this machine or container more memory"))
     if granted is not None and granted < count:
-        what = f"TensorFlow starts threads for {count} cores, and the control group grants the time of {granted:g}"
+        what = f"TensorFlow starts threads for {count} cores, but the control group allows CPU time of {granted:g}"
         threads = max(1, round(granted))
         problems.append(Problem(what, f"run.intra_op_threads={threads} run.inter_op_threads={threads}"))
     for path, size in free.items():
-        rows.append(("disk", f"{format_bytes(size)} free for {path}"))
+        rows.append(("disk", f"{format_bytes(size)} free at {path}"))
         if size < LITTLE_DISK:
-            what = f"{format_bytes(size)} of disk are free for {path}"
-            problems.append(Problem(what, "make room, or choose another model_dir", is_fatal=size < NO_DISK))
+            what = f"only {format_bytes(size)} of disk space is free at {path}"
+            problems.append(Problem(what, "delete files, or choose another model_dir", is_fatal=size < NO_DISK))
     if not os.access(folder, os.W_OK):
-        what = f"{folder} cannot be written, and a run makes outputs/ and mlflow.db there"
+        what = f"{folder} is not writable, but a run creates outputs/ and mlflow.db there"
         problems.append(Problem(what, "start in another folder, or set model_dir and tracking.uri", is_fatal=True))
     return Section("machine", rows, problems)
 
@@ -359,12 +361,12 @@ def check_tracking(config: Config, env: Mapping[str, str], folder: Path) -> Sect
 
 def _reach(uri: str, shown: str) -> tuple[str, Problem | None]:
     """Return whether MLflow answers at `uri`, in words, and the problem if it does not."""
-    later = "Training continues without it, and records once it is back; or choose tracking=csv or tracking.uri=..."
+    later = "Training continues meanwhile, and is recorded once it is back; or choose tracking=csv or tracking.uri=..."
     path = sqlite_path(uri)
     if path is not None:
         return _reach_sqlite(path)
     if not uri.startswith(("http://", "https://")):
-        return "not tried: no file and no server of MLflow", None
+        return "not tried: neither an SQLite file nor an HTTP server", None
     try:
         with urllib.request.urlopen(_health(uri), timeout=ANSWER_SECS) as answer:
             return f"yes (HTTP {answer.status})", None
@@ -375,7 +377,7 @@ def _reach(uri: str, shown: str) -> tuple[str, Problem | None]:
             problem = None if has_some else Problem(f"{shown} asks for credentials (HTTP {error.code})", do)
             return f"yes, with credentials (HTTP {error.code})", problem
         return f"HTTP {error.code}", Problem(
-            f"{shown} answers HTTP {error.code} to /health, as no MLflow server does", later
+            f"{shown} answers HTTP {error.code} to /health, an MLflow server 200", later
         )
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
@@ -396,7 +398,7 @@ def _reach_sqlite(path: Path) -> tuple[str, Problem | None]:
     if not path.exists():
         there = next(one for one in path.absolute().parents if one.exists())
         if os.access(there, os.W_OK):
-            return "yes: the first run makes the file", None
+            return "yes: the first run creates the file", None
         do = "set tracking.uri to a file that can be created, or tracking=csv"
         return "no", Problem(f"{path} does not exist and cannot be created", do)
     try:
@@ -432,7 +434,7 @@ def check_config(sources: Sequence[tuple[str, str]]) -> Section:
         for file in sorted(folder.rglob("*.yaml")):
             name = file.relative_to(folder)
             takes_place = (ours / name).exists()
-            rows.append(("shadows ours" if takes_place else "adds", str(name)))
+            rows.append(("replaces" if takes_place else "adds", str(name)))
     return Section("config, in the order in which it is searched", rows)
 
 
@@ -447,7 +449,7 @@ def check_variables(config: Config, env: Mapping[str, str]) -> Section:
         if name in env
     ]
     return Section(
-        "environment variables", rows or [("", "none that matters is set")], list(_variable_problems(config, env))
+        "environment variables", rows or [("", "none that affects a run is set")], list(_variable_problems(config, env))
     )
 
 
@@ -460,7 +462,7 @@ def _variable_problems(config: Config, env: Mapping[str, str]) -> Iterator[Probl
         what = f"KERAS_BACKEND={env['KERAS_BACKEND']}: a model_fn needs Keras on TensorFlow"
         yield Problem(what, "unset KERAS_BACKEND", is_fatal=True)
     if env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and not _is_installed("tf-keras"):
-        what = "TF_USE_LEGACY_KERAS asks for Keras 2, and the package tf_keras is not installed"
+        what = "TF_USE_LEGACY_KERAS selects Keras 2, but the package tf_keras is not installed"
         yield Problem(what, "pip install 'tf-runner[classic]', or unset TF_USE_LEGACY_KERAS", is_fatal=True)
     if env.get("PYTHONDONTWRITEBYTECODE"):
         what = "PYTHONDONTWRITEBYTECODE is set, so each start compiles all modules again: 10 s instead of 4"
