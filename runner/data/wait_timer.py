@@ -17,6 +17,9 @@ SAMPLE_STEPS, SAMPLE_SECS = 500, 0.5
 """A sample ends after the loop that reaches either limit. Timing costs 40 us per step: 20 ms per sample, about 0.2 % of
 the ten seconds between samples."""
 
+SHORT_STEP_SECS = 0.002
+"""Timing slows shorter steps by more than 2 %, so the speed of their samples is not that of the run."""
+
 
 class WaitTimer:
     """Times how long steps wait for `get_next` of their iterator, in samples of a few hundred steps.

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.data.batch_groups import are_small
-from runner.data.wait_timer import SAMPLE_SECS, NullWaitTimer, WaitTimer
+from runner.data.wait_timer import SHORT_STEP_SECS, NullWaitTimer, WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import Boundary, Grouping, LoopLength
@@ -293,8 +293,8 @@ class TrainingRun:
             examples=sum(part.examples for part in parts),
             secs=time.perf_counter() - started,
         )
-        # Timing very short steps slows them down, so such a sample does not count as a measurement of speed.
-        is_short = is_sampled and self._length.next(math.inf) > num_steps and result.secs < SAMPLE_SECS
+        # Timing slows a sample of short steps, so the sample does not count as speed.
+        is_short = is_sampled and self._length.next(math.inf) > num_steps and result.secs < taken * SHORT_STEP_SECS
         if not is_short:
             self._length.took(taken, result.secs)
         self.examples += result.examples

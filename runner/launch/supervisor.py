@@ -347,6 +347,9 @@ class Supervisor:
         """Run the tasks and return the outcome; record how training ended, for an evaluator that is still running."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.member.prefix)
+        if ending.code == exit_codes.USER_ERROR and ending.reason and not journals.events("error"):
+            # Another host's supervisor refused its config: no task has printed that here.
+            say(f"{self.member.prefix}runner: {ending.reason}")
 
         def outcome_of(ending: GangResult) -> Outcome:
             lines = journals.events_of()  # also from the evaluator, which has the last checkpoint's metrics

@@ -156,7 +156,8 @@ def test_another_config_than_the_chiefs_is_refused_with_the_keys_that_differ(tmp
     ended, said = terminals.end()
     assert ended == {"chief": 2, "worker:0": 2}
     assert "cluster.max_restarts=7 here, None there" in said["worker:0"].splitlines()[-1]
-    assert "worker:0: another config than the chief's: cluster.max_restarts=7" in summary_in(tmp_path / "run")["error"]
+    # The chief's task may be stopped before or after its first step, so there may be a summary or none.
+    assert "worker:0: another config than the chief's: cluster.max_restarts=7" in said["chief"]
 
 
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
