@@ -352,7 +352,7 @@ def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:
 def _check_metrics(metrics: Mapping[str, Any], name: str) -> None:
     for key, metric in metrics.items():
         if key in _RESERVED_METRICS:
-            raise ValueError(f"{name} names a metric {key!r}, which the runner reports itself. Rename it.")
+            raise ValueError(f"{name} returned a metric {key!r}, a name that the runner itself reports. Rename it.")
         is_pair = isinstance(metric, (tuple, list)) and len(metric) == 2
         is_keras = hasattr(metric, "result") and hasattr(metric, "update_state") and not isinstance(metric, type)
         if not (is_pair or is_keras or tf.is_tensor(metric)):

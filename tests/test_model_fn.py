@@ -291,7 +291,9 @@ def test_loss_that_is_no_dense_tensor_of_numbers_is_refused(loss: Any) -> None:
 
 @pytest.mark.parametrize("name", ["loss", "global_step"])
 def test_names_of_the_runners_own_metrics_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"names a metric '{name}', which the runner reports itself. Rename it."):
+    with pytest.raises(
+        ValueError, match=f"returned a metric '{name}', a name that the runner itself reports. Rename it."
+    ):
         returned(EVAL, loss=LOSS, eval_metric_ops={name: X})
 
 

@@ -51,7 +51,7 @@ class ComposedFiles:
         self, compose: Callable[[list[ResultDefault], IConfigRepository], DictConfig], defaults: list[ResultDefault],
         repo: IConfigRepository,
     ) -> DictConfig:  # fmt: skip
-        """Return what Hydra's own `compose` does: the config in the files `defaults`. The caller may change it."""
+        """Return the config composed from the files `defaults`, as by Hydra's `compose`. The caller may change it."""
         if not self.is_on:
             return compose(defaults, repo)
         key = repr((defaults, _sources(repo)))

@@ -118,7 +118,10 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RefusedJob:
-    """The return value of a job that another process of a launcher refused for its config, after printing why."""
+    """Returned by a job of a sweep that did not run, because its config has a mistake.
+
+    The launcher ran the job in another process, which has printed the reason.
+    """
 
     folder: Path
     name: str

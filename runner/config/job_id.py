@@ -1,4 +1,4 @@
-"""The names of sweeps and jobs. A name is a hash of what was asked for, so the same command finds the same folder."""
+"""The names of sweeps and jobs: a hash of their settings, so the same command finds the same folder again."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
 
 
 def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` for a process that imports TensorFlow for `model`."""
+    """Return `env` with TF_USE_LEGACY_KERAS set so that TensorFlow, when it is imported, provides `model.keras`."""
     if model.keras == "auto":
         return dict(env)
     return {**env, legacy_keras.VARIABLE: "1" if model.keras == "legacy" else "0"}

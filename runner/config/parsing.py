@@ -138,7 +138,7 @@ def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
     for name, block in settings.vocabularies.items():
         if not isinstance(block, Mapping):
             keys = ", ".join(_keys_of(VocabularyConfig))
-            raise ConfigError(f"{_VOCABULARIES}.{name}={block!r} is not a block of settings: {keys}.")
+            raise ConfigError(f"{_VOCABULARIES}.{name}={block!r} must be a mapping with the keys {keys}.")
     return {
         name: _merge(VocabularyConfig, block, f"{_VOCABULARIES}.{name}")
         for name, block in settings.vocabularies.items()

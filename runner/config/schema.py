@@ -443,7 +443,7 @@ class TrackingBackend:
 
     @property
     def is_users(self) -> bool:
-        """Whether the name is the dotted name of a user's class."""
+        """Report whether the name is the dotted name of a user's class."""
         return self.name not in TRACKERS
 
 
@@ -474,12 +474,12 @@ class TrackingConfig:
 
     @property
     def takes_files(self) -> bool:
-        """Whether one of the backends stores files; csv does not."""
+        """Report whether one of the backends stores files; csv does not."""
         return any(backend.name != "csv" for backend in self.backends)
 
     @property
     def has_mlflow(self) -> bool:
-        """Whether MLflow records the run."""
+        """Report whether MLflow records the run."""
         return any(backend.name == "mlflow" for backend in self.backends)
 
     def classes(self) -> list[tuple[str, str, str]]:
@@ -553,12 +553,12 @@ class Config:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether several processes run the command together."""
+        """Report whether several processes run the command together."""
         return self.strategy.name in CLUSTER_STRATEGIES and self.command in CLUSTER_COMMANDS
 
     @property
     def exports(self) -> bool:
-        """Whether this run writes SavedModels."""
+        """Report whether this run writes SavedModels."""
         return self.command == "export" or (self.command in TRAINING_COMMANDS and bool(self.export.exporters))
 
     @property

@@ -54,7 +54,7 @@ class Uses(ast.NodeVisitor):
         self._handlers = 0
 
     def use(self, line: int, column: int, name: str, **facts: Any) -> Any:
-        """Return the record of a use; subclasses add facts."""
+        """Return the record of a place where `name` is used; subclasses store `facts` in it, too."""
         return Use(line, column, name)
 
     def add(self, node: Any, name: str, **facts: Any) -> None:

@@ -9,7 +9,7 @@ from runner.config.schema import Config, ConfigError, EvalStrategyConfig
 
 
 def check_strategies(config: Config) -> Iterator[str]:
-    """Yield the mistakes in `strategy`, `eval_strategy` and `cluster`, and a batch size that does not fit them."""
+    """Yield the mistakes in `strategy`, `eval_strategy` and `cluster`, and in a batch size that does not fit them."""
     yield from _check_cluster(config)
     yield from _check_strategy("strategy", config.strategy)
     yield from _check_strategy("eval_strategy", config.eval_strategy)
@@ -24,7 +24,7 @@ def check_strategies(config: Config) -> Iterator[str]:
 
 
 def _check_cluster(config: Config) -> Iterator[str]:
-    """Yield a resolver that does not work with the strategy, and settings that the resolver ignores."""
+    """Yield messages about a resolver that does not work with the strategy, and settings that the resolver ignores."""
     resolver, strategy = config.cluster.resolver, config.strategy.name
     if resolver == "tpu" and strategy != "tpu":
         yield f"cluster.resolver=tpu works with strategy=tpu only, not with strategy={strategy}."
@@ -38,7 +38,7 @@ def _check_cluster(config: Config) -> Iterator[str]:
 
 
 def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
-    """Yield options that the chosen strategy would ignore, and those that exclude each other."""
+    """Yield messages about options that the chosen strategy would ignore, and options that exclude each other."""
     if strategy.name is None and key == "strategy":
         yield "strategy.name=null: name a strategy, such as default."
     allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
@@ -76,7 +76,7 @@ def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
 
 
 def _check_eval_strategy(config: Config) -> Iterator[str]:
-    """Yield an eval_strategy that needs several processes or a TPU and is not the strategy of training."""
+    """Yield a message if eval_strategy needs several processes or a TPU and is not the strategy of training."""
     name = config.eval_strategy.name
     if name not in (*schema.CLUSTER_STRATEGIES, "tpu"):
         return

@@ -158,7 +158,7 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
 
 
 def _check_folders(config: Config) -> Iterator[str]:
-    """Yield each URL in place of a folder that a run writes: `gs://bucket` would become a local folder named `gs:`."""
+    """Yield a message for each folder to write that is a URL: `gs://bucket` would become a local folder named `gs:`."""
     written = {
         "model_dir": config.model_dir,
         "export.dir": config.export.dir,
@@ -177,7 +177,7 @@ def _check_folders(config: Config) -> Iterator[str]:
 
 
 def _check_new(config: Config) -> Iterator[str]:
-    """Yield a command=new without new.path, and a new.path without command=new."""
+    """Yield a message about command=new without new.path, or new.path without command=new."""
     path = config.new.path
     if config.command == "new" and not path:
         yield "command=new needs the folder of the new project. Set new.path=my_project"
@@ -186,7 +186,7 @@ def _check_new(config: Config) -> Iterator[str]:
 
 
 def _check_functions(config: Config) -> Iterator[str]:
-    """Yield the keys of functions that the command calls and that are not set."""
+    """Yield a message for each function that the command calls and that is not set."""
     command, input = config.command, config.input
     if command in schema.ENVIRONMENT_COMMANDS:
         return
@@ -205,7 +205,7 @@ def _check_functions(config: Config) -> Iterator[str]:
 
 
 def _check_model_dir(config: Config) -> Iterator[str]:
-    """Yield a missing or wrong model_dir, for commands that read an earlier run."""
+    """Yield a message about a missing or wrong model_dir, for commands that read an earlier run."""
     if config.command in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS):
         return
     runs = ", ".join(map(str, newest_runs(Path("outputs"))))
@@ -220,7 +220,7 @@ def _check_model_dir(config: Config) -> Iterator[str]:
 
 
 def _check_inputs(config: Config) -> Iterator[str]:
-    """Yield values in an input's `params` that would be replaced by the input's own key of the same name."""
+    """Yield a message for each value in an input's `params` that the input's own key of the same name would replace."""
     blocks = {"input.train": config.input.train, "input.predict": config.input.predict}
     blocks |= {schema.eval_key(name): block for name, block in config.input.evals.items()}
     for key, block in blocks.items():
@@ -234,7 +234,7 @@ def _check_inputs(config: Config) -> Iterator[str]:
 
 
 def _check_train_input(config: Config) -> Iterator[str]:
-    """Yield settings that contradict a requested exact resume, and settings that the strategy does not support."""
+    """Yield messages about settings that contradict a requested exact resume, or that the strategy does not support."""
     block, exact = config.input.train, [("run.deterministic", "true")] if config.run.deterministic else []
     service = block.service
     if service.address is None:
@@ -290,7 +290,7 @@ def _check_evaluation(config: Config) -> Iterator[str]:
 
 
 def _check_evaluation_name(config: Config) -> Iterator[str]:
-    """Yield a wrong `eval.name`, and evaluations of other data that would replace the run's own metrics."""
+    """Yield messages about a wrong `eval.name`, and evaluations of other data that would replace the run's metrics."""
     name = config.eval.name
     if name is not None and config.command != "evaluate":
         yield (
@@ -319,7 +319,7 @@ def _check_evaluation_name(config: Config) -> Iterator[str]:
 
 
 def _check_checkpoint(config: Config) -> Iterator[str]:
-    """Yield two cadences that are both set, and settings of keep_best without a metric.
+    """Yield messages about save_steps and save_secs that are both set, and settings of keep_best without a metric.
 
     An explicit save_secs that equals its default cannot be noticed.
     """
@@ -333,7 +333,7 @@ def _check_checkpoint(config: Config) -> Iterator[str]:
 
 
 def _check_chosen_checkpoint(config: Config) -> Iterator[str]:
-    """Yield a chosen checkpoint that does not exist, or that the command does not read."""
+    """Yield a message about a chosen checkpoint that does not exist, or that the command does not read."""
     for key, (value_in, command) in _CHECKPOINTS.items():
         if config.command == command:
             checkpoint_in(key, config)
@@ -347,7 +347,7 @@ def _check_chosen_checkpoint(config: Config) -> Iterator[str]:
 
 
 def _check_export(config: Config) -> Iterator[str]:
-    """Yield settings of exports that nothing reads, and a best model without an evaluation."""
+    """Yield messages about export settings that have no effect, and an exporter `best` without an evaluation."""
     export, exporters = config.export, config.export.exporters or []
     if len(set(exporters)) < len(exporters):
         yield f"export.exporters=[{','.join(exporters)}] names an exporter twice. Remove one of them."
@@ -383,7 +383,7 @@ def _check_export(config: Config) -> Iterator[str]:
 
 
 def _check_warm_start(config: Config) -> Iterator[str]:
-    """Yield a warm start from a checkpoint that does not exist, and expressions that do not compile."""
+    """Yield messages about a warm start from a missing checkpoint, and regular expressions that do not compile."""
     warm_start = config.train.warm_start
     for index, pattern in enumerate(warm_start.include or ()):
         compile_pattern(f"train.warm_start.include[{index}]", pattern)
@@ -417,7 +417,7 @@ def _check_warm_start(config: Config) -> Iterator[str]:
 
 
 def _check_rules(config: Config) -> Iterator[str]:
-    """Yield metrics of early stopping and of a plateau that do not exist, or that come too late."""
+    """Yield messages about metrics of early stopping and reduce_lr_on_plateau that do not exist, or come too late."""
     rules: dict[str, schema.EarlyStoppingConfig | schema.ReduceLROnPlateauConfig] = {
         "train.early_stopping": config.train.early_stopping,
         "train.reduce_lr_on_plateau": config.train.reduce_lr_on_plateau,
@@ -435,7 +435,7 @@ def _check_rules(config: Config) -> Iterator[str]:
 
 
 def _check_evaluator(config: Config) -> Iterator[str]:
-    """Yield a cluster.evaluator that would have nothing to evaluate.
+    """Yield a message if cluster.evaluator would have nothing to evaluate.
 
     The commands that read a run are not checked: their config is that of the run's training.
     """
@@ -455,13 +455,13 @@ def _check_prediction(config: Config) -> Iterator[str]:
 
 
 def _check_sweep(config: Config) -> Iterator[str]:
-    """Yield a sweep.metric of an evaluation that the jobs do not have."""
+    """Yield a message about a sweep.metric of an evaluation that the jobs do not have."""
     if config.sweep.metric is not None:
         yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
 
 
 def _check_tracking(config: Config) -> Iterator[str]:
-    """Yield unknown trackers, and a tracking.uri that MLflow cannot open."""
+    """Yield messages about unknown trackers, and a tracking.uri that MLflow cannot open."""
     yield from check_backend("tracking.backend=", config.tracking.backend)
     uri = config.tracking.uri or ""
     shown = masked_value("tracking.uri", uri)
@@ -520,7 +520,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_profile(config: Config) -> Iterator[str]:
-    """Yield a run.profile that is not a range of steps, or lies beyond the last step of training."""
+    """Yield a message about a run.profile that is not a range of steps, or lies beyond the last step of training."""
     profile, max_steps = config.run.profile, config.train.max_steps
     if profile is None:
         if config.run.profile_format != "trace":
@@ -535,7 +535,7 @@ def _check_profile(config: Config) -> Iterator[str]:
 
 
 def _check_inline(config: Config) -> Iterator[str]:
-    """Yield settings that need several processes together with run.inline, which has only one."""
+    """Yield messages about settings that need several processes, if run.inline allows only one."""
     if config.run.inline and config.is_cluster:
         yield (
             f"run.inline=true with strategy={config.strategy.name}: each task needs its own process. Unset "
@@ -551,7 +551,7 @@ def _check_inline(config: Config) -> Iterator[str]:
 
 
 def _check_jit(config: Config) -> Iterator[str]:
-    """Yield strategies with which train.jit is not supported."""
+    """Yield a message about a strategy with which train.jit is not supported."""
     if config.train.jit and config.strategy.name not in _TRIED:
         reason = "a TPU compiles every step" if config.strategy.name == "tpu" else "it compiles steps of one process"
         yield (
@@ -561,7 +561,7 @@ def _check_jit(config: Config) -> Iterator[str]:
 
 
 def _check_debug(config: Config) -> Iterator[str]:
-    """Yield settings under which run.debug=nan cannot work.
+    """Yield messages about settings with which run.debug=nan cannot work.
 
     They make values infinite on purpose, or they hide operations from the check.
     """
@@ -582,7 +582,7 @@ def _check_debug(config: Config) -> Iterator[str]:
 
 
 def _check_eager(config: Config) -> Iterator[str]:
-    """Yield settings that an eager step does not support."""
+    """Yield messages about settings that an eager step does not support."""
     if not config.run.eager or config.command not in schema.TRAINING_COMMANDS:
         return
     if config.strategy.name != "default":
@@ -610,7 +610,7 @@ _NOT_EVALUATED = "has no effect with command=train, which does not evaluate. Use
 
 
 def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
-    """Yield a metric that no evaluation reports, or settings that need the metric if it is not set."""
+    """Yield messages about a metric that no evaluation reports, or settings that need the metric if it is not set."""
     if settings.metric is None:
         yield from _check_unused(key, settings, f"{key}.metric")
     else:
@@ -618,7 +618,7 @@ def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
 
 
 def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
-    """Yield each of `settings` that differs from its default; all have no effect because `needed` is not set."""
+    """Yield a message for each of `settings` that is set; they have no effect because `needed` is not set."""
     for setting in dataclasses.fields(settings):
         value = getattr(settings, setting.name)
         if value != setting.default:
@@ -626,7 +626,7 @@ def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
 
 
 def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = False) -> Iterator[str]:
-    """Yield the mistake in the name of a metric that the run does not report.
+    """Yield a message about the name of a metric that the run does not report.
 
     Args:
       key: the key that holds the name, for messages.

@@ -65,19 +65,19 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes checkpoints and decides for all: the chief, or worker 0 if there is no chief."""
+        """Report whether this process writes checkpoints and decides for all: the chief, or else worker 0."""
         if self.task_type == "chief":
             return True
         return self.task_type == "worker" and self.task_index == 0 and "chief" not in self.tasks
 
     @property
     def is_server(self) -> bool:
-        """Whether this process only serves a coordinator: a parameter server, or a worker in a parameter-server run."""
+        """Report whether this process only serves a coordinator: a parameter server, or a worker of its cluster."""
         return self.task_type == "ps" or (self.task_type == "worker" and "ps" in self.tasks)
 
     @property
     def is_evaluator(self) -> bool:
-        """Whether this process only evaluates."""
+        """Report whether this process only evaluates."""
         return self.task_type == "evaluator"
 
     @property

@@ -31,12 +31,12 @@ class Detected:
 
     @property
     def is_local(self) -> bool:
-        """Whether this run starts all its tasks itself, on this host."""
+        """Report whether this run starts all its tasks itself, on this host."""
         return self.source == "local"
 
     @property
     def has_others(self) -> bool:
-        """Whether other processes of this run were started from outside, each with its own supervisor."""
+        """Report whether other processes of this run were started from outside, each with its own supervisor."""
         is_given = self.source in ("tf_config", "slurm", "kubernetes")
         return is_given and bool(self.cluster.tasks or self.has_evaluator or self.cluster.task_type == "evaluator")
 

@@ -69,7 +69,7 @@ class Collectives:
         return value
 
     def noticing_lost_peers(self) -> contextlib.AbstractContextManager[None]:
-        """Inside this context, turn TensorFlow's errors about a lost peer into PeerLost."""
+        """Turn TensorFlow's errors about a lost peer into PeerLost inside this context."""
         return contextlib.nullcontext()
 
 

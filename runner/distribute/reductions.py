@@ -156,7 +156,7 @@ class Reductions:
 
     @contextlib.contextmanager
     def as_is(self) -> Iterator[None]:
-        """Inside this context, reduce without weights: values are weighted already, and optimizers get the global
+        """Reduce without weights inside this context: values are weighted already, and optimizers get the global
         gradient.
         """
         self._as_is = True

@@ -66,7 +66,7 @@ def expand_nodes(nodelist: str, name: str = "SLURM_STEP_NODELIST") -> list[str]:
     for part in re.split(r",(?![^\[]*\])", nodelist):
         pieces = re.split(r"\[([\d,-]+)\]", part)  # text, range, text, range, ..., text
         if not part or any(char in piece for piece in pieces[::2] for char in "[]"):
-            raise ConfigError(f"{name}={nodelist}: {part!r} is not a list of nodes. Slurm writes node[01-03,07],gpu5.")
+            raise ConfigError(f"{name}={nodelist}: {part!r} is not a list of nodes. Write it like node[01-03,07],gpu5.")
         ranges = [list(_ranges(piece, name, nodelist)) if at % 2 else [] for at, piece in enumerate(pieces)]
         # Count before listing: a few characters can name more nodes than fit into memory.
         sizes = (sum(numbers.stop - numbers.start for numbers, _ in found) for found in ranges[1::2])
@@ -86,7 +86,7 @@ def _ranges(ranges: str, name: str, nodelist: str) -> Iterator[tuple[range, int]
     for part in ranges.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise ConfigError(f"{name}={nodelist}: {part!r} is not a range. Slurm writes node[01-03,07],gpu5.")
+            raise ConfigError(f"{name}={nodelist}: {part!r} is not a range. Write it like node[01-03,07],gpu5.")
         yield range(int(match[1]), int(match[2] or match[1]) + 1), len(match[1])
 
 
@@ -99,7 +99,7 @@ def _tasks_per_node(env: Mapping[str, str], nodes: Sequence[str], count: int) ->
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:\(x(\d{1,18})\))?", part)
         if match is None:
-            raise ConfigError(f"{name}={text}: {part!r} is not a number of tasks. Slurm writes 2(x3),1.")
+            raise ConfigError(f"{name}={text}: {part!r} is not a number of tasks. Write it like 2(x3),1.")
         counts.append((int(match[1]), int(match[2] or 1)))
     # Count before listing: a few digits can mean more tasks than fit into memory.
     num_nodes, num_tasks = sum(times for _, times in counts), sum(tasks * times for tasks, times in counts)

@@ -52,7 +52,7 @@ class EstimatorContext:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process runs the chief's hooks and writes its summaries and events."""
+        """Report whether this process runs the chief's hooks and writes its summaries and events."""
         return self.collectives.is_chief and self.config.is_chief
 
 

@@ -394,7 +394,7 @@ class Estimator:
 
     @contextlib.contextmanager
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
-        """Inside this context, give the model the values of the checkpoint `path`, with metrics reset."""
+        """Give the model the values of the checkpoint `path` inside this context, with metrics reset."""
         program.reset()
         try:
             self._show(model, program, path)

@@ -57,7 +57,7 @@ class NanPolicy:
 
     @property
     def needs_single_steps(self) -> bool:
-        """Whether loops must have one step, which rollback needs.
+        """Report whether loops must have one step, which rollback needs.
 
         It can leave out the bad batch alone only if its loop has not taken further steps.
         """

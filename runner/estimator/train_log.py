@@ -79,7 +79,7 @@ class TrainLog:
 
     @property
     def has_summaries(self) -> bool:
-        """Whether any summaries are written."""
+        """Report whether any summaries are written."""
         return self._summary_every.steps is not None
 
     def are_summaries_due(self, step: int, last_step: int) -> bool:

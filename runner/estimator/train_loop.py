@@ -86,13 +86,13 @@ class TrainingRun:
 
     @property
     def _records_in_loops(self) -> bool:
-        """Whether loops continue through steps with summaries: no session hook is set, and each step counts one."""
+        """Report whether loops continue through steps with summaries: no session hook is set, and steps count one."""
         program, session_hooks = self._setup.program, self._setup.session_hooks
         return program.records_in_loops and session_hooks.is_empty and self._advance == 1 and self._log.has_summaries
 
     @property
     def goes_on(self) -> bool:
-        """Whether a further step is to be taken, as far as this process knows."""
+        """Report whether a further step is to be taken, as far as this process knows."""
         return self._step < self._target and self.stop_reason is None
 
     @property

@@ -62,7 +62,7 @@ class Run(Protocol):
 
     @property
     def interrupted(self) -> bool:
-        """Whether a worker was asked to stop at once. After a loop, all workers have the same value."""
+        """Report whether a worker was asked to stop at once. After a loop, all workers have the same value."""
 
     def request_stop(self, reason: str = ...) -> None:
         """End training after this loop, with a checkpoint."""

@@ -57,14 +57,14 @@ class ModelScaffold:
 
     @property
     def restores(self) -> bool:
-        """Whether the saver's `restore` is the user's own."""
+        """Report whether the saver's `restore` is the user's own."""
         own = getattr(getattr(self.saver, "restore", None), "__func__", None)
         is_known = self.saver is None or isinstance(self.saver, _OBJECTS)
         return not is_known and own is not v1.train.Saver.restore
 
     @property
     def runs(self) -> bool:
-        """Whether the Scaffold runs anything before the first batch, other than reading a checkpoint."""
+        """Report whether the Scaffold runs anything before the first batch, other than reading a checkpoint."""
         names = ("local_init_op", "ready_op", "ready_for_local_init_op")
         return self.restores or any(getattr(self._scaffold, name, None) is not None for name in names)
 
@@ -125,7 +125,7 @@ class ModelScaffold:
             _check_ready(session, scaffold.ready_op, "ready_op")
 
     def warn_in_training(self, names: Sequence[str], keep_checkpoint_max: int | None) -> None:
-        """Warn of settings that have no effect, or another one, in training.
+        """Log each setting of the Scaffold that has no effect in training, or not the same as in tf.estimator.
 
         Args:
           names: names of the model's variables.

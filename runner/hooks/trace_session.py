@@ -109,7 +109,9 @@ def fed_value(placeholder: tf.Tensor, value: Any) -> tf.Tensor:
 
 
 def _made_of(fetch: Any) -> tuple[Callable[..., Any], list[Any]] | None:
-    """Return (a function that makes the value, the tensors from which it makes it); None for a plain tensor."""
+    """Return (constructor of the fetched value, its arguments as tensors), such as of a SparseTensor; None for a plain
+    tensor.
+    """
     if isinstance(fetch, tf.SparseTensor):
         return v1.SparseTensorValue, [fetch.indices, fetch.values, fetch.dense_shape]
     if isinstance(fetch, tf.RaggedTensor):
@@ -210,7 +212,7 @@ class TraceSession(v1_bridge.ActsAsSession):
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
             elif self.take_batch is None:
                 raise ValueError(
-                    f"session.run({fetches!r}) in a hook depends on a batch. Only hooks of training can take a batch "
+                    f"session.run({fetches!r}) in a hook depends on a batch. Only training hooks can take a batch "
                     "between steps. Request the fetches in before_run instead: SessionRunArgs(fetches)."
                 )
             else:

@@ -265,7 +265,7 @@ class CommandLine:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further job is to be started."""
+        """Report whether no further job is to be started."""
         return bool(self.stops.came) or self._error is not None
 
     def _list_job(self, hydra_config: Any, overrides: Sequence[str], directory: Path) -> None:

@@ -45,12 +45,12 @@ class Task:
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether the other tasks continue without this one until it is started again."""
+        """Report whether the other tasks continue without this one until it is started again."""
         return self.place.task_type == "evaluator" or (self.place.is_server and self.place.task_type == "worker")
 
 
 def start_cold(task: Task) -> Process:
-    """Start `task` by its command."""
+    """Start `task` by its command, in a process that imports TensorFlow itself."""
     return start_process(task.argv, task.env, task.prefix)
 
 
@@ -70,7 +70,7 @@ class GangResult:
 
     @property
     def is_loss(self) -> bool:
-        """Whether a task was lost for a reason outside of it, so that starting all tasks again may help."""
+        """Report whether a task was lost for a reason outside of it, so that starting all tasks again may help."""
         return is_loss(self.code)
 
     @property
@@ -158,7 +158,7 @@ class Gang:
         self._asked_at = float("inf")
 
     def _look(self) -> None:
-        """Check all tasks once: which have ended, frozen, or not connected."""
+        """Check all tasks once: which have ended, are frozen or have not connected."""
         now, before = time.monotonic(), self._looked
         self._looked = now
         for task, process in list(self._running.items()):

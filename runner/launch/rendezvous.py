@@ -208,7 +208,7 @@ class LeaderRendezvous(Rendezvous):
         return None
 
     def _answers(self) -> dict[str, Answer]:
-        """Return task name -> answer to this call."""
+        """Return task name -> its answer to the current message of this supervisor; others are left out."""
         names = (*self._others, EVALUATOR)
         answers = {name: read_dataclass(Answer, _answer_file(self._model_dir, name)) for name in names}
         return {name: answer for name, answer in answers.items() if _same(answer, self._call)}

@@ -140,6 +140,9 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _may_be_forked(task: Task) -> bool:
-    """Report whether `task` may be forked: it is one of the runner's, and no messages at import are wanted."""
+    """Report whether `task` may be forked from a process that has already imported TensorFlow.
+
+    It must run the runner's own task command, and TensorFlow's messages at import must not be wanted.
+    """
     is_ours = tuple(task.argv[: 1 + len(TASK_COMMAND)]) == (sys.executable, *TASK_COMMAND)
     return is_ours and task.env.get("TF_CPP_MIN_LOG_LEVEL", "0") >= "2"

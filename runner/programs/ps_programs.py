@@ -220,7 +220,7 @@ def over_range(
 
 
 def of_one_element() -> dict[str, tf.Tensor]:
-    """Return the facts, as `over_range` returns them, of a request for one element that was sent with it."""
+    """Return the facts that `over_range` would return, for a request that contains its one element."""
     return {"taken": tf.constant(1), "stopped": tf.constant(False)}
 
 
@@ -434,6 +434,6 @@ class RangeEvaluation(EvalProgram):
 
 
 def _wide(value: Any) -> np.ndarray:
-    """Return an array of the widest dtype of its kind, for sums."""
+    """Return `value` as an int64 or float64 array, because narrower dtypes lose digits in sums."""
     array = np.asarray(value)
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)

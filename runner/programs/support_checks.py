@@ -88,7 +88,7 @@ def check_part(fetches: Sequence[object], config: RunConfig, meets_others: bool)
     else:
         return
     raise ValueError(
-        f"session.run({list(fetches)!r}) in a hook depends on a batch, which cannot be taken between steps: with "
+        f"session.run({list(fetches)!r}) in a hook needs a batch, but between steps it cannot be computed: with "
         f"{reason}. Add the operations to train_op, ordered by tf.control_dependencies, or request tensors in "
         "before_run: SessionRunArgs(fetches)."
     )

@@ -110,7 +110,7 @@ class TrainProgram(Program):
         if config.check_numerics:
             self.trace.checks = NumericChecks(self.trace.graph)
         self.is_native = self.spec.optimizer is not None
-        """Whether the runner owns the gradients (`optimizer=`)."""
+        """Report whether the runner owns the gradients (`optimizer=`)."""
         own = getattr(self.spec.scaffold, "summary_op", None)
         protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
         found = self.outputs[0].summaries
@@ -140,12 +140,12 @@ class TrainProgram(Program):
         # Not with several workers: they must make the same collectives in the same order, and the chief's program with
         # summaries may differ from theirs.
         self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
-        """Whether steps with summaries are taken inside loops, by `recording_loop`, not between loops."""
+        """Report whether steps with summaries are taken inside loops, by `recording_loop`, not between loops."""
         self.loops_in_graph = loop_type is None
-        """Whether a loop reads its iterator in a graph of this process."""
+        """Report whether a loop reads its iterator in a graph of this process."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
         self.has_local_losses = meets_others and not self.is_native
-        """Whether the losses of a loop are this worker's parts, to be summed over the workers."""
+        """Report whether the losses of a loop are this worker's parts, to be summed over the workers."""
         # With `optimizer=` the loss is summed together with the gradients. With train_op= the user's optimizer sends
         # only gradients, so the loss is summed after the loop. Until then a worker knows only its own part of the loss,
         # and must not leave the loop because of it: all workers must leave at the same step.
@@ -165,7 +165,7 @@ class TrainProgram(Program):
 
     @property
     def has_summaries(self) -> bool:
-        """Whether model_fn makes any summaries."""
+        """Report whether model_fn makes any summaries."""
         own = (one for output in self.outputs for one in output.v2_summaries if one not in self._merged_v2)
         return bool(self.scalars.summaries or self.summary_protos or any(own))
 

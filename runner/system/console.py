@@ -37,7 +37,7 @@ class Progress:
         """Begin to show training.
 
         Args:
-          total_steps: the last global step; None: training goes on until the input ends.
+          total_steps: the last global step; None: training continues until the input ends.
           step: the current global step.
           epochs: the passes over the data; None: they are not counted.
         """
@@ -63,7 +63,7 @@ class Progress:
         return contextlib.nullcontext()
 
     def message(self, text: str) -> None:
-        """Print a line without disturbing the progress line; ends counting."""
+        """Print a line without disturbing the progress line, and remove the count of examples from it."""
 
     def stop(self) -> None:
         """End the display of training; may be called several times."""
@@ -490,5 +490,5 @@ class _Column:
         return max(len(self.name), *map(len, self.cells), 0)
 
     def padded(self, cell: str) -> str:
-        """`cell` as wide as the column."""
+        """Return `cell`, padded to the width of its column."""
         return cell.rjust(self.width) if self.is_numeric else cell.ljust(self.width)

@@ -51,7 +51,7 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
 
 @contextlib.contextmanager
 def naming_need(path: str | os.PathLike[str], num_bytes: int) -> Iterator[None]:
-    """Inside this context, turn an error about a full disk into one that names the needed and the free space.
+    """Turn an error about a full disk into one that names the needed and the free space.
 
     Raises:
       DiskFullError: the disk is full.

@@ -159,7 +159,7 @@ class TaskServer:
             raise TaskServerError(self._describe_end())
         said, files = message
         if "error" in said or len(files) != num_files:
-            raise TaskServerError(said.get("error", "it answered without a process"))
+            raise TaskServerError(said.get("error", "it answered, but started no process"))
         return said, files
 
     def _describe_end(self) -> str:

@@ -231,7 +231,7 @@ def flat_metrics(by_eval: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> str:
-    """Return one line about what will run, and on what."""
+    """Return one line with the command, the model, the devices and the number of replicas or workers."""
     if cluster.is_evaluator:
         return f"waiting for checkpoints of {config.model.fn}, on {devices}"
     facts = [f"{config.command} {config.model.fn} on {devices}; strategy {config.strategy.name}"]

@@ -90,7 +90,7 @@ class Trace:
 
     @functools.cached_property
     def may_write_in_branches(self) -> bool:
-        """True if a branch, loop or nested function uses variables, so that its writes cannot be pruned.
+        """Report whether a branch, loop or nested function uses variables, so that its writes cannot be pruned.
 
         Also if a tf.random.Generator draws, whose writes cannot be pruned either.
         """

@@ -25,7 +25,7 @@ FOLDER = "artifacts"
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Keeps the files of one process of a run.
+    """Keeps the files that one process of a run passes to `log_artifact` and `log_figure`.
 
     Attributes:
       is_kept: False in a worker other than the chief: it calls the same functions, but keeps no files.
@@ -82,7 +82,7 @@ _kept: list[Artifacts] = []
 
 @contextlib.contextmanager
 def keeping(artifacts: Artifacts) -> Iterator[None]:
-    """Inside this context, keep the files of `log_artifact` and `log_figure` in `artifacts`."""
+    """Keep the files of `log_artifact` and `log_figure` in `artifacts` inside this context."""
     _kept.append(artifacts)
     try:
         yield

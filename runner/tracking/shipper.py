@@ -99,7 +99,7 @@ class Shipper:
         self._thread.start()
 
     def address(self) -> str | None:
-        """The address at which the user finds the run; None: there is none."""
+        """Return the address at which the user finds the run; None: there is none."""
         return self._tracker.address() if self._opened and self._run_id is not None else None
 
     def drain(self, is_enough: Callable[[], bool] = lambda: False, *, is_recorded: bool = True) -> str | None:
@@ -406,7 +406,7 @@ class Shippers:
             shipper.start()
 
     def addresses(self) -> dict[str, str]:
-        """Tracker name -> the address at which the user finds the run."""
+        """Return tracker name -> the address at which the user finds the run."""
         found = {shipper.name: shipper.address() for shipper in self._all}
         return {name: address for name, address in found.items() if address}
 

@@ -40,7 +40,7 @@ class TrainingStatus:
 
     @property
     def is_complete(self) -> bool:
-        """Whether training reached its end, so that its last checkpoint is final."""
+        """Report whether training reached its end, so that its last checkpoint is final."""
         return self.status in ("finished", "stopped_early")
 
 

@@ -207,7 +207,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     (["checkpoint=conf", "vocabularies={a/b: {axis: 2}}"], "vocabularies.a/b.axis=2 is not allowed. Allowed: 0, 1"),
     (["checkpoint=conf", "vocabularies={a/b: {old_vocab_size: 0}}"], "a/b.old_vocab_size=0 must be at least 1"),
     (["checkpoint=conf", "vocabularies={a/b: {num_oov_buckets: few}}"], "num_oov_buckets=few is not a whole number"),
-    (["checkpoint=conf", "vocabularies={a/b: x}"], "vocabularies.a/b='x' is not a block of settings: new_vocab, new_"),
+    (["checkpoint=conf", "vocabularies={a/b: x}"], "vocabularies.a/b='x' must be a mapping with the keys new_vocab, "),
     (["checkpoint=conf", "vocabularies={a/b: {new_vocb: x}}"], "Did you mean 'train.warm_start.vocabularies.a/b.new"),
     (["checkpoint=conf", "vocabularies={a/b: {old_vocab: x}}"], "warm_start.vocabularies.a/b.new_vocab is not set"),
     (["checkpoint=conf", "vocabularies={a/b: {new_vocab: /no, old_vocab: x}}"], "a/b.new_vocab=/no: there is no such"),

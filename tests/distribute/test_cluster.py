@@ -206,7 +206,7 @@ def test_slurms_short_form_of_node_names_is_expanded(nodelist: str, nodes: list[
 
 @pytest.mark.parametrize("nodelist", ["n[1-", "n[]", "n[3-1]", "a,,b", "n[1-2-3]", "n]1[", "n[a-b]"])
 def test_a_broken_list_of_nodes_is_refused(nodelist: str) -> None:
-    with pytest.raises(ConfigError, match="^SLURM_STEP_NODELIST=.* Slurm writes node"):
+    with pytest.raises(ConfigError, match="^SLURM_STEP_NODELIST=.* Write it like node"):
         expand_nodes(nodelist)
 
 

@@ -351,7 +351,7 @@ def test_metrics_with_names_of_the_runner_are_refused(name: str, trained: Estima
         spec = line(features, labels, mode, params)
         return spec._replace(eval_metric_ops={name: v1.metrics.mean(labels)})
 
-    with pytest.raises(ValueError, match=f"names a metric '{name}', which the runner reports itself."):
+    with pytest.raises(ValueError, match=f"returned a metric '{name}', a name that the runner itself reports."):
         estimator(Path(trained.model_dir), model_fn).evaluate(points())
 
 

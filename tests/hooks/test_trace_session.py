@@ -132,7 +132,7 @@ def test_training_ends_where_a_hook_finds_no_further_batch(method: str, known: b
 def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None:
     hook = Calls("after_create_session", features)
     with pytest.raises(
-        ValueError, match=r"depends on a batch, which cannot be taken between steps: .* Add the operations"
+        ValueError, match=r"needs a batch, but between steps it cannot be computed: .* Add the operations"
     ):
         native = {"hooks": [lambda _: hook]}
         Estimator(native_model, tmp_path / "parts", RunConfig(gradient_accumulation=2), native).train(
