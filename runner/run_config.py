@@ -54,7 +54,7 @@ def _check_arguments(values: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class KeepBest:
-    """Which checkpoints to keep for their metric, however old they are.
+    """The rule by which the best checkpoints are kept, however old they are.
 
     Attributes:
       metric: a metric of an evaluation, as in the journal: eval/accuracy, eval_<name>/loss.

@@ -1,4 +1,4 @@
-"""Values that pass between the rooms: plain Python, no TensorFlow."""
+"""Types of values that the runner's packages pass to each other: plain Python, no TensorFlow."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class IteratorInitializer:
 
 @dataclasses.dataclass(frozen=True)
 class StepRequest:
-    """What a hook asks for in one step, in addition to the step itself; falsy if it asks for nothing.
+    """The request of a hook for one step, in addition to the step itself; falsy if it requests nothing.
 
     Attributes:
       fetches: tensors and operations of the step's trace to evaluate.

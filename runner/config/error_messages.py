@@ -1,4 +1,4 @@
-"""Messages about wrong keys and values of the config, and "did you mean" for all rooms.
+"""Messages about wrong keys and values of the config, and "did you mean" for all packages.
 
 Messages about what Hydra itself refuses are in `runner.config.hydra`.
 """

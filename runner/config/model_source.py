@@ -1,6 +1,6 @@
 """Finding out for which TensorFlow a model was written, from its source and without importing it.
 
-The result decides two keys: `model.classic`, which puts the names of tf.estimator and tf.layers on TensorFlow, and
+The result decides two keys: `model.classic`, which provides tf.estimator and tf.layers (removed from TensorFlow), and
 `model.keras`, which says whether `tf.keras` is Keras 2 or 3.
 """
 

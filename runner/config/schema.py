@@ -103,7 +103,7 @@ class ModelConfig:
     """The model_fn, its `params`, and the TensorFlow that it was written for.
 
     Attributes:
-      classic: put the names of tf.estimator on TensorFlow: true, false, or auto.
+      classic: provide tf.estimator and tf.layers, which TensorFlow has removed: true, false, or auto.
     """
 
     fn: str | None = None
@@ -123,7 +123,7 @@ class AutotuneConfig:
 
 @dataclass(frozen=True)
 class DataOptionsConfig:
-    """How tf.data runs an input: settings of tf.data.Options. None: the options that the input function sets apply."""
+    """Settings of tf.data.Options for an input. None: the options that the input function sets apply."""
 
     deterministic: bool | None = None
     private_threadpool_size: int | None = _count(None, minimum=1)
@@ -257,7 +257,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class EarlyStoppingConfig:
-    """When training ends before its last step. `metric` None: training does not end early."""
+    """The conditions for ending training before its last step. `metric` None: training does not end early."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -268,7 +268,7 @@ class EarlyStoppingConfig:
 
 @dataclass(frozen=True)
 class ReduceLROnPlateauConfig:
-    """When and by how much the learning rate is reduced. `metric` None: it is not reduced."""
+    """The conditions for reducing the learning rate, and by how much. `metric` None: it is not reduced."""
 
     metric: str | None = None
     mode: str | None = _ranking()
@@ -351,7 +351,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """How much and how often to evaluate.
+    """The length and frequency of evaluations.
 
     Attributes:
       checkpoint: for command=evaluate: the checkpoint to evaluate; None: the newest.
@@ -381,7 +381,7 @@ class KeepBestConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When to write checkpoints and how many to keep.
+    """The settings of checkpoints: when to write them and how many to keep.
 
     Attributes:
       save_steps, save_secs: cadences; both None: only at the end of training.
@@ -449,7 +449,7 @@ class TrackingBackend:
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where the run is recorded.
+    """The trackers that record the run, and their settings.
 
     Attributes:
       backend: mlflow, csv, none, the dotted name of a class, `{fn: name, params: {}}`, or a list of them. Read
@@ -493,7 +493,7 @@ PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parq
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """What command=predict writes.
+    """The predictions that command=predict writes, and where.
 
     Attributes:
       output: the file; None: predictions.jsonl in model_dir.

@@ -1,4 +1,4 @@
-"""Checks of settings of strategies and clusters that do not work together."""
+"""Checks for settings of strategies and clusters that do not work together."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Reductions:
     - `v1.train.Optimizer.apply_gradients` and Keras 3 optimizers, if *model_fn* calls them, get each gradient
       multiplied by the replica's share of the global batch. Their sum is then the mean over examples.
     - a MEAN (moving averages of BatchNorm) becomes the mean weighted by examples.
-    - a SUM inside layers (synchronized BatchNorm) leaves out replicas with a placeholder.
+    - a SUM inside layers (synchronized BatchNorm) leaves out replicas without examples, whose batch is a placeholder.
     Inside `as_is` nothing is weighted, and optimizers get global gradients (`optimizer=`).
 
     Known limit: the backward pass of synchronized BatchNorm sums over replicas before the gradients are weighted, so

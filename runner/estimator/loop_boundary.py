@@ -76,7 +76,7 @@ class Grouping:
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
-    """What one worker wants at the end of a loop; `agreed` returns what all workers do next.
+    """The wishes of one worker at the end of a loop; `agreed` returns what all workers do next.
 
     Attributes:
       num_steps: length of the next loop. The chief decides.

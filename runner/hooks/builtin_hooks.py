@@ -17,7 +17,7 @@ v1 = tf.compat.v1
 
 @dataclasses.dataclass(frozen=True)
 class TrainingOverrides:
-    """The settings of those of TensorFlow's own hooks that the runner replaces.
+    """The settings of TensorFlow's own hooks that the runner replaces by its own training loop.
 
     Attributes:
       num_steps, last_step: those of StopAtStepHook.

@@ -19,7 +19,7 @@ GRACE_SECS = 60.0
 
 
 class Stoppable(Protocol):
-    """An object that receives requests: a process, or several."""
+    """An object that can be asked to stop, or killed: one process, or several."""
 
     def ask_to_stop(self) -> None: ...
 

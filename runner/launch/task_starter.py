@@ -122,7 +122,7 @@ def _with_terminal(task: Task) -> Task:
 
 
 def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> ColdStarter:
-    """Return the starter of a run's tasks: a server if several starts are likely, else one that starts them cold.
+    """Return the starter of a run's tasks: a server that forks them if several starts are likely, else a ColdStarter.
 
     Args:
       config: the config.

@@ -169,8 +169,8 @@ class Model:
     ) -> None:
         """Load every variable from the checkpoint `path`, unless the variables already have its values.
 
-        If the variables already have values of `path`, read by other keys, `show_weights` later restores these: an
-        evaluation during training reads the same checkpoint by its own keys.
+        An evaluation during training may read the same checkpoint by other keys (such as moving averages of the
+        weights). The values of training are then kept, and `show_weights` puts them back.
 
         Args:
           path: path of the checkpoint.

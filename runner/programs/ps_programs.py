@@ -308,7 +308,7 @@ def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -
 
 
 class RangeEvaluation(EvalProgram):
-    """Evaluation like EvalProgram, but on workers; a model that workers cannot evaluate is evaluated here.
+    """Evaluation like EvalProgram, but on workers; a model that workers cannot evaluate is evaluated in this process.
 
     The variables stay on their servers. Each request starts with empty metrics of its own and returns their state. So a
     request whose worker is lost has changed nothing and can be repeated, and each example counts exactly once.

@@ -121,7 +121,7 @@ class TrainProgram(Program):
         self.scalars = StepScalars(
             [output.scalars for output in self.outputs], found, values, may_lack=self.loss_scale is not None
         )
-        """What each step fetches first: its metrics, and the scalars of summaries in a step that writes summaries."""
+        """The first fetches of each step: its metrics, and the scalars of summaries in a step that writes summaries."""
         merged = {one.operation for one in found}
         self.summary_protos = [one for one in protos if one.op not in merged]
         """Serialized `tf.compat.v1.Summary`s, which a step that writes summaries fetches next."""

@@ -1,4 +1,4 @@
-"""The operating system and the screen, as the runner needs them; nothing here knows TensorFlow or runs.
+"""Files, processes, memory and the screen; nothing here depends on TensorFlow or on the runner's other packages.
 
 `files` writes text and JSON so that a reader never sees half a file. `child_process` starts a process that ends with
 its parent, and `task_server` has a server fork one; `heartbeat` tells a parent that its child is alive.
@@ -7,5 +7,5 @@ its parent, and `task_server` has a server fork one; `heartbeat` tells a parent 
 turns the garbage collector off during long imports. `resources` reports the memory and cores that a process may use.
 `user_frames` finds the user's lines in a traceback.
 
-Every other room may import this one; it imports none.
+Every other package of the runner may import this one; it imports none of them.
 """

@@ -215,7 +215,7 @@ class RichProgress(Progress):
         return Group(*lines)
 
     def _training(self) -> list[RenderableType]:
-        """Return the line of the bar, and those of the facts."""
+        """Return the line with the progress bar, and the lines with the facts below it."""
         assert self._bar is not None
         total = self._pace.total_steps
         first = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)

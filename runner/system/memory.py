@@ -58,8 +58,8 @@ def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit: str, used: str, cached: str) -> int | None:
-    """Return the remaining bytes of a group; None: no limit. File pages count as free, because the kernel reclaims
-    them.
+    """Return the bytes that a control group may still use; None: no limit. Cached file pages count as free, because the
+    kernel reclaims them.
     """
     try:
         most = (folder / limit).read_text().strip()

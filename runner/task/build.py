@@ -169,7 +169,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     """Return the RunConfig that `run`, `train`, `checkpoint` and the strategies describe.
 
     Args:
-      cluster: this process's place; returns when all processes have connected.
+      cluster: this process's place in it. With several processes, this function returns when all have connected.
     """
     # Done once, before either strategy uses a device: TensorFlow cannot split devices afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)

@@ -4,5 +4,5 @@ Written for TensorFlow 2.21, Keras 3.15 and tf_keras 2.21. The docstring or comm
 serves, and what to do when it moves; `tests/tf_private/test_private_names.py` fails with its name when it does.
 
 `replaced` is the only way to replace one of their attributes during a trace. `legacy_keras` does not import TensorFlow,
-so that the command line can use it. This room imports no other room.
+so that the command line can use it. This package imports no other package of the runner.
 """

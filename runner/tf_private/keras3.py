@@ -31,7 +31,7 @@ class _Owners(threading.local):
 
 
 class KerasTrace:
-    """What Keras 3 did during one trace.
+    """The record of what Keras 3 did during one trace.
 
     Attributes:
       written: operations by which Keras optimizers write variables; the optimizers return no update op.

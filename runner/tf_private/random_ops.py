@@ -50,7 +50,7 @@ def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec)
 
     def value_at_call() -> list[Any]:
         if sys._getframe(1).f_code.co_name == "get_by_ref_snapshot":
-            raise RuntimeError("known at the call only")
+            raise RuntimeError("the value is known only when the function is called")
         return [closure()]
 
     closures = graph._function_captures.by_ref_external

@@ -90,7 +90,7 @@ def rank_of(code: int) -> int:
 
 @dataclass
 class Outcome:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
       code: its exit code.

@@ -31,7 +31,7 @@ _TYPES_OF_SHIPPED = {"run_id": _TYPES["mlflow_run_id"], **{name: _TYPES[name] fo
 
 @dataclass
 class Shipped:
-    """How much of a run's journals has been shipped to one tracker.
+    """The record of how much of a run's journals has been shipped to one tracker.
 
     Attributes:
       run_id: the tracker's id of the run; None: it has none yet.
@@ -112,7 +112,7 @@ class RunRecord:
                 write_json(model_dir / "run.json", values)
 
     def belongs_to(self, mlflow_run_id: str) -> None:
-        """Start anew if this is another MLflow run than before; nothing has been shipped to it."""
+        """Note the MLflow run; if it is another one than before, forget what was shipped to the other one."""
         if mlflow_run_id != self.mlflow_run_id:
             self.mlflow_run_id = mlflow_run_id
             self.offsets, self.last_steps = {}, {}
