@@ -1,4 +1,4 @@
-"""What Hydra composes from config files before it applies overrides, kept for the jobs of a sweep."""
+"""A cache, for the jobs of a sweep, of what Hydra composes from config files before it applies overrides."""
 
 from __future__ import annotations
 

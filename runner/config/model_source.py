@@ -1,4 +1,4 @@
-"""Finding out for which TensorFlow a model was written, from its source and without importing it.
+"""Detect for which TensorFlow a model was written, from its source and without importing it.
 
 The result decides two keys: `model.classic`, which provides tf.estimator and tf.layers (removed from TensorFlow), and
 `model.keras`, which says whether `tf.keras` is Keras 2 or 3.

@@ -1,4 +1,4 @@
-"""From the tree that Hydra composed to a checked `Config`; every mistake is found before TensorFlow is imported.
+"""Convert the tree that Hydra composed to a checked `Config`: every mistake is found before TensorFlow is imported.
 
 Hydra's schema check is not enough: `++key=value` bypasses it, and it knows types but no limits.
 """

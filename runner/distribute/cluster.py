@@ -43,7 +43,7 @@ class Cluster:
         return json.dumps({"cluster": cluster, "task": {"type": self.task_type, "index": self.task_index}})
 
     def with_chief(self) -> Cluster:
-        """Return the same processes with a chief. Without one, worker 0 becomes the chief, and worker 1 worker 0."""
+        """Return the same processes with a chief. If there is none, worker 0 becomes it and the others move up."""
         workers = self.tasks.get("worker", ())
         if "chief" in self.tasks or not workers:
             return self

@@ -89,7 +89,7 @@ def _packed(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _unpacked(values: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Split a vector that `_packed` made into tensors of the shapes of `like`."""
+    """Return tensors of the shapes of `like`, cut from a vector that `_packed` returned."""
     parts = [values] if len(like) == 1 else tf.split(values, [one.shape.num_elements() for one in like])
     return [part if one.shape.rank == 1 else tf.reshape(part, one.shape) for part, one in zip(parts, like, strict=True)]
 

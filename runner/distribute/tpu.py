@@ -1,4 +1,4 @@
-"""Finding the TPU of strategy=tpu, and checking that it can be reached; TensorFlow itself would try for minutes."""
+"""Find the TPU of strategy=tpu, and check that it can be reached; TensorFlow itself would try for minutes."""
 
 from __future__ import annotations
 

@@ -403,8 +403,10 @@ class Estimator:
             model.show_weights()
 
     def _show(self, model: Model, program: Program, path: str) -> None:
-        """Load the values of checkpoint `path`: by the keys of the Scaffold of `program`, or the moving averages of
-        weights.
+        """Load the checkpoint `path` as `program` needs it.
+
+        A Scaffold may give other keys or restore the values itself; with train.ema_decay, the weights are replaced by
+        their moving averages.
         """
         if model.shown is program:
             return

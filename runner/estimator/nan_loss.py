@@ -65,7 +65,7 @@ class NanPolicy:
 
     @property
     def needs_place(self) -> bool:
-        """Whether, after a loss that is not finite, the input must be positioned just after the bad batch.
+        """Report whether, after a loss that is not finite, the input must be positioned just after the bad batch.
 
         It must if training continues or a checkpoint is saved.
         """

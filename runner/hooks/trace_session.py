@@ -180,7 +180,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         return [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
-        """Return `fetches` with the next of `values` in place of its elements."""
+        """Return the structure `fetches`, with each element replaced by its value from `values`."""
         with self._operators():  # `fetches` may be a dict with tensors as keys
             return packed_fetches(fetches, iter([value_of(fetch, values) for fetch in flat_fetches(fetches)]))
 

@@ -216,7 +216,7 @@ class JudgedJob(StopRequests):
 
     @contextmanager
     def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
-        """Pass the command's requests to `process`, and stop it when the judge says so."""
+        """Pass the command's stop requests to `process`, and stop it when the judge prunes the job."""
         is_over = threading.Event()
         judging = threading.Thread(target=self._judge_until, args=(is_over, process), daemon=True, name="judge")
         with self._command.watch(process, answer):
@@ -274,5 +274,5 @@ def _varying(argv: tuple[str, ...], swept: frozenset[str]) -> frozenset[str]:
 
 
 def _short(value: str) -> str:
-    """Return a number of many digits rounded to four; the params of the job's run have all digits."""
+    """Return a number of many digits rounded to four, for display; the params of the job's run have all digits."""
     return f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value

@@ -135,7 +135,7 @@ def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> 
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of `env` that an import may read."""
+    """Return the variables of `env` that importing TensorFlow or another module may read."""
     return {name: value for name, value in env.items() if not name.startswith(READ_AFTER_IMPORT)}
 
 

@@ -1,4 +1,4 @@
-"""What runs on the devices: a traced model_fn as programs that train, evaluate and predict.
+"""The programs that run on the devices: a traced model_fn that trains, evaluates or predicts.
 
 `model` is a model_fn on one strategy, with its variables and programs. `train` computes a step (gradients and
 `optimizer_step`, or the train_op). `train_loop` puts it into a tf.while_loop, `gradient_accumulation` splits it into

@@ -276,7 +276,7 @@ def added(sums: Sums, more: Sums) -> dict[str, tuple[float, float]]:
 
 
 def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
-    """Return sums that are tensors as numbers."""
+    """Return `sums`, whose values are scalar tensors, as Python floats."""
     return {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
 
 

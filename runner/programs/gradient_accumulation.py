@@ -1,8 +1,8 @@
 """A training step as two programs made from one trace: one computes gradients, the other applies the update.
 
-Two programs allow to compute the gradients of an update micro-batch by micro-batch, with the memory of one micro-batch
-(`train.gradient_accumulation`). They also allow to skip an update (`train.precision=mixed_float16`) without a branch in
-the model's own graph; replicas could not communicate inside such a branch.
+So the gradients of an update can be computed micro-batch by micro-batch, with the memory of one micro-batch
+(`train.gradient_accumulation`). An update can also be skipped (`train.precision=mixed_float16`) without a branch in the
+model's own graph; replicas could not communicate inside such a branch.
 """
 
 from __future__ import annotations

@@ -37,8 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Aside(NamedTuple):
-    """The variables' own values, kept while others are loaded: name -> value, and `Model.keys` and `values_of` for
-    them.
+    """The values of training, kept while an evaluation loads others into the variables.
+
+    Attributes:
+      values: name -> value.
+      keys, values_of: those of the Model that belong to these values.
     """
 
     values: Mapping[str, Any]

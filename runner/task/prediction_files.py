@@ -46,7 +46,7 @@ class Target(NamedTuple):
 
 
 class PredictionWriter:
-    """Base class: a file of predictions, written batch by batch."""
+    """Base class: writes a file of predictions, batch by batch."""
 
     def write(self, batch: Any) -> None:
         """Add a batch: an array, or dicts, lists and tuples of arrays, each `[examples, ...]`."""
@@ -102,8 +102,10 @@ def _named(batch: Any) -> dict[str, np.ndarray]:
 
 
 class JsonLines(PredictionWriter):
-    """One JSON object per example. Arrays are lists; bytes are text if UTF-8, else base64; numbers that JSON lacks
-    are the strings "nan", "inf" and "-inf", as in a journal.
+    """Writes one JSON object per example.
+
+    Arrays are lists; bytes are text if UTF-8, else base64; numbers that JSON lacks are the strings "nan", "inf" and
+    "-inf", as in a journal.
     """
 
     def __init__(self, target: Target) -> None:
@@ -147,7 +149,7 @@ def _texts_of_numbers(array: np.ndarray) -> list[str]:
 
 
 class Npz(PredictionWriter):
-    """The arrays of `numpy.load`: each `[examples, ...]`, nested names joined by `/`.
+    """Writes arrays for `numpy.load`: each `[examples, ...]`, nested names joined by `/`.
 
     They wait in files beside `path`, not in memory, because an array's header contains the number of examples.
 
@@ -173,7 +175,7 @@ class Npz(PredictionWriter):
 
 
 class _Column:
-    """One array of an .npz, batch by batch."""
+    """Writes one array of an .npz, batch by batch."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path
@@ -232,8 +234,9 @@ class _Column:
 
 
 class Parquet(PredictionWriter):
-    """One column per name, nested names joined by `/`. Arrays are lists, or lists of lists. Texts are binary, because
-    only the last one shows whether all are UTF-8.
+    """Writes one column per name, nested names joined by `/`. Arrays are lists, or lists of lists.
+
+    Texts are binary, because only the last one shows whether all are UTF-8.
 
     Raises:
       ValueError: Parquet has no type for a prediction's dtype.
@@ -307,8 +310,10 @@ def _arrow_array(array: np.ndarray) -> Any:
 
 
 class TFRecord(PredictionWriter):
-    """One tf.train.Example per example, nested names joined by `/`, arrays flattened: floats as float32, integers and
-    booleans as int64, texts as bytes. `tf.io.parse_example` needs the shapes.
+    """Writes one tf.train.Example per example, nested names joined by `/`.
+
+    Arrays are flattened: floats as float32, integers and booleans as int64, texts as bytes. `tf.io.parse_example` needs
+    the shapes.
 
     Raises:
       ValueError: a tf.train.Example has no type for a prediction's dtype.

@@ -48,7 +48,7 @@ def is_preempted_by_gce() -> bool:
 
 @contextmanager
 def watched(config: Config, stop: StopRequest) -> Iterator[None]:
-    """Check `run.preemption_notice` once per second while the body trains; a notice ends the run like SIGTERM.
+    """Check `run.preemption_notice` once per second inside this context; a notice ends the run like SIGTERM.
 
     Raises:
       UserCodeError: the function of the config does not exist.

@@ -73,7 +73,7 @@ def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
 
 
 def last_turn(hook: Any) -> int | None:
-    """Return the `count_of` the hook at its last trigger; None: it has not triggered."""
+    """Return the hook's count (see `count_of`) at its last trigger; None: it has not triggered."""
     last: int | None = hook._timer.last_triggered_step()
     return last
 

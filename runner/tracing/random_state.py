@@ -189,7 +189,7 @@ def _philox(seed: tf.Tensor) -> dict[str, Any]:
 
 
 def _by_philox(operation: Callable[..., tf.Tensor], *names: str) -> Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]:
-    """Return a counterpart that passes on the arguments `names`."""
+    """Return a stateless counterpart of a random operation, which gets the arguments `names` of that operation."""
     return lambda seed, given: operation(**_philox(seed), **_only(given, *names))
 
 

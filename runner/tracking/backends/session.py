@@ -74,10 +74,10 @@ class ShippingProcess:
 
 @functools.cache
 def _shipping_process(pid: int) -> ShippingProcess:
-    """Return the shipping process of this process.
+    """Return the process that ships the journals of this process.
 
     Args:
-      pid: id of this process; one that was forked from it has another id, and so another shipping process.
+      pid: id of this process; a process forked from it has another id, and so gets a shipping process of its own.
     """
     return ShippingProcess()
 
