@@ -134,7 +134,7 @@ START_TIMEOUT_SECS = 600.0
 def _serve(estimator: Estimator) -> TrainingResult:
     """Run a server for the coordinator until the coordinator ends.
 
-    This is the part of a parameter server, and of a worker of a parameter-server run.
+    Called in a parameter server, and in a worker of a parameter-server run.
 
     Raises:
       TimeoutError: the coordinator does not join.
@@ -164,7 +164,7 @@ def _serve(estimator: Estimator) -> TrainingResult:
 def _train(
     estimator: Estimator, train_spec: TrainSpec, evaluations: RunEvaluations | RemoteEvaluation
 ) -> TrainingResult:
-    """Train, and return the result: the part of every process that is no evaluator and no server."""
+    """Train, and return the result. Called in every process except evaluators and servers (`_serve`)."""
     run = None
     if not evaluations.have_ended(train_spec.max_steps):
         run = estimator.train_run(

@@ -231,7 +231,9 @@ class Gang:
             self._ending = ending
 
     def _follow(self, ending: GangResult) -> None:
-        """End the other tasks in the way that fits the end of a task, which has ended or will end."""
+        """End the other tasks because of the end of one task: by a stop request if it was interrupted, else by a limit
+        of seconds.
+        """
         if ending.code == INTERRUPTED:
             if ending.task not in self._tasks:
                 self.asked_to_stop.add(ending.task.place.name)

@@ -294,7 +294,7 @@ class FollowerRendezvous:
         return None
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
-        """Answer the last call."""
+        """Write this supervisor's answer to the chief's last message."""
         self._told = self._clock()
         self._beat += 1
         call = self._answered

@@ -49,7 +49,7 @@ class SteadyStream:
 
 
 def keep_saying() -> None:
-    """Replace this process's standard output and error by such streams; a closed one is discarded."""
+    """Make this process's stdout and stderr a SteadyStream each; what is written to a closed one is discarded."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:

@@ -97,7 +97,7 @@ def count_of(hook: Any) -> int | None:
 
 
 def set_count(hook: Any, count: int) -> None:
-    """Set the count of such a hook, after steps that ran without it."""
+    """Set the count (see `count_of`) of a LoggingTensorHook or SummarySaverHook, after steps that ran without it."""
     setattr(hook, _count_name(hook), count)
 
 

@@ -175,7 +175,7 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
       entry: returns (key, dtype) of a name in the checkpoint.
 
     Raises:
-      UnreadableVariableError: a value cannot be read; some of the variables have theirs, and others do not.
+      UnreadableVariableError: a value cannot be read; some variables already have their new values, others do not.
     """
     by_place: dict[str, list[tuple[Any, Entry]]] = {}
     for name, variable in variables.items():
