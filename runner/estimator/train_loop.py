@@ -86,7 +86,10 @@ class TrainingRun:
 
     @property
     def _records_in_loops(self) -> bool:
-        """Report whether loops continue through steps with summaries: no session hook is set, and steps count one."""
+        """Report whether loops continue through steps with summaries.
+
+        They do if no session hook is set, and each step adds one to the global step.
+        """
         program, session_hooks = self._setup.program, self._setup.session_hooks
         return program.records_in_loops and session_hooks.is_empty and self._advance == 1 and self._log.has_summaries
 

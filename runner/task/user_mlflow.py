@@ -121,7 +121,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def run(self, load: Callable[[], None]) -> None:
-        """Import MLflow, with the calls before and after it; only once."""
+        """Call `before`, import MLflow and call `after`. Later imports are Python's own."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._before()
