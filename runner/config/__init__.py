@@ -1,4 +1,4 @@
-"""From `conf/` and the command line to one checked `Config`, before TensorFlow is imported.
+"""Build one checked `Config` from `conf/` and the command line, before TensorFlow is imported.
 
 `schema` declares every key with its type, default and limits. `hydra` tells Hydra where config files are, composes them
 and rewords its errors. `parsing` converts a composed tree to a `Config`; `validation` and `strategy_validation` check

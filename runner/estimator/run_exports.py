@@ -44,7 +44,7 @@ class RunExports:
             write_json(self._file, {"checkpoint": os.path.basename(self._estimator.latest_checkpoint() or "")})
 
     def note_end(self) -> None:
-        """Remove that note: the checkpoint was exported."""
+        """Remove the note of `note_begin`, because the checkpoint was exported."""
         if self._is_chief:
             self._file.unlink(missing_ok=True)
 

@@ -229,7 +229,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         return known and (self.is_ending or self.take_batch is None)
 
     def _run_alone(self, elements: Sequence[Any], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[Any]:
-        """Return the values of tensors that depend on no batch, and run operations: a restore in parts."""
+        """Run operations and return the values of tensors that depend on no batch. A restore runs in parts."""
         placeholders, given = [one for one, _ in feeds], [value for _, value in feeds]
         if not self._is_known(elements, placeholders):
             reads = reads_of(elements)

@@ -1,4 +1,4 @@
-"""From the gradients of a step to the new values of variables, for `optimizer=`."""
+"""Compute the gradients of a step and update the variables by them, for `optimizer=`."""
 
 from __future__ import annotations
 

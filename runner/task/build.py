@@ -1,4 +1,4 @@
-"""From a checked config to the objects that run it; only this file knows both."""
+"""Build the objects that run a command from its checked config; only this file knows both."""
 
 from __future__ import annotations
 

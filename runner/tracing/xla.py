@@ -128,7 +128,7 @@ class _Replica:
 
 
 def _ancestors(operations: Sequence[tf.Operation]) -> set[tf.Operation]:
-    """Return the operations and all that their values depend on; stateful ones also follow earlier stateful ones."""
+    """Return the operations and all that they depend on; control dependencies count only for stateful operations."""
     found, stack = set(), list(operations)
     while stack:
         operation = stack.pop()
