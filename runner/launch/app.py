@@ -285,8 +285,8 @@ class CommandLine:
         return name_of_job(self.argv, overrides, hydra_config.sweeper.get("params") or ())
 
     def say(self, error: Exception) -> str:
-        """Report an error of a job, and return the message."""
-        self.mistake = _say(error, self.env)
+        """Report an error of a job, and return the message. Jobs of a sweep with the same mistake report it once."""
+        self.mistake = _say(error, self.env, self.mistake)
         return self.mistake
 
     def _build_sweeper(self) -> Sweeper:
@@ -436,13 +436,18 @@ def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
             path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-def _say(error: Exception, env: Mapping[str, str]) -> str:
-    """Print an error as one message on stderr and return it; with HYDRA_FULL_ERROR=1 also print the traceback."""
+def _say(error: Exception, env: Mapping[str, str], already: str = "") -> str:
+    """Print an error as one message on stderr and return it; with HYDRA_FULL_ERROR=1 also print the traceback.
+
+    Args:
+      already: the previous message. It is not printed twice in a row.
+    """
     if env.get(FULL_ERROR) == "1":
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
     words = mask_text(worded(error, sys.argv[1:]), secrets_of_overrides(sys.argv[1:]))
-    say(f"runner: {words}")
+    if words != already:
+        say(f"runner: {words}")
     return words
 
 

@@ -317,7 +317,7 @@ def test_a_run_whose_folder_is_deleted_fails_with_one_message(
     assert jobs.run(tmp_path, *training, f"+input.train.params.anew={anew}", "train.max_steps=10") == 1
     said = capsys.readouterr().err
     assert f"runner: FolderLostError: the folder {folder} was deleted during the run" in said
-    assert "the same command begins anew" in said and "Traceback" not in said
+    assert "The same command starts the run from the beginning" in said and "Traceback" not in said
     assert not list(tmp_path.glob("run/model.ckpt*"))  # nothing that looks like a whole run
 
 

@@ -124,7 +124,7 @@ def test_larger_batches_than_batch_size_are_refused_before_a_step_is_saved(strat
     config = RunConfig(train_distribute=mirrored() if strategy else None, save_checkpoints_steps=1)
     expected = (
         r"input\.train\.batch_size=10, but the batches of .*of_size.<locals>\.input_fn hold more: 1 step had 32 "
-        r'examples, 32 a step\. Use params\["batch_size"\] in \.batch\(\)'
+        r'examples, 32 per step\. Write \.batch\(params\["batch_size"\]\)'
     )
     with pytest.raises(ValueError, match=expected):
         Estimator(line, tmp_path, config).train(Input(of_size(32), batch_size=10), max_steps=50)

@@ -54,7 +54,7 @@ def test_the_error_names_the_checkpoint_and_the_variable_and_the_next_call_resto
         estimator.evaluate(points(2), checkpoint_path=older)
     said = str(raised.value)
     assert said.startswith(f"'z_last' in checkpoint {older} cannot be read: DataLossError: ")
-    assert "Checksum does not match" in said and "newest checkpoint that is whole" in said
+    assert "Checksum does not match" in said and "the newest undamaged checkpoint" in said
     assert "a_first" not in said
     report_error(raised.value, NullJournal(), {}, set())
     shown = capsys.readouterr().err

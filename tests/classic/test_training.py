@@ -226,7 +226,8 @@ def test_early_stopping_hooks_read_what_evaluations_found(
 
 def test_a_metric_that_no_evaluation_has_is_named(estimator: Estimator, tmp_path: Path) -> None:
     hook = tf.estimator.experimental.stop_if_higher_hook(estimator, "acuracy", 0.5)
-    with pytest.raises(ValueError, match=r"watches 'acuracy'; the evaluations in .*eval have: accuracy, loss\."):
+    expected = r"reads the metric 'acuracy', but the evaluations in .*eval only have: accuracy, loss\."
+    with pytest.raises(ValueError, match=expected):
         stops(hook)
     assert not stops(tf.estimator.experimental.stop_if_higher_hook(estimator, "any", 0.5, str(tmp_path / "none_yet")))
 

@@ -288,7 +288,7 @@ BAD = [
     (["strategy.num_packs=2"], "strategy.num_packs=2 has no effect with strategy=default. Its options: none."),
     (["strategy=one_device", "strategy.num_gpus=2"], "strategy.num_gpus=2 has no effect with strategy=one_device."),
     (["eval_strategy.virtual_devices=2"], "eval_strategy.virtual_devices=2 has no effect with eval_strategy=same."),
-    (["strategy=one_device", "strategy.devices=[a,b]"], "strategy.devices=['a', 'b']: one_device takes exactly one."),
+    (["strategy=one_device", "strategy.devices=[a,b]"], "strategy.devices=['a', 'b']: one_device takes exactly one device."),
     (
         ["strategy=mirrored", "strategy.devices=[a]", "strategy.num_gpus=1"],
         "strategy.devices and strategy.num_gpus exclude each other",
@@ -343,7 +343,7 @@ BAD = [
     ),
     (
         ["input.train.params.shuffle_seed=3"],
-        "input.train.params.shuffle_seed=3 has no effect: input.train.shuffle_seed=1 replaces it.",
+        "input.train.params.shuffle_seed=3 has no effect, because input.train.shuffle_seed=1 replaces it.",
     ),
     (
         ["input.train.service.address=localhost"],
@@ -372,14 +372,14 @@ BAD = [
     ),
     (
         ["input.train.options.deterministic=false", "checkpoint.input_state=counted"],
-        "input.train.options.deterministic=false with checkpoint.input_state=counted: its examples",
+        "input.train.options.deterministic=false with checkpoint.input_state=counted: the examples",
     ),
     (["input.train.options.autotune.cpu_budget=0"], "input.train.options.autotune.cpu_budget=0 must be at least 1."),
     (["input.eval.options.private_threadpool_size=0"], "input.eval.options.private_threadpool_size=0 must be at least"),
     (["input.train.prefetch_to_device=0"], "input.train.prefetch_to_device=0 must be at least 1."),
     (
         ["input.train.prefetch_to_device=2", "strategy=mirrored"],
-        "input.train.prefetch_to_device=2 does not work with strategy=mirrored, whose replicas divide",
+        "input.train.prefetch_to_device=2 does not work with strategy=mirrored, whose replicas share",
     ),
     (["input.eval.'a b'.fn=x.y"], "cannot read"),
     (
@@ -545,7 +545,7 @@ BAD = [
     (["input.train.fn=input_fns.digit"], "no 'digit' in input_fns ("),
     (["input.eval.fn=input fns.x"], "input.eval.fn=input fns.x is not a dotted name. Use package.module or"),
     (["model_dir=/proc/nope"], "cannot make the output directory: "),
-    (["-m", "model_dir=x", "train.max_steps=1,2"], "model_dir=x with --multirun: the runs would overwrite each other."),
+    (["-m", "model_dir=x", "train.max_steps=1,2"], "model_dir=x with --multirun: all jobs would write to this folder."),
 ]
 
 # What Hydra's grammar does not take, and its ways to take away.
@@ -557,7 +557,7 @@ BAD += [
     (["model.params.x=[1,2"], "cannot read 'model.params.x=[1,2': "),
     (["~train.max_steps"], "train.max_steps cannot be deleted. Use train.max_steps=null to unset it."),
     (["model.params.path='???'"], "model.params.path is required, but not set: a config file has ??? for it."),
-    (["hydra.job.chdir=true"], "hydra.job.chdir=true is not supported: a run stays in the directory"),
+    (["hydra.job.chdir=true"], "hydra.job.chdir=true is not supported, because a run stays in the directory"),
     (["tracking.uri=mlflow.db"], "tracking.uri=mlflow.db is a path, not a URI. Write a database file as sqlite:///mlflow.db."),
 ]  # fmt: skip
 
@@ -660,7 +660,9 @@ def test_a_bad_config_is_refused_with_one_message(number: int, refusals: dict[in
     refusal = refusals[number]
     assert refusal.code == 2
     assert message in refusal.said
-    assert all(line.startswith("runner: ") for line in refusal.said.splitlines())  # nothing but the message
+    said = refusal.said.splitlines()
+    assert all(line.startswith("runner: ") for line in said)  # nothing but the message
+    assert len(said) == len(set(said))
     assert "hunter2" not in refusal.said
     assert refusal.imported == []  # nobody waits for TensorFlow to read of a mistake
     if "-m" not in arguments:

@@ -694,7 +694,7 @@ def test_saves_are_said_with_their_size_but_for_that_of_step_0(
         Estimator(line, tmp_path, RunConfig(save_checkpoints_steps=2)).train(points(repeat=True), steps=4)
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Saved ")]
     assert [re.sub(r"[\d.]+ (k?B|s)\b", r"_ \1", text) for text in said] == [
-        "Saved model.ckpt-2: _ kB in _ s; training waited for _ s of it", "Saved model.ckpt-4: _ kB in _ s",
+        "Saved model.ckpt-2: _ kB in _ s; training waited _ s for it", "Saved model.ckpt-4: _ kB in _ s",
     ]  # fmt: skip
 
 

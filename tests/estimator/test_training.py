@@ -406,7 +406,7 @@ def test_workers_that_all_read_all_of_the_data_shuffle_it_in_orders_of_their_own
         own = orders("off")
     assert all(sorted(order) == list(range(100)) for order in own)
     assert own[0] != own[1] != own[2] != own[0]
-    assert "without a shuffle all of them train on the same examples" in caplog.text
+    assert "without a shuffle all workers train on the same examples" in caplog.text
     one, *others = orders("examples")  # each takes its rows of the same batches
     assert others == [one, one]
     assert own[0] == one

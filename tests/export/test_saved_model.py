@@ -415,7 +415,7 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(words: Estimator, tm
         words.export_saved_model(base, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"returned a dict. Return a ServingInputReceiver"):
         words.export_saved_model(base, lambda: {})  # type: ignore[arg-type, return-value]
-    with pytest.raises(ValueError, match="for any of the modes 'train', 'eval', 'infer'"):
+    with pytest.raises(ValueError, match="for at least one of the modes 'train', 'eval', 'infer'"):
         words.experimental_export_all_saved_models(base, {"other": PARSING})
     with pytest.raises(ValueError, match="no such file"):
         words.export_saved_model(base, PARSING, assets_extra={"a": str(tmp_path / "none")})

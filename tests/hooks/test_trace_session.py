@@ -195,7 +195,7 @@ def test_data_whose_iterator_a_hook_initializes_is_trained_on_and_resumes(
 
 def test_what_a_hook_does_not_feed_or_runs_again_is_named(tmp_path: Path) -> None:
     hook = Feeds(again=True)
-    with pytest.raises(ValueError, match=r"session.run\(iterator.initializer\) in a hook, after the first step"):
+    with pytest.raises(ValueError, match=r"session.run\(iterator.initializer\) in a hook after the first step"):
         trained(tmp_path / "again", lambda _: hook, data=hook.data, max_steps=2)
     lacking = Feeds()
     with pytest.raises(ValueError, match="You must feed a value for placeholder tensor 'Placeholder"):

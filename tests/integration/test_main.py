@@ -172,7 +172,7 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
     ("body", "code", "message", "where", "inline"),
     [
         ("raise ValueError('width is odd')", 2, "runner: ValueError: width is odd", "in model_fn: raise", 0),
-        ("return features['imgae']", 2, "Did you mean 'image'? It gives: image, id.", "in model_fn: return", 0),
+        ("return features['imgae']", 2, "Did you mean 'image'? It returns: image, id.", "in model_fn: return", 0),
         pytest.param("raise ValueError('x')", 2, "ValueError: x", "in model_fn: raise", 1, marks=pytest.mark.slow),
         pytest.param("return None", 2, "model_fns.mine.model_fn", None, 0, marks=pytest.mark.slow),
         ("raise RuntimeError('out of luck')", 2, "RuntimeError: out of luck", "in model_fn: raise", 0),

@@ -77,7 +77,7 @@ def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Pa
     assert result.stderr.count("neither model_fn nor input_fn reads it") == 1
     unread = ["model.params.layers", "model.params.tables", "model.params.lrr", "input.eval.params.tmies"]
     assert (
-        f"No effect, because neither model_fn nor input_fn reads it: {', '.join(unread)}. Check the name"
+        f"No effect, because neither model_fn nor input_fn reads it: {', '.join(unread)}. Check the spelling"
         in result.stderr
     )
     assert json.loads((project / "run" / "summary.json").read_text())["unread_params"] == unread

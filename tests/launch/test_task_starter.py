@@ -72,7 +72,7 @@ def test_tasks_start_cold_after_the_server_was_killed_which_is_said_once(
     said = [line for line in capfd.readouterr().err.splitlines() if "task server" in line]
     reason = "it was killed by SIGKILL (by the system for lack of memory, or by hand)"
     assert said == [
-        f"runner: tasks start without a task server (run.preload): {reason}. Each imports TensorFlow itself."
+        f"runner: tasks start without a task server (run.preload): {reason}. Each task imports TensorFlow itself."
     ]
 
 

@@ -177,7 +177,7 @@ def logging_late(features: Any, labels: Any, mode: str, params: Any) -> Estimato
 
 def test_what_only_a_later_step_logs_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values_after(tmp_path, logging_late, [4], eager=True)
-    assert "run.eager=true: late is not reported, because the first step did not report it" in caplog.text
+    assert "run.eager=true: late is not reported, because model_fn did not report it in the first step" in caplog.text
     assert "has no effect outside" not in caplog.text
 
 

@@ -98,7 +98,7 @@ def test_training_that_nobody_evaluates_exports_its_end(tmp_path: Path) -> None:
         (["export.best.metric=eval/loss"], "export.best.metric=eval/loss has no effect without best"),
         (["export.exporters=[best]", "export.best.metric=loss"], "export.best.metric=loss: prefix the metric with"),
         (["export.exporters=[best]", "export.best.metric=eval_x/loss"], "there is no such evaluation"),
-        (["export.exporters=[best]", "command=train"], "has best, but command=train does not evaluate"),
+        (["export.exporters=[best]", "command=train"], "contains best, but command=train does not evaluate"),
         (["export.checkpoint=a"], "export.checkpoint=a works with command=export only"),
         (["export.exporters=[last]"], "export.exporters=last is not allowed. Did you mean 'latest'"),
         (["export.keep=0"], "export.keep=0 must be at least 1"),

@@ -237,7 +237,7 @@ def test_what_xla_cannot_compile_is_refused_before_the_first_update(
 
 
 def test_a_train_op_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="train.jit=true: model_fn returned train_op=, which takes its gradients"):
+    with pytest.raises(ValueError, match="train.jit=true: model_fn returned train_op=, which computes and applies"):
         Estimator(line, tmp_path, RunConfig(jit=True), {}).train(points(), steps=1)
 
 

@@ -260,7 +260,7 @@ def test_parse_specs_hold_features_label_and_weight() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: V2.DNNLinearCombinedRegressor(), "give linear_feature_columns, dnn_feature_columns or both"),
+        (lambda: V2.DNNLinearCombinedRegressor(), "_feature_columns are both empty: give at least one"),
         (
             lambda: V2.DNNLinearCombinedRegressor(dnn_feature_columns=[fc.numeric_column("x")]),
             "dnn_hidden_units is empty",
