@@ -214,9 +214,7 @@ def test_a_step_of_several_programs_cannot_be_fed(tmp_path: Path) -> None:
         return native_line(features, labels, mode, params)
 
     trainer = runner.Estimator(model_fn, tmp_path, runner.RunConfig(gradient_accumulation=2))
-    with pytest.raises(
-        ValueError, match=r"A hook feeds 'rate:0' .*, but with .* a step consists of several programs"
-    ):
+    with pytest.raises(ValueError, match=r"A hook feeds 'rate:0' .*, but with .* a step consists of several programs"):
         trainer.train(points(), hooks=[Feeds("rate:0", [1.0])], steps=1)
 
 

@@ -288,7 +288,7 @@ BAD = [
     (["strategy.num_packs=2"], "strategy.num_packs=2 has no effect with strategy=default. Its options: none."),
     (["strategy=one_device", "strategy.num_gpus=2"], "strategy.num_gpus=2 has no effect with strategy=one_device."),
     (["eval_strategy.virtual_devices=2"], "eval_strategy.virtual_devices=2 has no effect with eval_strategy=same."),
-    (["strategy=one_device", "strategy.devices=[a,b]"], "strategy.devices=['a', 'b']: one_device takes exactly one device."),
+    (["strategy=one_device", "strategy.devices=[a,b]"], "strategy.devices=['a', 'b']: one_device takes exactly one"),
     (
         ["strategy=mirrored", "strategy.devices=[a]", "strategy.num_gpus=1"],
         "strategy.devices and strategy.num_gpus exclude each other",

@@ -111,7 +111,7 @@ def test_two_rows_of_a_sparse_gradient_for_one_row_of_the_variable_have_one_norm
 @pytest.mark.parametrize(
     ("config", "setting"),
     [
-        ({"clip_global_norm": 1.0}, "train.clip_global_norm=1: model_fn returned train_op=, which computes and applies"),
+        ({"clip_global_norm": 1.0}, "train.clip_global_norm=1: model_fn returned train_op=, which computes"),
         ({"gradient_accumulation": 2}, "train.gradient_accumulation=2: model_fn returned train_op="),
         ({"precision": "mixed_float16"}, "train.precision=mixed_float16: model_fn returned train_op="),
         ({"learning_rate_scaling": "linear"}, "train.learning_rate_scaling=linear: .* has its learning rate in it"),
