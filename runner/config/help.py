@@ -10,7 +10,6 @@ import platform
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import runner
@@ -57,6 +56,8 @@ class Entry:
 
 def version() -> str:
     """Return the line of `--version`: the versions of the runner and of the packages that affect a run."""
+    from importlib import metadata  # 10 ms, which every other command would wait for
+
     others = [f"{name} {metadata.version(name)}" for name in _SHOWN_PACKAGES]
     return f"tf-runner {runner.__version__} ({', '.join([*others, f'Python {platform.python_version()}'])})"
 
