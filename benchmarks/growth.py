@@ -427,7 +427,7 @@ CURVES = {
         Curve(checkpoint, (1, 16, 64, 256, 1024, 4096), (1, 2)),
         Curve(mlflow_steps, (1000, 10_000, 100_000, 1_000_000), (10, 20)),
         Curve(processes, (1, 2, 4, 8), ()),
-        Curve(jobs, (10, 30, 100, 300), ()),
+        Curve(jobs, (10, 30, 100, 500), ()),
         Curve(job_results, (10, 30, 100, 500, 2000), (2, 4)),
         Curve(steps, (10_000, 100_000, 1_000_000), ()),
         Curve(evaluations, (10, 100, 1000), ()),

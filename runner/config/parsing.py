@@ -81,7 +81,7 @@ def schema_node() -> Any:
 
 
 def thawed(node: Any) -> Any:
-    """Make `node` writable and return it: OmegaConf makes nodes of frozen dataclasses read-only, and Hydra merges."""
+    """Make `node` writable and return it. OmegaConf makes nodes of frozen dataclasses read-only; Hydra changes them."""
     OmegaConf.set_readonly(node, None)
     for key in () if node._is_none() else node:
         child = node._get_node(key)

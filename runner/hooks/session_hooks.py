@@ -231,7 +231,7 @@ class Caller:
 
 
 class _AtTheEnds(Caller):
-    """Calls a hook only at the begin and the end: FinalOpsHook, and hooks that override no method for steps."""
+    """Calls a hook only before the first step and after the last: FinalOpsHook, hooks without a method for steps."""
 
     steps = None
     costs_the_loop = False
@@ -285,7 +285,7 @@ def caller_of(
     Args:
       hook: a SessionRunHook.
       resolve, writer_of: as in Caller.
-      in_loops: the steps are training steps. False: the global step does not change and each batch is seen, so a
+      in_loops: as in SessionHooks. Outside of loops the global step stays the same and the hook sees each batch, so a
         SummarySaverHook counts as in a session.
     """
     base, kind = v1.train.SessionRunHook, type(hook)

@@ -139,7 +139,7 @@ class TraceSession(v1_bridge.ActsAsSession):
     Attributes:
       take_batch: runs a request on the next batch of the input and returns the values of its tensors. None: requests
         that depend on a batch cannot be run.
-      is_ending: hooks are called for the last time. Fetches of the last step then have the values that they had in it.
+      is_ending: hooks are called for the last time; what they fetch then has the values of the last step.
     """
 
     take_batch: Callable[[StepRequest], Sequence[Any]] | None = None

@@ -389,4 +389,4 @@ def _draw(study: Study, metric: str, directory: Path) -> None:
                 save_figure(axes.figure, directory / name)
                 matplotlib.pyplot.close(axes.figure)
         except Exception as error:  # all trials have the same result or the same values
-            say(f"no {name}: {describe(error)}")
+            say(f"{name} was not drawn: {describe(error)}")

@@ -234,7 +234,7 @@ class Fetched:
             self.specs.insert(0, tf.TensorSpec([2 * len(scalars.metrics)], tf.float64))
 
     def packed(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the outputs of the step, in the graph, computed from the values of `tensors`."""
+        """Return the tensors that the step outputs; `values` has the step's value of each of `tensors`."""
         end = len(values) - len(self._others)
         metrics, summaries = values[: len(self._metrics)], values[len(self._metrics) : end]
         return [

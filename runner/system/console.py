@@ -63,7 +63,7 @@ class Progress:
         return contextlib.nullcontext()
 
     def message(self, text: str) -> None:
-        """Print a line without disturbing the progress line, and remove the count of examples from it."""
+        """Print a line above the live lines, and remove the line of `count` from them."""
 
     def stop(self) -> None:
         """End the display of training; may be called several times."""

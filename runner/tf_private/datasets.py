@@ -119,10 +119,10 @@ def _why_not(one: Any) -> str | None:
 
 
 def _order_in_graph(one: Any) -> str:
-    """Return the `deterministic` attribute of a dataset's operation, if its Python object does not keep it: default,
-    true, false or unknown.
+    """Return the `deterministic` attribute of a dataset whose Python object does not keep it.
 
-    The graph contains the data, so for large data it is "unknown".
+    It is read from the dataset's graph: default, true or false. The graph contains the data, so it is not made for
+    large data; the result is then "unknown".
     """
     leaves = [leaf for leaf in stages(one) if not leaf._inputs()]
     if sum(map(_bytes_in_memory, leaves)) > _SMALL_BYTES:

@@ -181,7 +181,7 @@ def control_inputs_within(running: Collection[tf.Operation]) -> contextlib.Abstr
 
 @contextlib.contextmanager
 def _waiting_for(wanted: Mapping[tf.Operation, Sequence[tf.Operation]]) -> Iterator[None]:
-    """Make each key wait for exactly its values inside this context.
+    """Inside this context, let each operation of `wanted` wait for the operations that it maps to, and for no others.
 
     Private: `Operation._add_control_inputs` and `_remove_all_control_inputs`; tf.control_dependencies can only order
     operations before they are made.
@@ -358,7 +358,10 @@ class CallTimeValue:
     spec: Any
 
     def capture(self) -> tf.Tensor:
-        """Return the value for one call, a tensor of `spec`: computed now, or whenever the traced graph is called."""
+        """Return the value as a tensor of `spec`.
+
+        Eagerly, it is computed now. In a graph, the tensor is computed anew at each call of the graph.
+        """
         graph = v1.get_default_graph()
         if tf.executing_eagerly():
             return self.closure()

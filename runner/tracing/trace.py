@@ -1,4 +1,4 @@
-"""A traced step. The part that runs is pruned from it, determined by what is fetched."""
+"""A traced step, from which the part that computes the fetches is cut out and run."""
 
 from __future__ import annotations
 

@@ -9,7 +9,12 @@ from runner.config.error_messages import did_you_mean
 
 
 def _at(part: str, module: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> "module:name" for names separated by blanks."""
+    """Return `<part>.<name>` -> "module:name" for each name in `names`, which blanks separate.
+
+    Args:
+      part: the part of `tf.contrib`, such as "layers".
+      module: the module that has the names, or "module:attribute".
+    """
     at = f"{module}." if ":" in module else f"{module}:"
     return {f"{part}.{name}": f"{at}{name}" for name in names.split()}
 

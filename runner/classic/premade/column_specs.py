@@ -33,7 +33,7 @@ class Columns:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._written:
-            raise ValueError(f"there is no model.params.columns.{name}.{_nearest(name, self._written)}")
+            raise ValueError(f"model.params.columns has no column {name}.{_nearest(name, self._written)}")
         if name in self._under_way:
             raise ValueError(
                 f"model.params.columns: {' -> '.join([*self._under_way, name])}: a column cannot be made of itself."

@@ -52,7 +52,7 @@ def test_numbers_are_brought_to_the_scale_that_is_written() -> None:
         ),
         ({"a": {"kind": "hashed", "bucket": 3}}, "columns.a.bucket: .* no such setting. Did you mean 'buckets'"),
         ({"a": {"kind": "hashed"}}, "columns.a: a column of kind hashed needs buckets"),
-        ({"a": {"kind": "embedding", "of": "b", "dimension": 2}}, "there is no model.params.columns.b"),
+        ({"a": {"kind": "embedding", "of": "b", "dimension": 2}}, "model.params.columns has no column b."),
         ({"a": {"kind": "indicator", "of": "a"}}, "a -> a: a column cannot be made of itself"),
     ],
 )
