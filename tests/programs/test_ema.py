@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_with_averages_it_did_not_have_begins_them_at_its_wei
     before = tf.train.load_variable(str(tmp_path), "dense/kernel")
     caplog.set_level(logging.INFO, "runner")
     trainer = estimator("native", tmp_path, precision="mixed_float16").train(train_input(16), steps=1)
-    assert "model.ckpt-4 has no dense/kernel/ExponentialMovingAverage, " in caplog.text
+    assert "model.ckpt-4 does not contain dense/kernel/ExponentialMovingAverage, " in caplog.text
     values = values_of(trainer)
     np.testing.assert_allclose(values["dense/kernel" + AVERAGE], 0.9 * before + 0.1 * values["dense/kernel"], rtol=1e-5)
     assert values["loss_scale/dynamic_scale"] == 2**15 and values["global_step"] == 5
