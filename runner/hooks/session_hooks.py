@@ -285,7 +285,7 @@ def caller_of(
     Args:
       hook: a SessionRunHook.
       resolve, writer_of: as in Caller.
-      in_loops: as in SessionHooks. Outside of loops the global step stays the same and the hook sees each batch, so a
+      in_loops: as in SessionHooks. If False, the global step stays the same and the hook sees each batch, so a
         SummarySaverHook counts as in a session.
     """
     base, kind = v1.train.SessionRunHook, type(hook)

@@ -323,7 +323,7 @@ class Model:
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         new = {name: start for name, start in new.items() if name not in keys}
         if new:
-            _log.info("%s does not contain %s: training starts from the initial values.", reader.path, ", ".join(new))
+            _log.info("%s does not contain %s, which get initial values.", reader.path, ", ".join(new))
         return new
 
     def _warn_of_learning_rates(self, restored: Collection[str], path: str) -> None:

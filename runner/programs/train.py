@@ -366,7 +366,7 @@ class TrainProgram(Program):
             try:
                 found |= {name: metric} if KeptMetrics(self.trace, self._store, {name: metric}) else {}
             except ValueError as error:
-                _log.warning("%s It is not reported in training.", error)
+                _log.warning("Not reported in training: %s", error)
         return KeptMetrics(self.trace, self._store, found)
 
     def _accumulated_step(

@@ -125,7 +125,7 @@ class LossInALine(logging.Filter):
         text, values = str(record.msg), record.args if isinstance(record.args, tuple) else ()
         worker = f"worker:{str(values[0]).rpartition(':')[2]}" if values else ""
         if text == self.LOST:
-            self._log.warning("%s was lost. Its steps are sent to a worker again.", worker)
+            self._log.warning("%s was lost. Its request is repeated by this worker or another one.", worker)
         elif text.startswith(self.INTERRUPTED):
             self._log.warning("%s could not be reached for a moment. Its request is repeated.", worker)
         elif text.startswith(self.RAISED):

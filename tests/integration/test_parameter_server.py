@@ -191,7 +191,7 @@ def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases
     assert LOST in found["said"] and not [line for line in found["said"] if "Error" in line]
 
 
-LOST = "worker:1 was lost. Its steps are sent to a worker again."
+LOST = "worker:1 was lost. Its request is repeated by this worker or another one."
 
 
 @pytest.mark.slow

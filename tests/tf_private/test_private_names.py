@@ -384,7 +384,7 @@ def test_of_tensorflows_words_on_a_lost_worker_one_line_stays(caplog: Any) -> No
     finally:
         log.filters[:] = before
     first, second, third = (record.getMessage() for record in caplog.records)
-    assert first == "worker:1 was lost. Its steps are sent to a worker again."
+    assert first == "worker:1 was lost. Its request is repeated by this worker or another one."
     assert "mine" in second and third == "something else: seen"
 
 
