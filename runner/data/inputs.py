@@ -176,6 +176,11 @@ class InputPipeline:
         return spec if self.num_pipelines == 1 else any_rows(spec)
 
     @property
+    def num_in_turn(self) -> int:
+        """The number of replicas of all processes to which the batches of EVAL and PREDICT are dealt in turn."""
+        return self.division.total if isinstance(self.division, RoundRobin) else 1
+
+    @property
     def replica_spec(self) -> tuple[Any, Any]:
         """The TensorSpecs (features, labels or None) of one replica's micro-batch.
 
@@ -273,6 +278,7 @@ def build_input_pipeline(
     params: Any = None,
     config: RunConfig | None = None,
     num_epochs: int | None = None,
+    num_batches: float = math.inf,
 ) -> InputPipeline:
     """Call the input function and return this process's InputPipeline.
 
@@ -283,6 +289,7 @@ def build_input_pipeline(
       params: the Estimator's params, used if the Input has none.
       config: passed to the function unchanged; in TRAIN its `gradient_accumulation` splits each replica's batch.
       num_epochs: number of passes over the examples; None: the function decides.
+      num_batches: number of batches of the whole input in EVAL and PREDICT; without a batch size, of each replica.
 
     Raises:
       ValueError: the batch size does not divide over the replicas (TRAIN), or the function cannot be called or does not
@@ -311,7 +318,7 @@ def build_input_pipeline(
     if service is not None:
         sharded: ShardedInput | None = sharding.of_service(service, source.batch_size, place, build)
     else:
-        sharded = sharding.choose(source.shard, source.batch_size, place, build)
+        sharded = sharding.choose(source.shard, source.batch_size, place, build, training=mode == "train")
     if sharded is None:
         raise ValueError(
             f"{_BLOCKS[mode]}.shard=input_fn: {name} must divide the data, but it reads neither "
@@ -320,8 +327,6 @@ def build_input_pipeline(
     given, division = sharded.dataset, sharded.division
     if source.first_batch_only:
         given = given.take(division.elements_per_step).cache().repeat()
-    if isinstance(division, RoundRobin):
-        division = dataclasses.replace(division, endless=int(given.cardinality()) == tf.data.INFINITE_CARDINALITY)
     dataset = given
     # Only synchronous training needs a division common to all workers: evaluation adds up the workers' counts at its
     # end, and the workers of a parameter server cluster step independently.
@@ -331,12 +336,21 @@ def build_input_pipeline(
         if source.options is not None and source.options.deterministic is False and place.worker_index == 0:
             _log.warning(
                 "%s.options.deterministic=false has no effect: all workers read the same batches and each takes its "
-                "rows, so the order must be the same.",
+                "part, so the order must be the same.",
                 _BLOCKS[mode],
             )
         options = tf.data.Options()
         options.deterministic = True  # each element must be the same on all workers
         dataset = given.with_options(options)
+    if isinstance(division, RoundRobin):
+        if math.isfinite(num_batches):
+            of_all = int(num_batches) * (1 if source.batch_size is not None else place.total)
+            dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
+        dataset = dataset if sharded.is_own else division.own(dataset)
+        if mode == "infer" and datasets.may_change_meanwhile(dataset):
+            # The next batch may wait for the predictions of this one, so a step must not read several.
+            division = RoundRobin(0, 1, 1)
+        division = dataclasses.replace(division, endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY)
     return InputPipeline(
         dataset,
         place.num_replicas,

@@ -38,15 +38,10 @@ class Division(abc.ABC):
 
     Attributes:
       ends_together: the data ends with a step without examples on all workers, and the iterator never ends.
-      divides_batches: one batch of the input function is divided over several replicas.
       elements_per_step: number of elements that one step reads; the last step may read fewer.
     """
 
     ends_together: bool = False
-
-    @property
-    def divides_batches(self) -> bool:
-        return False
 
     @property
     def elements_per_step(self) -> int:
@@ -123,10 +118,6 @@ class SplitRows(Division):
         """
         return part_spec(element_spec, self.total)
 
-    @property
-    def divides_batches(self) -> bool:
-        return self.total > 1
-
 
 @dataclasses.dataclass(frozen=True)
 class RoundRobin(Division):
@@ -136,31 +127,55 @@ class RoundRobin(Division):
 
     Attributes:
       first, num_replicas: as in SplitRows.
-      total: number of replicas that share this data, in all processes. This process reads and drops the elements of
-        other processes' replicas. So every process reads the same elements, all agree where the data ends, and one
-        iterator state fits any number of processes.
+      total: number of replicas of all processes among which the batches are dealt.
       endless: the data is known not to end, so the graph need not test for its end.
+      reads_all: the dataset has the batches of all replicas, and this process reads and drops those of other processes.
+        So in training every process reads the same elements, all agree where the data ends, and one iterator state fits
+        any number of processes. False: the dataset has only the batches of this process's replicas.
     """
 
     first: int
     num_replicas: int
     total: int
     endless: bool = False
+    reads_all: bool = True
 
     def replica_batches(self, element: tuple[Any, ...], iterator: Any) -> Batches:
-        """Give `element` to replica 0 and read `total - 1` more elements from `iterator`."""
+        """Give `element` to the first replica and read an element for each other replica from `iterator`."""
         every = [_replica_batch(element)]
-        for _ in range(1, self.total):
+        for _ in range(1, self.elements_per_step):
             if self.endless:
                 every.append(_replica_batch(next(iterator)))
             else:
                 every.append(_next_or_placeholder(iterator.get_next_as_optional(), element))
-        last = self.first + self.num_replicas
-        return tuple(every[self.first : last]), _total(every)
+        first = self.first if self.reads_all else 0
+        return tuple(every[first : first + self.num_replicas]), _total(every)
 
     @property
     def elements_per_step(self) -> int:
-        return self.total
+        return self.total if self.reads_all else self.num_replicas
+
+    def first_batch(self, step: tf.Tensor) -> tf.Tensor:
+        """Return the number, in the whole input, of the batch that this process's first replica gets in a step; those
+        of its other replicas follow. An int64 scalar, like `step`.
+        """
+        return step * self.total + self.first
+
+    def share(self, num_batches: int) -> int:
+        """Return how many of the first `num_batches` batches of the whole input this process gets."""
+        replicas = range(self.first, self.first + self.num_replicas)
+        return sum(len(range(replica, num_batches, self.total)) for replica in replicas)
+
+    def own(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return, of a dataset of all replicas' batches, those of this process's replicas."""
+        if self.reads_all or self.num_replicas == self.total:
+            return dataset
+        plain, last = tf.autograph.experimental.do_not_convert, self.first + self.num_replicas
+
+        def is_own(number: tf.Tensor, *_: Any) -> tf.Tensor:
+            return (number % self.total >= self.first) & (number % self.total < last)
+
+        return dataset.enumerate().filter(plain(is_own)).map(plain(lambda _, element: element))
 
 
 @dataclasses.dataclass(frozen=True)

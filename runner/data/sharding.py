@@ -126,7 +126,9 @@ class ShardedInput:
     whole: Callable[[], tf.data.Dataset]
 
 
-def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput | None:
+def choose(
+    shard: str, batch_size: int | None, place: WorkerPlace, build: Build, *, training: bool
+) -> ShardedInput | None:
     """Decide how the workers divide the data (`shard: auto`), and return this worker's part.
 
     If workers choose different ways, all use the first of the chosen ones in `_WAYS`.
@@ -136,6 +138,7 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
       batch_size: examples per step over all replicas; None: each batch of the function goes to one replica.
       place: this process among the workers.
       build: calls the function and returns its dataset.
+      training: False: a batch is never divided; it goes whole to one replica, and batches are dealt in turn.
 
     Returns:
       This worker's part; None if shard="input_fn" and the function does not read its index or the number of pipelines.
@@ -143,7 +146,7 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
     if place.num_workers == 1 or shard in ("examples", "off"):
         reason = "one worker reads all of it" if shard == "auto" else f"shard={shard}"
         shard = "examples" if shard == "auto" else shard
-        plan = _plan(shard, batch_size, place)
+        plan = _plan(shard, batch_size, place, training)
         dataset = build(plan)
         is_own = shard == "off" and place.num_workers > 1
         if is_own:
@@ -154,8 +157,8 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
         return ShardedInput(shard, reason, plan.division, dataset, is_own, lambda: dataset)
     # For "auto", call the function as if there were one pipeline: most functions ignore their index, and need no second
     # call.
-    plan = _plan("examples" if shard == "auto" else shard, batch_size, place)
-    undivided = _plan("off", batch_size, place)
+    plan = _plan("examples" if shard == "auto" else shard, batch_size, place, training)
+    undivided = _plan("off", batch_size, place, training)
     dataset = build(plan)
     if shard != "auto" and plan.context.was_sharded:
         return ShardedInput(shard, f"shard={shard}", plan.division, dataset, True, lambda: build(undivided))
@@ -167,7 +170,7 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
     way = next(one for one, count in zip(_WAYS, counts, strict=True) if count)
     if way == "input_fn":
         # The function reads its index, so call it again with the true one; the dataset for one pipeline is dropped.
-        plan = _plan("input_fn", batch_size, place)
+        plan = _plan("input_fn", batch_size, place, training)
         reason = "input_fn divides its data by input_context"
         return ShardedInput("input_fn", reason, plan.division, build(plan), True, lambda: build(undivided))
     if way == "files":  # each worker reads its own files, which the runner chooses
@@ -182,7 +185,7 @@ def choose(shard: str, batch_size: int | None, place: WorkerPlace, build: Build)
             found,
         )
         reason = f"shard=files, and {found}"
-        plan = _plan("examples", batch_size, place)
+        plan = _plan("examples", batch_size, place, training)
         dataset = build(plan)
     return ShardedInput("examples", reason, plan.division, dataset, False, lambda: dataset)
 
@@ -196,7 +199,7 @@ def of_service(service: DataService, batch_size: int | None, place: WorkerPlace,
       place: as in `choose`.
       build: as in `choose`.
     """
-    plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place)
+    plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place, True)
     whole = build(plan)
     dataset = service.distribute(whole, place.collectives)
     is_own = place.num_workers > 1
@@ -259,16 +262,21 @@ def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
     return count >= place.num_workers, f"the data has {files} for {place.num_workers} workers"
 
 
-def _plan(shard: str, batch_size: int | None, place: WorkerPlace) -> Plan:
+def _plan(shard: str, batch_size: int | None, place: WorkerPlace, training: bool) -> Plan:
+    # Outside of training a batch goes whole to one replica, whatever the number of replicas: no number of an evaluation
+    # depends on how rows were divided, and no replica has a stand-in for rows that it did not get.
+    dealt = RoundRobin(place.first, place.num_replicas, place.total, reads_all=False)
     if shard in ("files", "input_fn") or (shard == "off" and place.num_workers > 1):
         is_told = shard != "off"
         context = InputContext(place.num_workers if is_told else 1, place.worker_index if is_told else 0, place.total)
-        # EVAL accepts batch sizes that do not divide evenly. Round down: a step never holds more than batch_size.
-        per_replica = None if batch_size is None else max(1, batch_size // place.total)
+        if not training:
+            return Plan(context, batch_size, dealt)
+        per_replica = None if batch_size is None else batch_size // place.total
         return Plan(context, per_replica, RoundRobin(0, place.num_replicas, place.num_replicas))
     # Tell the function that there is one pipeline, which reads all of the data. With a batch_size, it returns global
     # batches, so tell it of one replica. Without, it returns a batch per replica and may divide a global size of its
     # own by the number of replicas, so tell it of all.
-    kind = RoundRobin if batch_size is None else SplitRows
     context = InputContext(1, 0, 1 if batch_size else place.total)
-    return Plan(context, batch_size, kind(place.first, place.num_replicas, place.total))
+    kind = RoundRobin if batch_size is None else SplitRows
+    division = kind(place.first, place.num_replicas, place.total) if training else dealt
+    return Plan(context, batch_size, division)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -166,6 +167,7 @@ class Models:
         model: Model,
         num_epochs: int | None = None,
         eval_name: str | None = None,
+        num_batches: float = math.inf,
         **place: int,
     ) -> InputPipeline:
         """Call the input function and build this process's input pipeline.
@@ -176,11 +178,15 @@ class Models:
           model: the model that reads the input.
           num_epochs: passes over the examples; None: as many as the function's dataset makes.
           eval_name: name of the evaluation, if there are several.
-          place: worker_index and num_workers, if they differ from those of the model's strategy.
+          num_batches: as in `build_input_pipeline`.
+          place: worker_index, num_workers and num_replicas, if they differ from those of the model's strategy.
         """
         collectives, config = model.collectives, self._context.config
-        num_replicas = model.num_replicas(training=mode == ModeKeys.TRAIN)
-        place = {"worker_index": collectives.worker_index, "num_workers": collectives.num_workers} | place
+        place = {
+            "num_replicas": model.num_replicas(training=mode == ModeKeys.TRAIN),
+            "worker_index": collectives.worker_index,
+            "num_workers": collectives.num_workers,
+        } | place
         source = self._as_input(input_fn, mode)
         if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
             # Every worker reads all of the data. If all read it in the same order, a step would compute one gradient
@@ -193,10 +199,11 @@ class Models:
             pipeline = build_input_pipeline(
                 source,
                 mode,
-                WorkerPlace(num_replicas, **place, collectives=collectives),
+                WorkerPlace(**place, collectives=collectives),
                 params=self._context.params,
                 config=config,
                 num_epochs=num_epochs,
+                num_batches=num_batches,
             )
         self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
         contexts = {ModeKeys.EVAL: evaluation_prefix(eval_name), ModeKeys.PREDICT: "predict"}

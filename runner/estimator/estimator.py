@@ -312,12 +312,12 @@ class Estimator:
         self, input_fn: InputFn, steps: float, hooks: Sequence[Any], path: str, name: str | None
     ) -> dict[str, Any]:
         started = time.monotonic()
-        setup = self.prepare_evaluation(input_fn, name)
+        setup = self.prepare_evaluation(input_fn, name, steps)
         evaluation.check_ends(setup, steps, [*hooks, *setup.program.spec.evaluation_hooks])
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
             eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)
-            metrics, examples = evaluation.results(setup, steps, eval_hooks, f"evaluate({name or ''})")
+            metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
         eval_hooks.end()  # must be first, because TensorBoard reads only the newer of two event files in a folder
         if self.collectives.is_chief:
             secs = time.monotonic() - started
@@ -325,11 +325,30 @@ class Estimator:
         graphs.drop_scalars()
         return {**metrics, "global_step": step}
 
-    def prepare_evaluation(self, input_fn: InputFn, name: str | None = None) -> EvalSetup:
-        """Return an evaluation before its first batch, without restored values."""
-        model = self._models.for_evaluation
-        pipeline = self._models.build_pipeline(input_fn, ModeKeys.EVAL, model, eval_name=name)
-        return EvalSetup(model, pipeline, model.eval_program(pipeline))
+    def prepare_evaluation(self, input_fn: InputFn, name: str | None = None, steps: float = math.inf) -> EvalSetup:
+        """Return an evaluation before its first batch, without restored values.
+
+        Args:
+          steps: number of batches, as in `evaluate`; infinite: all.
+        """
+        model, models = self._models.for_evaluation, self._models
+        build = functools.partial(
+            models.build_pipeline, input_fn, ModeKeys.EVAL, model, eval_name=name, num_batches=steps
+        )
+        pipeline = build()
+        program = model.eval_program(pipeline)
+        if program.why_one_replica is not None and pipeline.num_in_turn > 1:
+            models.log_once(f"One replica of one process evaluates all batches: {program.why_one_replica}.")
+            # The chief's, on the whole, unsharded input; the other workers wait in the sums of `evaluation.run`.
+            pipeline = build(worker_index=0, num_workers=1, num_replicas=1)
+            if not model.collectives.is_chief:
+                pipeline = dataclasses.replace(pipeline, dataset=pipeline.dataset.take(0))
+        elif pipeline.global_batch_size is not None and pipeline.num_in_turn > 1:
+            models.log_once(
+                f"Each of {pipeline.num_in_turn} replicas evaluates whole batches of "
+                f"input.eval.batch_size={pipeline.global_batch_size} examples, in turn."
+            )
+        return EvalSetup(model, pipeline, program)
 
     def names_of_metrics(self, input_fn: InputFn, name: str | None) -> list[str]:
         """Return the names of the metrics of an evaluation; an empty list on a worker that does not evaluate.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -127,12 +126,11 @@ def check_ends(setup: EvalSetup, steps: float, hooks: Sequence[Any]) -> None:
         )
 
 
-def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -> tuple[dict[str, Any], int]:
-    """Evaluate up to `steps` batches with the current values of the variables.
+def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[str, Any], int]:
+    """Evaluate with the current values of the variables.
 
     Args:
       setup: the evaluation.
-      steps: number of batches; infinite: all.
       hooks: native and session hooks.
       what: the evaluation's name in errors.
 
@@ -146,13 +144,23 @@ def results(setup: EvalSetup, steps: float, hooks: EvaluationHooks, what: str) -
     model, program = setup.model, setup.program
     hooks.begin()
     # Writes inside branches, such as those of BatchNorm, cannot be pruned; restore the values after the evaluation.
-    kept = model.values() if program.trace.may_write_in_branches else {}
+    kept = model.values() if program.changes_model else {}
     try:
-        counted = run(setup, steps, hooks)
+        counted = run(setup, hooks)
         if not counted.examples:
             raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
         metrics: dict[str, Any] = {**counted.means()}
         metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
+    except tf.errors.ResourceExhaustedError as error:
+        size = setup.pipeline.global_batch_size
+        if size is not None and size > 1:
+            # Before batches were dealt whole, a replica had this share of one.
+            fits = max(1, size // max(2, setup.pipeline.num_in_turn))
+            error.add_note(
+                f"input.eval.batch_size={size} is the number of examples that one device evaluates at a time. If its "
+                f"memory is too small for them, set input.eval.batch_size={fits}: means over examples stay the same."
+            )
+        raise
     finally:
         model.assign(kept)
     return metrics, counted.examples
@@ -180,8 +188,8 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
     return metrics or {name: int(value) if name == "global_step" else value for name, value in scalars.items()}
 
 
-def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
-    """Evaluate up to `steps` batches: in loops, or one by one if there are session hooks, which see each batch.
+def run(setup: EvalSetup, hooks: EvaluationHooks) -> RunningMeans:
+    """Evaluate all batches: in loops, or one by one if there are session hooks, which see each batch.
 
     Workers may have different numbers of batches, and loops of different lengths. After each loop all workers, even
     those without further batches, agree whether to continue. So when a worker is asked to stop, it need not wait until
@@ -191,7 +199,7 @@ def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
       Interrupted: a hook ended the evaluation early, on any worker.
     """
     counted, given_up, is_over = RunningMeans(), "", False
-    collectives, loops = setup.model.collectives, _loops(setup, steps, hooks, counted)
+    collectives, loops = setup.model.collectives, _loops(setup, hooks, counted)
     while True:
         try:
             is_over = is_over or next(loops, None) is None
@@ -206,17 +214,17 @@ def run(setup: EvalSetup, steps: float, hooks: EvaluationHooks) -> RunningMeans:
             return counted.over(collectives, setup.program.sum_names)
 
 
-def _loops(setup: EvalSetup, steps: float, hooks: EvaluationHooks, counted: RunningMeans) -> Iterator[EvalResult]:
+def _loops(setup: EvalSetup, hooks: EvaluationHooks, counted: RunningMeans) -> Iterator[EvalResult]:
     """Yield the result of each loop, after adding it to `counted`."""
     program, session = setup.program, hooks.session
     iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
     length, taken = LoopLength(None if session.is_empty else 1), 0
-    while taken < steps:
-        num_steps, started = length.next(steps - taken), time.perf_counter()
+    while True:
+        num_steps, started = length.next(math.inf), time.perf_counter()
         if session.is_empty:
-            result = program.run(iterator, num_steps, counted.sums)
+            result = program.run(iterator, taken, num_steps, counted.sums)
         else:
-            result, values = program.run_one(iterator, session.request(taken + 1), counted.sums)
+            result, values = program.run_one(iterator, taken, session.request(taken + 1), counted.sums)
             if not result.data_ended:
                 session.after_run(values)
         counted.sums, counted.examples = result.sums, counted.examples + result.examples
@@ -262,16 +270,17 @@ def _predicted(program: PredictProgram, dataset: Any, hooks: EvaluationHooks) ->
     """
     session, iterator = hooks.session, iterate(dataset)
     in_loops = session.is_empty and program.runs_in_loops(dataset)
-    length, limit = LoopLength(None if in_loops else 1, _PREDICT_SECS), math.inf
-    for step in itertools.count(1):
+    length, limit, taken = LoopLength(None if in_loops else 1, _PREDICT_SECS), math.inf, 0
+    while True:
         num_steps, started = length.next(limit), time.perf_counter()
         if in_loops:
-            found = program.run(iterator, num_steps)
+            found = program.run(iterator, taken, num_steps)
             limit = max(1, _PREDICT_BYTES * found.num_steps // max(1, found.num_bytes))
         else:
-            found, values = program.run_one(iterator, session.request(step))
+            found, values = program.run_one(iterator, taken, session.request(taken + 1))
             if not found.data_ended:
                 session.after_run(values)
+        taken += found.num_steps
         length.took(found.num_steps, time.perf_counter() - started)
         yield from found.batches
         if found.data_ended:

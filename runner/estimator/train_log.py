@@ -106,7 +106,8 @@ class TrainLog:
           in_loops: loops write summaries and need not end for them, except a run's first loop.
         """
         summaries = math.inf if in_loops and step > self._first_step else self._summary_every.steps_until_due(step)
-        return min(summaries, self._metrics_every.steps_until_due(step))
+        has_first_point = self._is_new and step == self._first_step and self._metrics_every.steps is not None
+        return min(summaries, self._metrics_every.steps_until_due(step), 1 if has_first_point else math.inf)
 
     def note(self, result: StepResult, metrics: np.ndarray, *, logs_speed: bool = True) -> None:
         """Log a loop of at least one step. All workers must call this together.

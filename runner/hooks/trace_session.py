@@ -15,7 +15,7 @@ from runner.config.error_messages import did_you_mean
 from runner.hooks.session_restores import SessionRestore, reads_of
 from runner.tf_private import v1 as v1_bridge
 from runner.tracing.trace import Trace
-from runner.tracing.variable_store import GLOBAL_STEP
+from runner.tracing.variable_store import GLOBAL_STEP, LocalVariable
 from runner.types import IteratorInitializer, StepRequest
 
 IndexedSlicesValue = collections.namedtuple("IndexedSlicesValue", "values indices dense_shape", defaults=[None])
@@ -314,6 +314,8 @@ class TraceSession(v1_bridge.ActsAsSession):
                 return tf.no_op()
         # A `keras.Variable` stands for the TensorFlow variable that Keras requested for it.
         fetch = next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
+        if isinstance(fetch, LocalVariable):
+            fetch = fetch.values[0]  # the first replica's, like any other fetch
         if hasattr(fetch, "read_value"):
             if id(fetch) not in self._reads:
                 with self.graph.as_default():

@@ -22,9 +22,9 @@ from runner.distribute.reductions import Reductions, ReplicaWeights
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.model_log import logging_values
 from runner.programs.batch_losses import WholeBatch, losses_over_batches, model_fn_has
-from runner.programs.evaluate import KeptMetrics
+from runner.programs.metric_states import KeptMetrics
 from runner.programs.optimizer_step import Update, apply_update, gradients_of, objective
-from runner.programs.program import ModelToTrace, read_step, replica_inputs
+from runner.programs.program import ModelToTrace, replica_inputs, step_inputs
 from runner.programs.train import TrainedReplica, TrainProgram
 from runner.programs.train_loop import LoopResult
 from runner.programs.train_scalars import ReplicaScalars, StepScalars, replica_scalars
@@ -99,7 +99,7 @@ class EagerStep:
         with seeded(store.seed), _as_traced(store) as self.requested:
             weights = ReplicaWeights(inputs[-2], inputs[-1])
             reductions = Reductions(tf.distribute.get_strategy(), weights)
-            replica = Replica(0, inputs[:-2], weights, reductions, self.requested, store, store[GLOBAL_STEP])
+            replica = Replica(0, inputs[:-3], weights, reductions, self.requested, store, store[GLOBAL_STEP])
             time = moment(replica.global_step.read_value(), tf.constant(0, tf.int64))
             with drawing_from(EagerStream(f"{store.seed}/train/0", time)):
                 features, labels = replica_inputs(self._pipeline, replica)
@@ -132,7 +132,7 @@ class EagerStep:
         store = self._model.store
         before = {name: store[name].numpy() for name in store.specs}
         iterator = iterate(self._pipeline.dataset)
-        _, inputs = read_step(self._pipeline, next(iterator), iterator)
+        inputs = step_inputs(*self._pipeline.division.replica_batches(next(iterator), iterator))
         self.first = self(inputs, discovers=True)
         for name in store.specs:
             store[name].assign(before[name] if name in before else store.initial_value(name))
@@ -169,9 +169,9 @@ class EagerLoop:
             with self._pipeline.reading():
                 element = iterator.get_next_as_optional()
                 ended = not bool(element.has_value())
-                inputs = [] if ended else read_step(self._pipeline, element.get_value(), iterator)[1]
-            if ended:
-                break
+                if ended:
+                    break
+                inputs = step_inputs(*self._pipeline.division.replica_batches(element.get_value(), iterator))
             taken = self._step(inputs, summaries=self._summaries)
             losses.append(taken.made.loss.numpy())
             found.append(self._values_of(taken))

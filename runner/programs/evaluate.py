@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
+from runner.data.replica_batches import RoundRobin
 from runner.model_fn import ModeKeys
-from runner.programs.batch_losses import PartOfBatch, WholeBatch, model_fn_has
+from runner.programs.metric_states import KeptMetrics, is_pair
 from runner.programs.mixed_precision import ModelCall
 from runner.programs.program import (
     ModelToTrace,
     Program,
     TracedReplica,
     over_elements,
-    read_step,
+    read_batches,
     replica_inputs,
     split_fetches,
 )
 from runner.tracing.graph_operations import needed, operations
-from runner.tracing.trace import Trace
 from runner.tracing.trace_step import Replica
-from runner.tracing.variable_store import VariableStore
 from runner.types import StepRequest
 
 Sums = Mapping[str, tuple[float, float]]
@@ -69,7 +67,13 @@ class EvaluatedReplica(TracedReplica):
 class EvalProgram(Program):
     """Evaluation by one model_fn on inputs of one structure, traced once.
 
-    A step has no collectives: each replica sums over its own examples, and a replica without examples skips the step.
+    A step has no collectives: each replica sums over its own batches, and a replica without a batch skips the step.
+
+    Attributes:
+      sum_names: names of the sums of an EvalResult.
+      why_one_replica: why only one replica may evaluate, as a clause for a log line; None: any number may. It is then
+        the first replica of the chief.
+      changes_model: an evaluation may write to variables of the model, whose values are to be restored after it.
     """
 
     outputs: Sequence[EvaluatedReplica]
@@ -81,8 +85,11 @@ class EvalProgram(Program):
 
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
         self.sum_names = ["loss", *self.outputs[0].sums]
-        """Names of the sums of an EvalResult."""
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
+        self.changes_model = self.trace.may_write_in_branches or self._kept.changes_model
+        unmerged = ", ".join(map(repr, self._kept.unmerged))
+        self.why_one_replica = f"the runner cannot merge the state of metric {unmerged}" if unmerged else None
+        self._division = RoundRobin(0, 1, 1) if unmerged else cast(RoundRobin, pipeline.division)
         # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all objects of its class, and
         # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
@@ -98,23 +105,26 @@ class EvalProgram(Program):
         del in_loops
         return iterate(dataset)
 
-    def run(self, iterator: Any, max_steps: int, sums: Sums) -> EvalResult:
-        """Evaluate up to `max_steps` further batches.
+    def run(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
+        """Evaluate up to `max_steps` further batches on each replica.
 
         Args:
           iterator: an iterator that `iterate` returned.
-          max_steps: number of batches.
+          first_step: number of steps before.
+          max_steps: number of steps.
           sums: the sums over earlier batches, to which these batches are added. Adding in one sequence makes the result
             independent, to the last bit, of how many batches each call evaluates.
         """
         zero = (0.0, 0.0)
         before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
         with self._pipeline.reading():
-            result = self._loop(iterator, tf.constant(max_steps), before)
+            result = self._loop(iterator, tf.constant(first_step, tf.int64), tf.constant(max_steps), before)
         return EvalResult(on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
 
-    def run_one(self, iterator: Any, request: StepRequest, before: Sums) -> tuple[EvalResult, list[Any]]:
-        """Evaluate one batch like `run`; also return the values of the tensors among the fetches of `request`."""
+    def run_one(self, iterator: Any, step: int, request: StepRequest, before: Sums) -> tuple[EvalResult, list[Any]]:
+        """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
+        `request`.
+        """
         if request.key not in self._fetching:
             functions = [
                 self._replica_function(index, () if index else request.fetches, request.feeds)
@@ -123,16 +133,19 @@ class EvalProgram(Program):
             self._fetching[request.key] = tf.function(functools.partial(self._run_one, functions), autograph=False)
         try:
             with self._pipeline.reading():
-                sums, examples, values = self._fetching[request.key](iterator, tuple(request.values))
+                number = tf.constant(step, tf.int64)
+                sums, examples, values = self._fetching[request.key](iterator, number, tuple(request.values))
         except tf.errors.OutOfRangeError:
             return EvalResult(before, 0, data_ended=True), []
         total = added(before, on_host(sums))
         return EvalResult(total, int(examples), data_ended=False), [value.numpy() for value in values]
 
-    def _run_one(self, functions: Sequence[Callable[..., Any]], iterator: Any, fed: Sequence[tf.Tensor]) -> Any:
+    def _run_one(
+        self, functions: Sequence[Callable[..., Any]], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]
+    ) -> Any:
         zero = tf.constant(0, tf.float64)
         start = (tf.constant(0, tf.int64), {name: (zero, zero) for name in self.sum_names})
-        (examples, sums), values = self._add_step(functions, iterator, next(iterator), start, fed=fed)
+        (examples, sums), values = self._add_step(functions, iterator, next(iterator), step, start, fed)
         return sums, examples, values
 
     def _add_step(
@@ -140,38 +153,38 @@ class EvalProgram(Program):
         functions: Sequence[Callable[..., Any]],
         iterator: Any,
         element: Any,
+        step: tf.Tensor,
         before: tuple[tf.Tensor, Any],
-        *,
-        fed: Sequence[tf.Tensor] | None = None,
+        fed: Sequence[tf.Tensor] = (),
     ) -> tuple[tuple[tf.Tensor, Any], list[tf.Tensor]]:
         """Return ((examples, sums), fetches of the first replica) after adding the batches of all replicas of this
         step.
 
         Args:
+          step: int64 scalar, the number of steps before.
           before: (examples, sums) before this step.
-          fed: values of placeholders, for a step that hooks take part in; its first replica then runs even without
-            examples. None: no hook takes part, and a replica without examples skips the step.
+          fed: values of placeholders.
         """
         examples, sums = before
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
-        batches, inputs = read_step(self._pipeline, element, iterator)
+        batches, inputs = read_batches(self._division, len(self.outputs), element, iterator, step)
         fetched: list[tf.Tensor] = []
-        for batch, function in zip(batches, functions, strict=True):
+        for batch, function in zip(batches, functions, strict=False):  # one batch, if one replica evaluates
 
             def present(function: Any = function) -> Any:
-                more, values = function(*inputs, *(fed or ()))
+                more, values = function(*inputs, *fed)
                 fetched.extend(values)  # fetches of the first replica only
                 return in_float64(more)
 
-            always = len(batches) == 1 or (fed is not None and batch is batches[0])
-            more = present() if always else tf.cond(batch.count > 0, present, lambda: zeros)
+            # Batches are dealt in turn, so the first replica has one in each step, and needs no branch.
+            more = present() if batch is batches[0] else tf.cond(batch.count > 0, present, lambda: zeros)
             sums = tf.nest.map_structure(tf.add, sums, more)
             examples += batch.count
         return (examples, sums), fetched
 
     def values(self) -> dict[str, Any]:
         """Return name -> NumPy value of the metrics that keep state in variables; the other metrics are in the sums."""
-        return self._kept.values()
+        return self._kept.values(of_one_replica=self.why_one_replica is not None)
 
     def _replica_function(
         self, index: int, fetches: Sequence[Any] = (), feeds: Sequence[tf.Tensor] = ()
@@ -199,74 +212,14 @@ class EvalProgram(Program):
                 "fetches the value of a metric. Remove the cause, or evaluate in one process: eval_strategy=default."
             )
 
-    def _run(self, iterator: Any, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
-        def evaluate(element: Any, counted: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
-            return self._add_step(self._functions, iterator, element, counted)[0]
+    def _run(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
+        def evaluate(element: Any, taken: tf.Tensor, counted: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
+            step = first_step + tf.cast(taken, tf.int64)
+            return self._add_step(self._functions, iterator, element, step, counted)[0]
 
         start = (tf.constant(0, tf.int64), before)
         _, ended, (examples, sums) = over_elements(iterator, max_steps, evaluate, start)
         return {"ended": ended, "examples": examples, "sums": sums}
-
-
-class KeptMetrics:
-    """The metrics that keep their sums in variables: (value, update) pairs and Keras metrics.
-
-    Args:
-      trace: the trace of model_fn.
-      store: the variables.
-      metrics: name -> metric, as returned by the trace's first replica; metrics of other kinds are ignored.
-
-    Raises:
-      ValueError: the value of a (value, update) pair depends on one batch.
-    """
-
-    def __init__(self, trace: Trace, store: VariableStore, metrics: Mapping[str, Any]) -> None:
-        self._store = store
-        self._variables = [name for name in trace.requested.requests if store.specs[name].local]
-        self._metrics = {name: one for name, one in metrics.items() if is_pair(one) or is_keras_metric(one)}
-        values = {
-            name: metric[0]
-            for name, metric in self._metrics.items()
-            if is_pair(metric) and not isinstance(metric[0], tf.Variable)
-        }
-        for name, value in values.items():
-            if trace.needs_inputs(value):
-                raise ValueError(
-                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair must keep its "
-                    "state in variables, like tf.compat.v1.metrics; for a mean over examples return a [batch] tensor."
-                )
-        self._values: Callable[[], dict[str, Any]] = trace.function(values, with_inputs=False) if values else dict
-
-    def __bool__(self) -> bool:
-        return bool(self._metrics)
-
-    def values(self) -> dict[str, Any]:
-        """Return name -> NumPy value over all replicas and workers; all workers must call this together."""
-        values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
-        with self._store.scope():  # where reading a metric's variable, which is ON_READ, sums its copies
-            for name, metric in self._metrics.items():
-                if is_keras_metric(metric):
-                    values[name] = tf.nest.map_structure(lambda value: value.numpy(), metric.result())
-                elif isinstance(metric[0], tf.Variable):
-                    values[name] = metric[0].read_value().numpy()
-        return values
-
-    def reset(self) -> None:
-        """Reset the metrics."""
-        self._store.reset_local(self._variables)
-
-    @contextlib.contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Restore the metrics' state at the end of this context, in which an evaluation uses variables of the same
-        names.
-        """
-        # The state is restored copy by copy: a sum of integers over replicas could not be divided among them again.
-        variables = [self._store[name] for name in self._variables if self._metrics]
-        copies = [copy for one in variables for copy in getattr(one, "values", None) or [one]]
-        values = [copy.read_value() for copy in copies]
-        yield
-        for copy, value in zip(copies, values, strict=True):
-            copy.assign(value)
 
 
 def added(sums: Sums, more: Sums) -> dict[str, tuple[float, float]]:
@@ -292,10 +245,7 @@ def in_float64(sums: Any) -> Any:
 
 
 def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Replica) -> EvaluatedReplica:
-    features, labels = replica_inputs(pipeline, replica)
-    part = PartOfBatch(replica.weights, replica.index) if pipeline.division.divides_batches else WholeBatch()
-    with model_fn_has(part):
-        spec = model_call(features, labels, ModeKeys.EVAL)
+    spec = model_call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
     count = tf.cast(replica.weights.counts[replica.index], spec.loss.dtype)
     weight = count if spec.loss_weight is None else tf.reduce_sum(tf.cast(spec.loss_weight, spec.loss.dtype))
     metrics = spec.eval_metric_ops or {}
@@ -317,13 +267,3 @@ def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.T
         count = tf.cast(count, tf.float64)
         return metric * count, count
     return tf.reduce_sum(metric), tf.size(metric)
-
-
-def is_pair(metric: Any) -> bool:
-    """Report whether a metric is (value, update)."""
-    return isinstance(metric, tuple | list)
-
-
-def is_keras_metric(metric: Any) -> bool:
-    """Report whether a metric is one of Keras."""
-    return hasattr(metric, "result") and hasattr(metric, "update_state")

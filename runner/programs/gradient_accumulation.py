@@ -99,7 +99,7 @@ def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) 
 
 
 MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
-"""(flat inputs, loss scales if any, indices of the micro-batch) -> (sums of each replica, fetches)."""
+"""(flat inputs, loss scales if any) -> (sums of each replica, fetches)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,6 @@ class AccumulatedStep:
       micro_batch, last: programs that compute gradients: `last` also computes fetches, `micro_batch` does not.
       update: (sums of all replicas, loss scale of each replica if any) -> (loss of each replica, values of the update).
       value_types: dtypes of the values of the update, which are scalars.
-      num_numbers: number of placeholders for the index of the micro-batch: one per replica, or 0.
       collectives: communication between the workers, which run micro-batches and updates in lockstep.
     """
 
@@ -122,7 +121,6 @@ class AccumulatedStep:
     last: MicroBatchProgram
     update: Callable[..., tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]]
     value_types: Sequence[tf.DType]
-    num_numbers: int
     num_micro_batches: int
     loss_scale: LossScale | None
     collectives: Collectives
@@ -134,8 +132,7 @@ class AccumulatedStep:
         assert not values  # see support_checks.check_feeds
         scales = [] if self.loss_scale is None else [self.loss_scale.value()] * len(self.cuts)
         if self.num_micro_batches == 1:
-            numbers = [tf.constant(0, tf.int64)] * self.num_numbers
-            sums, extra = self.last(*step_inputs(batches, global_count), *scales, *numbers)
+            sums, extra = self.last(*step_inputs(batches, global_count), *scales)
             totals = [tensor for each in sums for tensor in each]
         else:
             totals, extra = self._accumulated(batches, scales)
@@ -187,9 +184,7 @@ class AccumulatedStep:
         ) -> tuple[list[tf.Tensor], Any]:
             micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
             count = self.collectives.sum_in_graph(tf.add_n([one.count for one in micro_batches]))
-            sums, extra = program(
-                *step_inputs(micro_batches, tf.maximum(count, 1)), *scales, *[index] * self.num_numbers
-            )
+            sums, extra = program(*step_inputs(micro_batches, tf.maximum(count, 1), index), *scales)
             return self._added(before, [tensor for each in sums for tensor in each]), extra
 
         fed = [(one, sparse) for cut in self.cuts for one, sparse in zip(cut.fed, cut.is_sparse, strict=True)]

@@ -7,19 +7,20 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
+from runner.data.replica_batches import RoundRobin
 from runner.model_fn import ModeKeys
 from runner.programs.program import (
     ModelToTrace,
     Program,
     TracedReplica,
     over_elements,
-    read_step,
+    read_batches,
     replica_inputs,
     split_fetches,
 )
@@ -71,10 +72,10 @@ class PredictProgram(Program):
         dense = all(isinstance(one, tf.Tensor) for one in tf.nest.flatten(self._predictions))
         return dense and not may_change_meanwhile(dataset)
 
-    def run(self, iterator: Any, max_steps: int) -> Predicted:
-        """Predict up to `max_steps` further steps in one call of TensorFlow."""
+    def run(self, iterator: Any, first_step: int, max_steps: int) -> Predicted:
+        """Predict up to `max_steps` further steps, after `first_step`, in one call of TensorFlow."""
         with self._pipeline.reading():
-            num_steps, ended, packed = self._loop(iterator, tf.constant(max_steps))
+            num_steps, ended, packed = self._loop(iterator, tf.constant(first_step, tf.int64), tf.constant(max_steps))
         counts, *columns = (_per_step(*(part.numpy() for part in parts)) for parts in packed)
         size = len(columns) // len(self._predictions)  # number of tensors of each replica
         packers = [_packer(predictions) for predictions in self._predictions]
@@ -87,11 +88,14 @@ class PredictProgram(Program):
         num_bytes = sum(_bytes_of(values) for values, *_ in packed[1:])
         return Predicted(batches, int(num_steps), num_bytes, bool(ended))
 
-    def run_one(self, iterator: Any, request: StepRequest) -> tuple[Predicted, list[Any]]:
-        """Predict one step like `run`; also return the values of the tensors among the fetches of `request`."""
+    def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[Predicted, list[Any]]:
+        """Predict step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
+        `request`.
+        """
         try:
             with self._pipeline.reading():
-                counts, predictions, values = self._next(request)(iterator, tuple(request.values))
+                number = tf.constant(step, tf.int64)
+                counts, predictions, values = self._next(request)(iterator, number, tuple(request.values))
         except tf.errors.OutOfRangeError:
             return Predicted([], 0, 0, data_ended=True), []
         batches = [
@@ -113,12 +117,16 @@ class PredictProgram(Program):
         effects += self.trace.writes_of_keras(metrics_only=True)
         return self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
 
-    def _run(self, function: Callable[..., Any], iterator: Any, fed: Sequence[tf.Tensor]) -> Any:
-        _, inputs = read_step(self._pipeline, next(iterator), iterator)
+    def _run(self, function: Callable[..., Any], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]) -> Any:
+        inputs = self._read(next(iterator), iterator, step)
         return inputs[-2], *function(*inputs, *fed)
 
-    def _run_loop(self, iterator: Any, max_steps: tf.Tensor) -> Any:
-        """Predict up to `max_steps` steps.
+    def _read(self, element: Any, iterator: Any, step: tf.Tensor) -> list[tf.Tensor]:
+        division = cast(RoundRobin, self._pipeline.division)
+        return read_batches(division, len(self._predictions), element, iterator, step)[1]
+
+    def _run_loop(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor) -> Any:
+        """Predict up to `max_steps` steps after `first_step`.
 
         Returns:
           (steps taken, whether the data ended, numbers of examples and predictions of all steps as `_concat` returns
@@ -127,8 +135,8 @@ class PredictProgram(Program):
         function = self._function(StepRequest())
         dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
 
-        def predict(element: Any, lists: Sequence[Any]) -> Sequence[Any]:
-            _, inputs = read_step(self._pipeline, element, iterator)
+        def predict(element: Any, taken: tf.Tensor, lists: Sequence[Any]) -> Sequence[Any]:
+            inputs = self._read(element, iterator, first_step + tf.cast(taken, tf.int64))
             predictions, _ = function(*inputs)
             outputs = [inputs[-2], *tf.nest.flatten(predictions)]
             return [_pushed(*pair) for pair in zip(lists, outputs, strict=True)]

@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
-from runner.data.replica_batches import ReplicaBatch
+from runner.data.replica_batches import ReplicaBatch, RoundRobin
 from runner.model_fn import EstimatorSpec
 from runner.programs.batch_losses import losses_over_batches
 from runner.programs.mixed_precision import ModelCall
 from runner.run_config import RunConfig
-from runner.tf_private.v1 import gradients_in_loops, summaries_of_v1
+from runner.tf_private.v1 import gradients_in_loops, metrics_of_replica, summaries_of_v1
 from runner.tracing.trace_step import Replica, trace_step
 from runner.tracing.variable_store import VariableStore
 
@@ -74,7 +74,7 @@ class Program:
         on_workers: bool = False,
     ) -> None:
         self._store, self._pipeline = model.store, pipeline
-        with summaries_of_v1(), losses_over_batches(), gradients_in_loops():
+        with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), metrics_of_replica():
             self.trace = trace_step(
                 model.store, replica_fn, step_signature(pipeline), training=training, on_workers=on_workers
             )
@@ -87,23 +87,27 @@ class Program:
 
 
 def step_signature(pipeline: InputPipeline) -> list[tf.TensorSpec]:
-    """Return the flat TensorSpecs of a step's inputs: features and labels of each replica, then the weights of the
-    replicas.
+    """Return the flat TensorSpecs of a step's inputs: features and labels of each replica, then the part of the step
+    (as in `trace_step`) and the weights of the replicas.
     """
     one = [spec for spec in tf.nest.flatten(pipeline.replica_spec, expand_composites=True) if spec is not None]
     return [
         *(tf.TensorSpec(spec.shape, spec.dtype) for _ in range(pipeline.num_replicas) for spec in one),
+        tf.TensorSpec([], tf.int64, name="runner/part"),
         tf.TensorSpec([pipeline.num_replicas], tf.int64, name="runner/counts"),
         tf.TensorSpec([], tf.int64, name="runner/global_count"),
     ]
 
 
-def step_inputs(batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
+def step_inputs(
+    batches: Sequence[ReplicaBatch], global_count: tf.Tensor, part: tf.Tensor | None = None
+) -> list[tf.Tensor]:
     """Return the flat batches of all local replicas, in the order of `step_signature`.
 
     Args:
       batches: the local replicas' batches.
       global_count: int64 scalar, the number of examples over all replicas.
+      part: int64 scalar, as in `trace_step`; None: 0.
     """
     flat = [
         tensor
@@ -111,25 +115,32 @@ def step_inputs(batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> lis
         for tensor in tf.nest.flatten((batch.features, batch.labels), expand_composites=True)
         if tensor is not None
     ]
-    return [*flat, tf.stack([batch.count for batch in batches]), global_count]
+    part = tf.constant(0, tf.int64) if part is None else part
+    return [*flat, part, tf.stack([batch.count for batch in batches]), global_count]
 
 
-def read_step(pipeline: InputPipeline, element: Any, iterator: Any) -> tuple[Sequence[ReplicaBatch], list[tf.Tensor]]:
-    """Return the input of one step, in the graph: (batches of the local replicas, the same as flat inputs).
+def read_batches(
+    division: RoundRobin, num_replicas: int, element: Any, iterator: Any, step: tf.Tensor
+) -> tuple[Sequence[ReplicaBatch], list[tf.Tensor]]:
+    """Return the input of one step of EVAL or PREDICT, in the graph: (batches of the replicas that take part, the flat
+    inputs of all local replicas).
 
     Args:
-      pipeline: the input.
+      division: deals batches to replicas, perhaps only to the first one.
+      num_replicas: number of local replicas.
       element: the first element of the step, tensors `[batch, ...]`.
       iterator: returns further elements, for steps that take several; None: a step takes one element.
+      step: int64 scalar, the number of steps since the evaluation or prediction began.
     """
-    batches, global_count = pipeline.division.replica_batches(element, iterator)
-    return batches, step_inputs(batches, global_count)
+    batches, global_count = division.replica_batches(element, iterator)
+    others = [batches[0]._replace(count=tf.constant(0, tf.int64))] * (num_replicas - len(batches))
+    return batches, step_inputs([*batches, *others], global_count, division.first_batch(step))
 
 
 def over_elements(
-    iterator: Any, max_steps: tf.Tensor, step: Callable[[Any, Any], Any], state: Any
+    iterator: Any, max_steps: tf.Tensor, step: Callable[[Any, tf.Tensor, Any], Any], state: Any
 ) -> tuple[tf.Tensor, tf.Tensor, Any]:
-    """Apply `state = step(element, state)` to one element after another, in the graph.
+    """Apply `state = step(element, number of steps before, state)` to one element after another, in the graph.
 
     The step is not inside a tf.cond. Each variable that the step reads would be an input of both branches, which took
     0.1 s to trace for 120 layers and added a switch per variable to each step.
@@ -149,7 +160,7 @@ def over_elements(
         return (taken < max_steps) & element.has_value()
 
     def body(taken: tf.Tensor, element: Any, state: Any) -> Any:
-        state = step(element.get_value(), state)
+        state = step(element.get_value(), taken, state)
         # The next element is read after the step, because the step may itself read from the iterator. It is not read
         # after the last step, because the element would be lost.
         following = tf.cond(taken + 1 < max_steps, iterator.get_next_as_optional, lambda: none)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
 from runner.programs.evaluate import EvalProgram, EvalResult, Sums, added, in_float64, on_host
-from runner.programs.program import ModelToTrace, read_step
+from runner.programs.program import ModelToTrace, read_batches
 from runner.programs.train_loop import LoopResult, Step
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
@@ -159,6 +159,17 @@ class Requests:
     def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
         """Make one request for each element, and send the element with it."""
         asked = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
+        return self._hand_over_all(asked)
+
+    def hand_over(self, element: Any, number: tf.Tensor, *more: Any) -> dict[str, Any]:
+        """Make one request for an element, and send the element with it.
+
+        Args:
+          more: further arguments of the work for one element.
+        """
+        return self._hand_over_all([(element, number, *more)])[0]
+
+    def _hand_over_all(self, asked: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
         results = self._coordinator.run(self._of_element, asked)
         self.repeated_steps += len(self._coordinator.repeated)
         return results
@@ -310,8 +321,10 @@ def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -
 class RangeEvaluation(EvalProgram):
     """Evaluation like EvalProgram, but on workers; a model that workers cannot evaluate is evaluated in this process.
 
-    The variables stay on their servers. Each request starts with empty metrics of its own and returns their state. So a
-    request whose worker is lost has changed nothing and can be repeated, and each example counts exactly once.
+    The variables stay on their servers. Each request starts with empty metrics of its own and returns their state,
+    which is merged with that of the others. So a request whose worker is lost has changed nothing and can be repeated,
+    and each example counts exactly once. A state that cannot be merged goes from request to request, one batch at a
+    time.
     """
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
@@ -322,10 +335,13 @@ class RangeEvaluation(EvalProgram):
         own = {name: asked for name, (asked, _) in self.trace.requested.requests.items() if store.specs[name].local}
         handles = {name: self.trace.handle_of(variable) for name, variable in own.items()}
         self._handles = {name: one for name, one in handles.items() if one is not None and one.op in running}
-        self._counter = self._counter_of_batches()
-        self._reason = self._why_here()
+        self._reason = (
+            "model_fn may write to variables of the model in an evaluation, or in a branch, a loop or a nested function"
+            if self.changes_model
+            else None
+        )
         self._said: set[str] = set()
-        self._counted: dict[str, Any] = {}
+        self._state: Mapping[str, Any] | None = None
         if self._reason is None:
             self._check_no_collective([*updates, *tf.nest.flatten(fetches)])
             self._batch = self.trace.function(fetches, updates, feeds=list(self._handles.values()))
@@ -335,71 +351,92 @@ class RangeEvaluation(EvalProgram):
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
         reason = self._reason if in_loops else "a session hook looks at each batch"
         if reason is not None:
-            if reason not in self._said:
-                _log.info("The coordinator evaluates the model itself, without the workers: %s.", reason)
-            self._said.add(reason)
+            self._say(f"The coordinator evaluates the model itself, without the workers: {reason}.")
+            return super().iterate(dataset, in_loops=in_loops)
+        if self.why_one_replica is not None:
+            self._say(f"One worker at a time evaluates a batch: {self.why_one_replica}.")
             return super().iterate(dataset, in_loops=in_loops)
         return iter(PsDataset([dataset], self._coordinator.workers))
 
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            _log.info("%s", text)
+        self._said.add(text)
+
     def reset(self) -> None:
         super().reset()
-        self._counted = {}
+        self._state = None
 
-    def run(self, iterator: Any, max_steps: int, sums: Sums) -> EvalResult:
-        if not isinstance(iterator, RangeIterator):
-            return super().run(iterator, max_steps, sums)
+    def run(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
+        if self._reason is not None:
+            return super().run(iterator, first_step, max_steps, sums)
+        if self.why_one_replica is not None:
+            return self._run_in_turn(iterator, first_step, max_steps, sums)
         results, ended = self._requests.take(iterator, max_steps)
         for result in results:
             sums = added(sums, on_host(result["sums"]))
-            for name, value in result["counted"].items():
-                self._counted[name] = self._counted.get(name, 0) + (_wide(value) - _wide(self._initial[name]))
+            states = [result["state"]] if self._state is None else [self._state, result["state"]]
+            self._state = self._kept.merged(states)
         return EvalResult(sums, sum(int(result["examples"]) for result in results), ended)
 
+    def _run_in_turn(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
+        examples = 0
+        for number in range(first_step, first_step + max_steps):
+            with self._pipeline.reading():
+                element = next(iterator, None)
+            if element is None:
+                return EvalResult(sums, examples, data_ended=True)
+            state = self._initial if self._state is None else self._state
+            result = self._requests.hand_over(element, tf.constant(number, tf.int64), state)
+            sums, self._state = added(sums, on_host(result["sums"])), result["state"]
+            examples += int(result["examples"])
+        return EvalResult(sums, examples, data_ended=False)
+
     def values(self) -> dict[str, Any]:
-        for name, value in self._counted.items():
+        for name, value in (self._state or {}).items():
             variable = self._store[name]
-            variable.assign(tf.cast(_wide(self._initial[name]) + value, variable.dtype))
+            variable.assign(tf.cast(value, variable.dtype))
         return super().values()
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 
-    def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
-        handles = self._own_metrics(number)
-        examples, sums = self._sums(element, None, handles)
-        return {**of_one_element(), "examples": examples, "sums": sums, "counted": self._read(handles)}
+    def _element(self, element: Any, number: tf.Tensor, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        handles = self._own_metrics(self._initial if state is None else state)
+        examples, sums = self._sums(element, None, number, handles)
+        with tf.control_dependencies(tf.nest.flatten(sums)):
+            return {**of_one_element(), "examples": examples, "sums": sums, "state": self._read(handles)}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
         """Evaluate up to `count` batches from number `first` on; none if the iterator is already past that batch."""
-        handles = self._own_metrics(first)
+        handles = self._own_metrics(self._initial)
         zero = tf.constant(0, tf.float64)
         nothing = {name: (zero, zero) for name in self.sum_names}
 
         def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, *flat: tf.Tensor) -> Any:
-            del taken
-            count, sums = self._sums(element, iterator, handles)
+            count, sums = self._sums(element, iterator, first + tf.cast(taken, tf.int64), handles)
             return tf.constant(True), (examples + count, *map(tf.add, flat, tf.nest.flatten(sums)))
 
         start = (tf.constant(0, tf.int64), *tf.nest.flatten(nothing))
         (examples, *flat), facts = over_range(iterator, first, count, step, start)
         sums = tf.nest.pack_sequence_as(nothing, flat)
         with tf.control_dependencies([examples]):
-            return {**facts, "examples": examples, "sums": sums, "counted": self._read(handles)}
+            return {**facts, "examples": examples, "sums": sums, "state": self._read(handles)}
 
-    def _sums(self, element: Any, iterator: Any, handles: Sequence[tf.Tensor]) -> tuple[tf.Tensor, Any]:
+    def _sums(
+        self, element: Any, iterator: Any, number: tf.Tensor, handles: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, Any]:
         """Evaluate one batch; return (its number of examples, its sums)."""
-        batches, inputs = read_step(self._pipeline, element, iterator)
+        batches, inputs = read_batches(self._division, 1, element, iterator, number)
         return batches[0].count, in_float64(self._batch(*inputs, *handles))
 
-    def _own_metrics(self, number: tf.Tensor) -> list[tf.Tensor]:
-        """Create new variables on the worker for the metrics, and return their handles in the order of `_handles`.
-
-        The variable that counts batches starts at `number`.
+    def _own_metrics(self, state: Mapping[str, Any]) -> list[tf.Tensor]:
+        """Create new variables on the worker for the metrics, with the values of `state`, and return their handles in
+        the order of `_handles`.
         """
         handles = []
         for name, initial in self._initial.items():
             handle = parameter_server.anonymous_variable(initial.shape, initial.dtype)
-            value = number if name == self._counter else tf.constant(initial)
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.convert_to_tensor(state[name]))
             handles.append(handle)
         return handles
 
@@ -407,33 +444,4 @@ class RangeEvaluation(EvalProgram):
         return {
             name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
             for (name, initial), handle in zip(self._initial.items(), handles, strict=True)
-            if name != self._counter
         }
-
-    # --- whether workers can evaluate -----------------------------------------------------------------------------
-
-    def _counter_of_batches(self) -> str | None:
-        """Return the name of the variable that counts batches for random operations; None: there is no such variable.
-
-        A worker sets it to the number of the first batch of its range.
-        """
-        counts = [count.inputs[0] for count in self.trace.batch_counts if count is not None]
-        return next((name for name, handle in self._handles.items() if any(handle is one for one in counts)), None)
-
-    def _why_here(self) -> str | None:
-        """Return why workers cannot evaluate this model, as a clause for a log line; None: they can."""
-        if self.trace.may_write_in_branches:
-            return "model_fn may write to variables in a branch, a loop or a nested function"
-        for name in self._handles:
-            spec = self._store.specs[name]
-            if name.startswith("_evaluation/"):
-                return f"a Keras layer draws random numbers ({name.removeprefix('_evaluation/')})"
-            if spec.aggregation != tf.VariableAggregation.SUM or not (spec.dtype.is_floating or spec.dtype.is_integer):
-                return f"the values of variable {name!r} on different workers cannot be added"
-        return None
-
-
-def _wide(value: Any) -> np.ndarray:
-    """Return `value` as an int64 or float64 array, because narrower dtypes lose digits in sums."""
-    array = np.asarray(value)
-    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,9 +21,9 @@ from runner.model_fn import ModeKeys
 from runner.model_log import logging_values
 from runner.programs import ema, learning_rate, support_checks
 from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
-from runner.programs.evaluate import KeptMetrics, is_pair
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
 from runner.programs.learning_rate import RatesOfUpdates
+from runner.programs.metric_states import KeptMetrics, is_pair
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
@@ -283,7 +284,7 @@ class TrainProgram(Program):
                 return [loss, *fetched.packed([by_place[number] for number in range(len(extra))])]
 
             return Step(take_parts, specs)
-        function = self.trace.function([losses, extra], effects, feeds=request.feeds)
+        function = self._kept(self.trace.function([losses, extra], effects, feeds=request.feeds))
 
         def take(
             batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
@@ -294,6 +295,14 @@ class TrainProgram(Program):
             return [loss, *fetched.packed(extra)]
 
         return Step(take, specs)
+
+    def _kept(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function` of a step, which counts no stand-in example in the state of a metric."""
+        may_be_idle = self._store.num_replicas > 1 or self._pipeline.num_micro_batches > 1
+        if not may_be_idle:
+            return function
+        place_of_counts = len(self.trace.inputs) - 2  # see `step_signature`
+        return self.kept_metrics.keeping(function, operator.itemgetter(place_of_counts))
 
     def _effects(self, *, summaries: bool) -> list[Any]:
         v2 = [operation for output in self.outputs for operation in output.v2_summaries]
@@ -364,9 +373,19 @@ class TrainProgram(Program):
             _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
-                found |= {name: metric} if KeptMetrics(self.trace, self._store, {name: metric}) else {}
+                kept = KeptMetrics(self.trace, self._store, {name: metric})
             except ValueError as error:
                 _log.warning("Not reported in training: %s", error)
+                continue
+            if kept.unmerged and self._store.num_replicas > 1:
+                _log.warning(
+                    "Not reported in training: metric %r, because the runner cannot merge its state over %d replicas. "
+                    "Evaluations report it, by one replica.",
+                    name,
+                    self._store.num_replicas,
+                )
+            elif kept:
+                found[name] = metric
         return KeptMetrics(self.trace, self._store, found)
 
     def _accumulated_step(
@@ -381,13 +400,12 @@ class TrainProgram(Program):
         """
         cuts = [output.cut for output in self.outputs if output.cut is not None]
         scales = [cut.scale for cut in cuts if cut.scale is not None]
-        numbers = [number for number in self.trace.micro_batch_numbers if number is not None]
         updates = set(self.trace.operations[cuts[0].first_of_update :])
         sums = [list(cut.sums) for cut in cuts]
 
         def gradients(fetched: Sequence[tf.Tensor], running: Sequence[Any]) -> Callable[..., Any]:
             before_update = [op for op in running if op not in updates]
-            return self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *numbers])
+            return self._kept(self._gradients([sums, list(fetched)], before_update, feeds=scales))
 
         update = self.trace.function(
             ([cut.loss for cut in cuts], list(values)),
@@ -401,7 +419,6 @@ class TrainProgram(Program):
             last=gradients(extra, effects),
             update=update,
             value_types=[one.dtype for one in values],
-            num_numbers=len(numbers),
             num_micro_batches=self._pipeline.num_micro_batches,
             loss_scale=self.loss_scale,
             collectives=collectives_of(self._store.strategy),

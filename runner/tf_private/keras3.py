@@ -46,7 +46,11 @@ class KerasTrace:
 
 
 @contextlib.contextmanager
-def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = None) -> Iterator[KerasTrace]:
+def keras_trace(
+    traced: Any,
+    reduce: Callable[[list[Any]], list[Any]] | None = None,
+    seeds: Callable[[], tf.Tensor | None] | None = None,
+) -> Iterator[KerasTrace]:
     """Watch Keras 3 during a trace of the graph `traced`, with fresh name counters and seed generators.
 
     Does nothing if Keras 3 has not been imported before the trace.
@@ -54,6 +58,8 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
     Args:
       traced: the graph.
       reduce: replaces the sum of gradients over replicas; None: Keras's own.
+      seeds: returns the next seed of a seed generator, int64 `[2]`, in place of its state; None, or if it returns None:
+        its state, which each draw advances.
 
     Private, all in Keras 3.15:
     - `backend.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
@@ -70,12 +76,12 @@ def keras_trace(traced: Any, reduce: Callable[[list[Any]], list[Any]] | None = N
     """
     trace = KerasTrace(reduce)
     with tf_keras_of_graphs(is_eager_outside=False):
-        with _watching_keras_3(trace, traced) if "keras" in sys.modules else contextlib.nullcontext():
+        with _watching_keras_3(trace, traced, seeds) if "keras" in sys.modules else contextlib.nullcontext():
             yield trace
 
 
 @contextlib.contextmanager
-def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
+def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Tensor | None] | None) -> Iterator[None]:
     from keras import layers as keras_layers
     from keras import random as keras_random
     from keras.src.backend.common import global_state
@@ -128,6 +134,9 @@ def _watching_keras_3(trace: KerasTrace, traced: Any) -> Iterator[None]:
         """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
         them.
         """
+        drawn = seeds() if seeds is not None else None
+        if drawn is not None:
+            return tf.cast(drawn, self.state.dtype)
         seed = next_seed(self, *args, **kwargs)
         context = tf.distribute.get_replica_context()
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface
 from tensorflow.python.framework import stack
-from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import gradients_util, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.summary import summary
 
@@ -224,6 +225,27 @@ def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
     name = "compute_weighted_loss"
     with replaced(losses_impl, name, compute_weighted_loss), replaced(v1.losses, name, compute_weighted_loss):
         yield
+
+
+def metrics_of_replica() -> contextlib.AbstractContextManager[None]:
+    """Let `tf.compat.v1.metrics` compute a replica's value from the replica's own state, inside this context.
+
+    TensorFlow computes it from the sum of all replicas' variables, in a merge_call. Here these are plain variables,
+    which the runner merges on the host.
+
+    Private: `metrics_impl._aggregate_across_replicas`, which each metric calls for its value; since TF 1.8. When it
+    moves: such metrics fail with several replicas.
+    """
+
+    one_device = types.SimpleNamespace(extended=types.SimpleNamespace(read_var=tf.identity))
+
+    def of_replica(collections: Any, value_of: Callable[..., Any], *states: Any) -> Any:
+        value = value_of(one_device, *states)
+        for name in collections or ():
+            v1.add_to_collection(name, value)
+        return value
+
+    return replaced(metrics_impl, "_aggregate_across_replicas", of_replica)
 
 
 def gradients_in_loops() -> contextlib.AbstractContextManager[None]:

@@ -122,15 +122,21 @@ class _DiscoveryVariable(_Named, UninitializedVariable):
 
 
 def uninitialized_variable(
-    name: str, shape: tf.TensorShape, dtype: tf.DType, trainable: bool, initial: Callable[[], Any] | None = None
+    name: str,
+    shape: tf.TensorShape,
+    dtype: tf.DType,
+    trainable: bool,
+    initial: Callable[[], Any] | None = None,
+    device: str | None = None,
 ) -> tf.Variable:
     """Return an eager variable without a value; `assign` gives it one and allocates memory.
 
     Args:
       name, shape, dtype, trainable: as in tf.Variable.
       initial: computes the initial value, for code that reads it earlier; None: zeros.
+      device: its device; None: TensorFlow's default.
     """
-    with tf.init_scope(), v1.name_scope(None):
+    with tf.init_scope(), tf.device(device), v1.name_scope(None):
         variable = _DiscoveryVariable(name=name, shape=shape, dtype=dtype, trainable=trainable)
     variable.initial = initial or (lambda: tf.zeros(shape, dtype))
     return variable

@@ -151,11 +151,18 @@ def drawing_from(stream: Stream | EagerStream | None) -> contextlib.AbstractCont
 
 def _stream_of_call() -> tf.Tensor:
     """Return the stream of one call of a tf.function, derived from the caller's stream and the position of the call."""
-    stream = _of_thread.stream
-    seed = None if stream is None or _is_outside(stream) else stream.seed(None)
+    seed = next_seed()
     if seed is None:  # a tf.function of the user's module, called outside of a trace
         return tf.random.uniform([2], tf.int64.min, tf.int64.max, tf.int64)
     return seed
+
+
+def next_seed() -> tf.Tensor | None:
+    """Return the seed `[2]`, int64, of one random operation of the replica that is traced in this thread; None: none
+    is.
+    """
+    stream = _of_thread.stream
+    return None if stream is None or _is_outside(stream) else stream.seed(None)
 
 
 def _is_outside(stream: Stream | EagerStream) -> bool:

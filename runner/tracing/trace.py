@@ -34,16 +34,10 @@ class ReplicaCall:
     Attributes:
       output: the return value. Its `initial_feeds`, if any, are values for placeholders that variables start from.
       collections: the graph collections after the call.
-      batch_count: operation that counts the replica's batches for random operations of EVAL and PREDICT; None: not
-        used.
-      micro_batch_number: int64 placeholder for the index of the micro-batch, for random operations of TRAIN, 0 if it is
-        not fed; None: not used.
     """
 
     output: Any
     collections: dict[Any, list[Any]]
-    batch_count: tf.Operation | None
-    micro_batch_number: tf.Tensor | None
 
 
 class Trace:
@@ -74,8 +68,6 @@ class Trace:
         self.wrapped, self.graph, self.requested = wrapped, wrapped.graph, requested
         self.inputs = wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)]
         self.outputs = [call.output for call in calls]
-        self.batch_counts = [call.batch_count for call in calls]
-        self.micro_batch_numbers = [call.micro_batch_number for call in calls]
         self.checks: NumericChecks | None = None
         self._call_time_values = call_time_values
         self.operations: Sequence[tf.Operation] = self.graph.get_operations()
@@ -110,6 +102,15 @@ class Trace:
         """Return the placeholder that stands for a variable in the graph; None: the graph does not use it."""
         return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
 
+    def handles(self, replica: int) -> dict[str, str]:
+        """Return tensor name -> name of the variable for whose copy on this local replica the tensor stands."""
+        names = {
+            id(handle): name
+            for name, (asked, _) in self.requested.requests.items()
+            for handle in _handles(asked, replica)
+        }
+        return {inner.name: names[id(outer)] for outer, inner in self.graph.captures if id(outer) in names}
+
     def updates_of(self, replica: int, running: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Return those of `running` that use this local replica's copy of a variable of the model."""
         names = self._captured([variable for variable, _ in self.requested.requests.values()], replica)
@@ -128,15 +129,13 @@ class Trace:
         fetch.
 
         Args:
-          metrics_only: only those of metrics and random state (the runner's, too), because evaluation must not update
-            BatchNorm.
+          metrics_only: only those of metrics, because evaluation must not update BatchNorm.
           replica: only writes to this local replica's copy of each variable; None: all.
         """
         variables = self.requested.keras_variables(metrics_only=metrics_only)
         writes = self._of_tensors(self._captured(variables, replica), is_assignment)
         if metrics_only:
-            counts = self.batch_counts if replica is None else self.batch_counts[replica : replica + 1]
-            return writes + [count for count in counts if count is not None]
+            return writes
         writes += self._calls_with(variables)  # layers and optimizers that write inside a branch
         return list(dict.fromkeys([*writes, *filter(changes_state, self.requested.keras.written)]))
 

@@ -24,7 +24,7 @@ from runner.tf_private.cluster import replicas_in_sync, strategy_seen
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.variables import initial_values_from_checkpoints
 from runner.tracing.graph_operations import needed
-from runner.tracing.random_state import Stream, drawing_from, moment, seeded, stateless_random_ops
+from runner.tracing.random_state import Stream, drawing_from, moment, next_seed, seeded, stateless_random_ops
 from runner.tracing.trace import ReplicaCall, Trace
 from runner.tracing.variable_request import VariableSpec
 from runner.tracing.variable_store import GLOBAL_STEP, NotFed, RequestedVariables, VariableStore
@@ -81,7 +81,9 @@ def trace_step(
     Args:
       store: the variables of the model.
       replica_fn: the function of one replica, called with a Replica.
-      signature: flat TensorSpecs of the inputs; the last two are the weights (counts, global count).
+      signature: flat TensorSpecs of the inputs; the last three are the part of the step and the weights (counts, global
+        count). The part is an int64 scalar: in TRAIN the index of the micro-batch, else the number of the first
+        replica's batch in the whole input. Random operations draw by it.
       training: Keras' random state is the model's and advances; False: it is evaluation's own.
       on_workers: a step that does not train also runs on the workers of a ClusterCoordinator, not only in this process.
         Its local variables (metrics) are in this process.
@@ -107,8 +109,15 @@ class _Step:
     signature: Sequence[tf.TensorSpec]
     training: bool
 
-    def wrap(self, run: Callable[[Sequence[tf.Tensor], ReplicaWeights], None]) -> Any:
-        """Return the graph that `run` traces when called with the flat inputs and the weights of the replicas."""
+    @property
+    def seeds(self) -> Callable[[], tf.Tensor] | None:
+        """What replaces the state of Keras' seed generators: outside of training, the step's own random numbers."""
+        return None if self.training else next_seed
+
+    def wrap(self, run: Callable[[Sequence[tf.Tensor], tf.Tensor, ReplicaWeights], None]) -> Any:
+        """Return the graph that `run` traces when called with the flat inputs, the part of the step and the weights of
+        the replicas.
+        """
 
         def traced(*inputs: tf.Tensor) -> None:
             graphs.program_order_in_branches(v1.get_default_graph())
@@ -118,19 +127,30 @@ class _Step:
                 stateless_random_ops(),
                 initial_values_from_checkpoints(),
             ):
-                run(inputs[:-2], ReplicaWeights(inputs[-2], inputs[-1]))
+                run(inputs[:-3], inputs[-3], ReplicaWeights(inputs[-2], inputs[-1]))
 
         with seeded(self.store.seed), graphs.no_name_scope_in_branches():
             return v1.wrap_function(traced, list(self.signature))
 
-    def call(self, replica: Replica) -> ReplicaCall:
+    def call(self, replica: Replica, part: tf.Tensor) -> ReplicaCall:
         """Call the function of a replica in its thread."""
-        clock = _Clock(replica.global_step, training=self.training)
-        with drawing_from(clock.stream(self.store.seed)):
+        with drawing_from(self._stream(replica, part)):
             output = self.replica_fn(replica)
         keys = v1.get_default_graph().get_all_collection_keys()
         collections = {key: list(v1.get_collection(key)) for key in keys}
-        return ReplicaCall(output, collections, clock.count, clock.micro_batch_number)
+        return ReplicaCall(output, collections)
+
+    def _stream(self, replica: Replica, part: tf.Tensor) -> Stream:
+        """Return the random numbers of a replica.
+
+        In TRAIN each replica draws its own, at each global step and micro-batch. Else each batch of the whole input
+        draws its own, whichever replica gets it.
+        """
+        seed, graph = self.store.seed, v1.get_default_graph()
+        if not self.training:
+            return Stream(graph, f"{seed}/evaluation/0", lambda: part + replica.index)
+        number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        return Stream(graph, f"{seed}/train/{number}", lambda: moment(replica.global_step.read_value(), part))
 
 
 def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[VariableSpec]]:
@@ -143,13 +163,13 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
     calls: list[ReplicaCall] = []
     found: dict[str, Any] = {}
 
-    def run(inputs: Sequence[tf.Tensor], weights: ReplicaWeights) -> None:
-        with graphs.fresh_thread_collections(), keras_trace(v1.get_default_graph()) as keras:
+    def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
+        with graphs.fresh_thread_collections(), keras_trace(v1.get_default_graph(), seeds=step.seeds) as keras:
             requested = found["requested"] = RequestedVariables(keras, step.training)
             with store.discovering(requested) as found["new"]:
                 global_step = store.discovery_variable(GLOBAL_STEP)
                 reductions = Reductions(tf.distribute.get_strategy(), weights)
-                calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step)))
+                calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step), part))
 
     # A value that model_fn computes from the number of replicas, such as a learning rate, may be an initial value.
     num_replicas = 1 if on_one_device or store.strategy is None else store.strategy.num_replicas_in_sync
@@ -199,61 +219,24 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
     # Only the first replica makes summaries, but each replica's model_fn merges them.
     shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
 
-    def run(inputs: Sequence[tf.Tensor], weights: ReplicaWeights) -> None:
+    def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
         reductions, graph = Reductions(strategy, weights), v1.get_default_graph()
         reduce = None if strategy.num_replicas_in_sync == 1 else reductions.all_reduce
         found["late"] = graphs.collect_call_time_values(graph)
-        with strategy.scope(), keras_trace(graph, reduce) as keras, reductions.entered():
+        with strategy.scope(), keras_trace(graph, reduce, step.seeds) as keras, reductions.entered():
             requested = found["requested"] = RequestedVariables(keras, step.training)
             serving = store.serving(requested)
 
             def run_replica() -> ReplicaCall:
                 with graphs.fresh_thread_collections(shared), serving():
                     index = local_replica()
-                    return step.call(Replica(index, inputs, weights, reductions, requested, store, store[GLOBAL_STEP]))
+                    step_counter = store[GLOBAL_STEP]
+                    return step.call(Replica(index, inputs, weights, reductions, requested, store, step_counter), part)
 
             with serving(), _explaining_merge_call():
                 calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))
 
     return Trace(step.wrap(run), calls, found["requested"], found["late"])
-
-
-class _Clock:
-    """The time for one replica's random operations: in TRAIN the global step, else the number of batches since the
-    start.
-
-    Attributes:
-      count: counts this batch; None if the time was not used or is the global step.
-      micro_batch_number: placeholder for the index of the micro-batch, 0 by default; None if it was not used.
-    """
-
-    def __init__(self, global_step: tf.Variable, *, training: bool) -> None:
-        self.count: tf.Operation | None = None
-        self.micro_batch_number: tf.Tensor | None = None
-        self._global_step, self._training = global_step, training
-
-    def stream(self, seed: int) -> Stream:
-        context = tf.distribute.get_replica_context()
-        replica = tf.get_static_value(context.replica_id_in_sync_group)
-        mode = "train" if self._training else "evaluation"
-        return Stream(v1.get_default_graph(), f"{seed}/{mode}/{replica}", self._read)
-
-    def _read(self) -> tf.Tensor:
-        if self._training:
-            self.micro_batch_number = v1.placeholder_with_default(tf.constant(0, tf.int64), [], "part")
-            return moment(self._global_step.read_value(), self.micro_batch_number)
-        batches = v1.Variable(
-            tf.constant(0, tf.int64),
-            name="batches",
-            trainable=False,
-            collections=[v1.GraphKeys.LOCAL_VARIABLES],
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
-        now = batches.read_value()
-        with tf.control_dependencies([now]):
-            self.count = batches.assign_add(1, read_value=False)
-        return now
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.distribute.reductions import local_replica
 from runner.distribute.strategy import is_parameter_server
 from runner.tf_private import graphs, random_ops
 from runner.tf_private.keras3 import KerasTrace
@@ -77,12 +78,13 @@ class RequestedVariables:
     Attributes:
       keras: what Keras did during the trace.
       training: Keras' random state is part of the model; False: the evaluation has its own.
-      requests: name -> (variable, the requesting `keras.Variable` or None), as the first replica requested it.
+      requests: name -> (variable or LocalVariable, the requesting `keras.Variable` or None), as the first replica
+        requested it.
     """
 
     keras: KerasTrace
     training: bool
-    requests: dict[str, tuple[tf.Variable, Any]] = dataclasses.field(default_factory=dict)
+    requests: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def trainable(self) -> dict[str, tuple[tf.Variable, Any]]:
@@ -102,13 +104,34 @@ class RequestedVariables:
         """Return the variables that Keras created.
 
         Args:
-          metrics_only: only those of metrics (the only ones with ON_READ) and of random state.
+          metrics_only: only those of metrics (the only ones with ON_READ).
         """
         return [
             variable
             for variable, owner in self.requests.values()
-            if owner is not None and (not metrics_only or is_metric(owner) or is_seed_state(owner))
+            if owner is not None and (not metrics_only or is_metric(owner))
         ]
+
+
+class LocalVariable:
+    """A variable that is not part of the model, such as a metric's state: a plain variable for each local replica.
+
+    A strategy's own variable would add its copies whenever it is read, whether or not they are sums, and in the
+    replicas of a CentralStorageStrategy there would be only one.
+
+    Attributes:
+      values: the variables, in replica order; one is on its replica's device.
+    """
+
+    trainable = False
+
+    def __init__(self, values: Sequence[tf.Variable]) -> None:
+        self.values = values
+
+    def assign(self, value: Any) -> None:
+        """Assign a value of the variable's shape to the variable of each replica."""
+        for copy in self.values:
+            copy.assign(value)
 
 
 class VariableStore:
@@ -128,15 +151,14 @@ class VariableStore:
         self.strategy, self.seed = strategy, seed
         self.num_replicas = 1 if strategy is None else int(strategy.num_replicas_in_sync)
         self.specs: dict[str, VariableSpec] = {}
-        self._variables: dict[str, tf.Variable] = {}
+        self._variables: dict[str, Any] = {}
         self._discovered: dict[str, tf.Variable] = {}
         self.placement = ParameterServers(strategy) if is_parameter_server(strategy) else Unpartitioned()
         self.not_fed: dict[str, NotFed] = {}
         self._wholes: set[str] = set()  # names of variables partitioned over parameter servers
         self._parts: dict[str, VariablePart] = {}  # names of their parts
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use directly.
-        # Evaluation and prediction use it: in a replica of CentralStorage, a Keras metric, which assigns `self +
-        # value`, would be summed wrongly.
+        # Evaluation and prediction use it.
         self.has_one_copy = isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy) or isinstance(
             self.placement, ParameterServers
         )
@@ -147,8 +169,12 @@ class VariableStore:
         """Return the context in which the variables are assigned."""
         return contextlib.nullcontext() if self.strategy is None else self.strategy.scope()
 
-    def __getitem__(self, name: str) -> tf.Variable:
+    def __getitem__(self, name: str) -> Any:
         return self._variables[name]
+
+    def copies(self, name: str) -> list[tf.Variable]:
+        """Return the variables of this process that hold the variable `name`: one for each replica, or only one."""
+        return list(getattr(self[name], "values", None) or [self[name]])
 
     def __contains__(self, name: str) -> bool:
         return name in self._variables
@@ -225,8 +251,7 @@ class VariableStore:
             return add(spec, ShardedVariable([make_one(part) for part in specs], name))
 
         def make_one(spec: VariableSpec) -> tf.Variable:
-            initial = functools.partial(self._initial_of, spec.name)
-            return add(spec, uninitialized_variable(spec.name, spec.shape, spec.dtype, spec.trainable, initial))
+            return add(spec, self._uninitialized(spec, self._replica_devices(spec)[0]))
 
         def add(spec: VariableSpec, variable: tf.Variable) -> tf.Variable:
             new.append(spec)
@@ -261,9 +286,7 @@ class VariableStore:
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
             with drawing_from(None):
                 spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=not requested.training)
-                initial = functools.partial(self._initial_of, spec.name)
-                variable = uninitialized_variable(name, spec.shape, spec.dtype, spec.trainable, initial)
-                self._discovered[name] = variable
+                self._discovered[name] = self._uninitialized(spec)
                 self._materialise(spec, spec.initial)
             return self._variables[name]
 
@@ -357,6 +380,12 @@ class VariableStore:
             with tf.init_scope():
                 discovered.assign(self._initial_value(spec))
             return
+        if self._is_per_replica(spec):
+            others = [self._uninitialized(spec, device) for device in self._replica_devices(spec)[1:]]
+            local = self._variables[spec.name] = LocalVariable([self._discovered[spec.name], *others])
+            with tf.init_scope():
+                local.assign(self._initial_value(spec))
+            return
         if isinstance(self.placement, ParameterServers):
             # v1 optimizers read `op` and the slice info of a part that a v1 partitioner made.
             variable = named(self.placement.variable(spec), functools.partial(self._initial_of, spec.name))
@@ -387,6 +416,20 @@ class VariableStore:
             same_slice(copies[0], self._discovered[spec.name])
             self._discovered[spec.name] = copies[0]
 
+    def _is_per_replica(self, spec: VariableSpec) -> bool:
+        on_servers = isinstance(self.placement, ParameterServers)
+        return self.strategy is not None and not on_servers and spec.local and not spec.trainable
+
+    def _replica_devices(self, spec: VariableSpec) -> Sequence[str | None]:
+        """Return the devices of a variable's copies, if each replica has one of its own; [None]: it has not."""
+        if self.strategy is None or not self._is_per_replica(spec):
+            return [None]
+        return [str(device) for device in self.strategy.extended.worker_devices]
+
+    def _uninitialized(self, spec: VariableSpec, device: str | None = None) -> tf.Variable:
+        initial = functools.partial(self._initial_of, spec.name)
+        return uninitialized_variable(spec.name, spec.shape, spec.dtype, spec.trainable, initial, device)
+
     def _initial_of(self, name: str) -> Any:
         return self._initial_value(self.specs[name])
 
@@ -402,7 +445,7 @@ class VariableStore:
 
     def _creator(
         self,
-        variables: Mapping[str, tf.Variable],
+        variables: Mapping[str, Any],
         make: Callable[[str, Mapping[str, Any], Any], tf.Variable],
         requested: RequestedVariables,
     ) -> Callable[..., tf.Variable]:
@@ -416,16 +459,17 @@ class VariableStore:
                 name = names.name(owner.path, unique=True)
                 if is_seed_state(owner) and not requested.training:
                     name = f"_evaluation/{name}"  # its own random state: evaluating must not advance that of training
-            variable = variables.get(name)
-            if variable is None:
-                variable = make(name, kwargs, owner)
+            asked = variables.get(name)
+            if asked is None:
+                asked = make(name, kwargs, owner)
+            variable = asked.values[local_replica()] if isinstance(asked, LocalVariable) else asked
             _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
             _collect(variable, self.specs[name], kwargs.get("collections"))
             if "constraint" in kwargs:
                 constrain(variable, kwargs["constraint"])
             if owner is not None:  # a Keras 3 layer sets a constraint after it gets the variable
                 belongs_to(variable, owner)
-            requested.requests.setdefault(name, (variable, owner if owner is not None else owner_by_request(kwargs)))
+            requested.requests.setdefault(name, (asked, owner if owner is not None else owner_by_request(kwargs)))
             return variable
 
         return create

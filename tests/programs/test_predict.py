@@ -81,9 +81,9 @@ class Counted:
         self.asked: list[int] = []
         run = PredictProgram.run
 
-        def counting(program: PredictProgram, iterator: Any, max_steps: int) -> Any:
+        def counting(program: PredictProgram, iterator: Any, first_step: int, max_steps: int) -> Any:
             self.asked.append(max_steps)
-            return run(program, iterator, max_steps)
+            return run(program, iterator, first_step, max_steps)
 
         monkeypatch.setattr(PredictProgram, "run", counting)
 

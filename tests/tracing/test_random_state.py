@@ -264,11 +264,10 @@ def test_a_function_that_was_traced_before_draws_the_same(tmp_path: Path) -> Non
 
 def test_the_parts_of_an_update_may_draw_their_own(tmp_path: Path) -> None:
     trace = estimator(DRAWS["loop"], tmp_path, mirrored()).prepare(rows()).program.trace
-    parts = list(trace.micro_batch_numbers)
-    assert len(parts) == 2
-    draw = trace.wrapped.prune([*trace.inputs, *parts], [output.loss for output in trace.outputs])
-    batch = [tf.zeros(one.shape, one.dtype) for one in trace.inputs[:-2]] + [tf.constant([2, 2], tf.int64)]
-    drawn = [draw(*batch, tf.constant(4, tf.int64), *[tf.constant(n, tf.int64)] * 2) for n in (0, 1, 0)]
+    draw = trace.wrapped.prune(list(trace.inputs), [output.loss for output in trace.outputs])
+    batch = [tf.zeros(one.shape, one.dtype) for one in trace.inputs[:-3]]
+    weights = [tf.constant([2, 2], tf.int64), tf.constant(4, tf.int64)]
+    drawn = [draw(*batch, tf.constant(n, tf.int64), *weights) for n in (0, 1, 0)]
     found = [[float(loss) for loss in losses] for losses in drawn]
     assert found[0] == found[2] and len({*found[0], *found[1]}) == 4
 
