@@ -1,4 +1,4 @@
-"""`train.nan`: stop, roll back to the last checkpoint, or continue when a loss is not finite."""
+"""`train.nan`: stop, roll back to the last checkpoint, or continue when a loss or a variable is not finite."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from runner.hooks.hook import Run
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
+
+_REFUSED = tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.ParameterServerStrategy, tf.distribute.TPUStrategy
+"""The strategies with which `run.debug=nan` is refused (`runner.config.validation`)."""
 
 MAX_ROLLBACKS = 3
 """Number of rollbacks in a run after which a loss that is not finite ends it with an error."""
@@ -44,7 +47,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 
 class NanPolicy:
-    """Acts on a loss that is not finite, as `train.nan` or a NanTensorHook says.
+    """Acts on losses and variables that are not finite, as `train.nan` or a NanTensorHook says.
 
     Attributes:
       rollbacks: number of rollbacks of the run, including those before it was resumed.
@@ -54,6 +57,7 @@ class NanPolicy:
         self.rollbacks = 0 if setup.latest is None else int(Reader(setup.latest).extra().get("rollbacks") or 0)
         self._context, self._setup, self._checkpoints = context, setup, checkpoints
         self._policy = setup.config.nan
+        self._allowed: Sequence[str] = ()  # the variables that were not finite at the last save, or at the start
 
     @property
     def needs_single_steps(self) -> bool:
@@ -99,20 +103,65 @@ class NanPolicy:
         if variables:
             held = f"Non-finite variables: {_named(variables)}."
         self._context.journal.event("nan", step=step, loss=str(loss), variables=variables)
+        return self._act(run, step, f"the loss became {loss} at step {step}.", held)
+
+    def begin(self) -> None:
+        """Note which variables are not finite before the first step: a best value of inf, or those of a warm start."""
+        self._allowed = self._agreed_not_finite()
+
+    def check_variables(self, run: Run) -> bool:
+        """Act on variables that have become non-finite since the last save, or else since training began.
+
+        Called before each save, by all workers. Training waits for it even if the save is asynchronous: if the thread
+        that writes found them, the step at which training goes back would depend on its speed.
+
+        Returns:
+          Whether the variables of the last checkpoint were restored instead, so that there is nothing to save.
+
+        Raises:
+          NanLossError: the run ends with an error.
+        """
+        found, step = self._agreed_not_finite(), run.global_step
+        new = [name for name in found if name not in self._allowed]
+        if not new:
+            self._allowed = found
+            return False
+        self._context.journal.event("nan", step=step, loss=None, variables=new)
+        what = f"variables became non-finite by step {step}, and are not saved."
+        if not self._act(run, step, what, f"Non-finite variables: {_named(new)}."):
+            self._restore_last()
+        return True
+
+    def _agreed_not_finite(self) -> list[str]:
+        """Return the names of the variables that are not finite on some worker; [] if they may be so."""
+        if self._policy == "ignore":
+            return []
+        names, mine = list(self._setup.model.store.saved), set(self._setup.model.not_finite())
+        counts = self._context.collectives.sum([float(name in mine) for name in names])
+        return [name for name, count in zip(names, counts, strict=True) if count]
+
+    def _act(self, run: Run, step: int, what: str, held: str) -> bool:
+        """Roll back and return True, end the run with an error, or ask it to stop and return False."""
         if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
-            self._roll_back(step, loss)
+            self._roll_back(step, what, held)
             return True
         if self._setup.overrides.stop_at_nan is not False:
-            raise NanLossError(f"the loss became {loss} at step {step}. {self._advice()} {held}")
+            raise NanLossError(f"{what} {self._advice()} {self._search()} {held}")
         # NanTensorHook(fail_on_nan_loss=False) ends training without an error.
-        _log.warning("The loss became %s at step %d. %s", loss, step, held)
+        _log.warning("%s %s", what[0].upper() + what[1:], held)
         run.request_stop("the loss is not finite")
         return False
+
+    def _search(self) -> str:
+        """Return the settings with which a run names the origin of such values, as text."""
+        is_refused = isinstance(self._setup.config.train_distribute, _REFUSED)
+        settings = "run.debug=nan strategy=default" if is_refused else "run.debug=nan"
+        return f"{settings} names the feature or the operation where it began."
 
     def _advice(self) -> str:
         """Return the remedies to try, as text: the most likely first, train.nan=ignore last."""
         clip = "train.clip_global_norm=1" if self._setup.program.is_native else "tf.clip_by_global_norm in model_fn"
-        saved = f"the last checkpoint is of step {self._checkpoints.saved_step}"
+        saved = f"the last finite checkpoint is of step {self._checkpoints.saved_step}"
         cures = ["a lower learning rate", clip]
         if self._policy == "rollback":
             saved = f"the run has rolled back {self.rollbacks} times already; {saved}"
@@ -136,21 +185,23 @@ class NanPolicy:
                 f"step {self._checkpoints.saved_step}."
             )
 
-    def _roll_back(self, step: int, loss: float) -> None:
-        """Restore the last checkpoint's variables, and continue with the batch after the bad one.
+    def _roll_back(self, step: int, what: str, held: str) -> None:
+        """Restore the last checkpoint's variables, and continue with the batch after the last one.
 
         A run that is resumed does the same: it reaches the bad batch again, and the checkpoint has the number of
         rollbacks.
         """
-        latest, model = self._checkpoints.latest, self._setup.model
-        assert latest is not None
-        self._checkpoints.wait()
         self.rollbacks += 1
-        model.restore(latest)
-        back_to = model.store.global_step
+        self._restore_last()
+        back_to = self._setup.model.store.global_step
         self._context.journal.event("rollback", step=step, back_to=back_to, count=self.rollbacks)
         _log.warning(
-            "The loss became %s at step %d: rolled back to step %d; training continues after the bad batch (rollback "
-            "%d of at most %d).",
-            loss, step, back_to, self.rollbacks, MAX_ROLLBACKS,
+            "%s: rolled back to step %d; training continues after the bad batch (rollback %d of at most %d). %s %s",
+            what[0].upper() + what[1:-1], back_to, self.rollbacks, MAX_ROLLBACKS, self._search(), held,
         )  # fmt: skip
+
+    def _restore_last(self) -> None:
+        latest = self._checkpoints.latest
+        assert latest is not None
+        self._checkpoints.wait()
+        self._setup.model.restore(latest)
