@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint.reader import Reader
+from runner.checkpoint.snapshot import not_finite
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
@@ -98,65 +100,60 @@ class NanPolicy:
         bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
         # The loop ended with this step, unless losses are known only after the loop (has_local_losses).
         step = result.first_step + (bad + 1) * advance - 1
-        loss, variables = result.losses[bad], self._setup.model.not_finite()
-        held = "All variables are still finite."
-        if variables:
-            held = f"Non-finite variables: {_named(variables)}."
-        self._context.journal.event("nan", step=step, loss=str(loss), variables=variables)
-        return self._act(run, step, f"the loss became {loss} at step {step}.", held)
+        loss, variables = str(result.losses[bad]), not_finite(self._setup.model.values())
+        return self._act(run, step, f"the loss became {loss} at step {step}", variables, loss)
 
     def begin(self) -> None:
         """Note which variables are not finite before the first step: a best value of inf, or those of a warm start."""
-        self._allowed = self._agreed_not_finite()
+        self._allowed = self._agreed_not_finite(self._setup.model.values_by_key())
 
-    def check_variables(self, run: Run) -> bool:
+    def accepts_values(self, run: Run, values: Mapping[str, Any]) -> bool:
         """Act on variables that have become non-finite since the last save, or else since training began.
 
         Called before each save, by all workers. Training waits for it even if the save is asynchronous: if the thread
         that writes found them, the step at which training goes back would depend on its speed.
 
         Returns:
-          Whether the variables of the last checkpoint were restored instead, so that there is nothing to save.
+          False: there were some, and the last checkpoint was restored instead, so that there is nothing to save.
 
         Raises:
           NanLossError: the run ends with an error.
         """
-        found, step = self._agreed_not_finite(), run.global_step
+        found, step = self._agreed_not_finite(values), run.global_step
         new = [name for name in found if name not in self._allowed]
         if not new:
             self._allowed = found
-            return False
-        self._context.journal.event("nan", step=step, loss=None, variables=new)
-        what = f"variables became non-finite by step {step}, and are not saved."
-        if not self._act(run, step, what, f"Non-finite variables: {_named(new)}."):
+            return True
+        if not self._act(run, step, f"variables became non-finite by step {step}, and are not saved", new):
             self._restore_last()
-        return True
+        return False
 
-    def _agreed_not_finite(self) -> list[str]:
-        """Return the names of the variables that are not finite on some worker; [] if they may be so."""
+    def _agreed_not_finite(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the keys of the values that are not finite on some worker; [] if they may be so."""
         if self._policy == "ignore":
             return []
-        names, mine = list(self._setup.model.store.saved), set(self._setup.model.not_finite())
-        counts = self._context.collectives.sum([float(name in mine) for name in names])
-        return [name for name, count in zip(names, counts, strict=True) if count]
+        mine = set(not_finite(values))
+        counts = self._context.collectives.sum([float(name in mine) for name in values])
+        return [name for name, count in zip(values, counts, strict=True) if count]
 
-    def _act(self, run: Run, step: int, what: str, held: str) -> bool:
+    def _act(self, run: Run, step: int, what: str, variables: Sequence[str], loss: str | None = None) -> bool:
         """Roll back and return True, end the run with an error, or ask it to stop and return False."""
+        held = f"Non-finite variables: {_named(variables)}." if variables else "All variables are still finite."
+        self._context.journal.event("nan", step=step, loss=loss, variables=variables)
         if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
             self._roll_back(step, what, held)
             return True
         if self._setup.overrides.stop_at_nan is not False:
-            raise NanLossError(f"{what} {self._advice()} {self._search()} {held}")
+            raise NanLossError(f"{what}. {self._advice()} {self._search()} {held}")
         # NanTensorHook(fail_on_nan_loss=False) ends training without an error.
-        _log.warning("%s %s", what[0].upper() + what[1:], held)
-        run.request_stop("the loss is not finite")
+        _log.warning("%s. %s", what[0].upper() + what[1:], held)
+        run.request_stop(what)
         return False
 
     def _search(self) -> str:
         """Return the settings with which a run names the origin of such values, as text."""
-        is_refused = isinstance(self._setup.config.train_distribute, _REFUSED)
-        settings = "run.debug=nan strategy=default" if is_refused else "run.debug=nan"
-        return f"{settings} names the feature or the operation where it began."
+        change = " strategy=default" if isinstance(self._setup.config.train_distribute, _REFUSED) else ""
+        return f"run.debug=nan{change} names the feature or the operation where it began."
 
     def _advice(self) -> str:
         """Return the remedies to try, as text: the most likely first, train.nan=ignore last."""
@@ -197,11 +194,9 @@ class NanPolicy:
         self._context.journal.event("rollback", step=step, back_to=back_to, count=self.rollbacks)
         _log.warning(
             "%s: rolled back to step %d; training continues after the bad batch (rollback %d of at most %d). %s %s",
-            what[0].upper() + what[1:-1], back_to, self.rollbacks, MAX_ROLLBACKS, self._search(), held,
+            what[0].upper() + what[1:], back_to, self.rollbacks, MAX_ROLLBACKS, self._search(), held,
         )  # fmt: skip
 
     def _restore_last(self) -> None:
-        latest = self._checkpoints.latest
-        assert latest is not None
         self._checkpoints.wait()
-        self._setup.model.restore(latest)
+        self._setup.model.restore(str(self._checkpoints.latest))

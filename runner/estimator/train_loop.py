@@ -100,6 +100,20 @@ class TrainingRun:
         return self._step < self._target and self.stop_reason is None
 
     @property
+    def ended_early(self) -> str | None:
+        """The reason why the run ended before its last step, if that was the end of the input; None: it was not.
+
+        A run without a last step, or for a number of passes (max_epochs), is meant to end with its input.
+        """
+        position = self._setup.input.position
+        if not position.ended or position.num_epochs or not self._step < self._target < math.inf:
+            return None
+        return (
+            f"the training input ended at step {self._step} of {int(self._target)}. To train on, call .repeat() in the "
+            "input function; for a number of passes over the input, set train.max_epochs."
+        )
+
+    @property
     def steps_per_sec(self) -> float:
         return (self._step - self._first_step) / self.secs if self.secs else 0.0
 
@@ -418,11 +432,11 @@ class TrainingRun:
 
     def _save(self, *, asynchronous: bool) -> str:
         self._setup.model.show_weights()  # a hook may have loaded another checkpoint, to predict with it
-        if self._nan.check_variables(self):
+        path = self._checkpoints.save(self, self._extra(), self._nan.accepts_values, asynchronous=asynchronous)
+        if path is None:
             self._step = self._setup.model.store.global_step
             return str(self._checkpoints.latest)
         self._is_end_saved = self._setup.input.position.ended
-        path = self._checkpoints.save(self, self._extra(), asynchronous=asynchronous)
         calls = self._after_save if not self._next.interrupted else ()
         with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
             for call in calls:
@@ -441,6 +455,8 @@ class TrainingRun:
     def _end(self) -> None:
         if self._step == self._first_step:
             _log.warning("No step was taken: the training input is empty, or a hook stopped training at once.")
+        if self.ended_early is not None and self._context.is_chief:
+            _log.warning("Stopped early: %s", self.ended_early)
         if self._setup.input.position.ended and not self._is_end_saved:
             # Write the same values again: the checkpoint must say that the data has ended.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +28,6 @@ from runner.programs.program import ModelToTrace
 from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
-from runner.tracing.numeric_checks import FLOATS
 from runner.tracing.partitioned_variable import assign, restore, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
@@ -294,22 +292,6 @@ class Model:
         """
         with self.store.scope():
             return {name: value_of(variable) for name, variable in self.store.saved.items()}
-
-    def not_finite(self) -> list[str]:
-        """Return the names of variables with values that are not finite."""
-        values = [(name, part) for name, value in self.values().items() for part in tf.nest.flatten(value)]
-        floats = [(name, part) for name, part in values if part.dtype in FLOATS]
-
-        def computed(function: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.Tensor:
-            with tf.device(value.device):  # where the value is, so that parameter servers do not send it
-                return function(value)
-
-        # Each save asks. A sum of squares is one pass that writes nothing, in a third of the time of is_finite. All are
-        # requested before the first is awaited. The squares of finite values may overflow, so that is only a suspicion.
-        sums = [computed(tf.nn.l2_loss, part) for _, part in floats]
-        suspects = [one for one, total in zip(floats, sums, strict=True) if not math.isfinite(total)]
-        found = [name for name, part in suspects if not tf.reduce_all(computed(tf.math.is_finite, part))]
-        return list(dict.fromkeys(found))
 
     def values_by_key(self) -> dict[str, Any]:
         """Return `values` by their keys in a checkpoint."""

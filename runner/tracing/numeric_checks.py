@@ -24,7 +24,7 @@ import tensorflow as tf
 from runner.system.user_frames import Frame, user_frames
 from runner.tracing.graph_operations import changes_state
 
-FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+_FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 _MARK = "runner/numeric_checks"
 _KINDS = {"1": "an infinite value", "2": "NaN"}
 
@@ -71,7 +71,7 @@ class NumericChecks:
           fetches: tensors that the part returns.
         """
         used = [tensor for operation in running for tensor in operation.inputs] + list(fetches)
-        tensors = {tensor.ref(): tensor for tensor in used if tensor.dtype in FLOATS}
+        tensors = {tensor.ref(): tensor for tensor in used if tensor.dtype in _FLOATS}
         written = [tensor for operation in running if changes_state(operation) for tensor in operation.inputs]
         roots = [tensor for tensor in (*fetches, *written) if tensor.ref() in tensors]
         if not roots:

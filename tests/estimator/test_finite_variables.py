@@ -32,8 +32,8 @@ def customers(params: Any) -> tf.data.Dataset:
     """
     ages, incomes = NUMBERS.T.copy()
     incomes[2 * np.array(params.get("bad", [7]), int) - 1] = np.nan
-    rows = np.arange(80).reshape(40, 2)
-    rows = np.delete(rows, np.array(params.get("without", ()), int) - 1, axis=0).reshape(-1)
+    without = np.array(params.get("without", ()), int) - 1
+    rows = np.delete(np.arange(80).reshape(40, 2), without, axis=0).reshape(-1)
     features = {"age": ages[rows], "income": incomes[rows]}
     return tf.data.Dataset.from_tensor_slices((features, NUMBERS.sum(1)[rows])).batch(2)
 
@@ -118,7 +118,9 @@ def test_an_input_of_the_second_replica_and_a_label_have_their_names(tmp_path: P
         return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1))
 
     for number, (name, element) in enumerate(elements.items()):
-        data = Input(lambda params: tf.data.Dataset.from_tensor_slices(params["element"]).batch(4), {"element": element}, 4)
+        data = Input(
+            lambda params: tf.data.Dataset.from_tensor_slices(params["element"]).batch(4), {"element": element}, 4
+        )
         estimator = trainer(tmp_path / str(number), model_fn, check_numerics=True, train_distribute=mirrored())
         with pytest.raises(NanError, match=f"the input contains NaN: {name}, float32"):
             estimator.train(data, max_steps=1)
