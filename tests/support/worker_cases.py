@@ -472,7 +472,7 @@ def not_finite(folder: Path) -> dict[str, Any]:
 @case
 def not_finite_variables(folder: Path) -> dict[str, Any]:
     """The variable becomes NaN in step 3, the loss does not."""
-    result = {}
+    result: dict[str, Any] = {}
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         weight = tf.compat.v1.get_variable("w", [], initializer=tf.compat.v1.ones_initializer())
