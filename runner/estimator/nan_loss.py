@@ -23,7 +23,7 @@ _REFUSED = tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.ParameterSer
 """The strategies with which `run.debug=nan` is refused (`runner.config.validation`)."""
 
 MAX_ROLLBACKS = 3
-"""Number of rollbacks in a run after which a loss that is not finite ends it with an error."""
+"""Number of rollbacks in a run after which a loss or variable that is not finite ends it with an error."""
 
 
 _SHOWN_VARIABLES = 3
