@@ -160,8 +160,9 @@ class RunConfig:
       steps_per_loop: steps per graph call; None: grows until one call takes about a second. A call always ends at the
         next save, evaluation or last step.
       tensorboard: write event files of training and evaluation.
-      nan: what to do at the first loss that is not finite. "stop": end with an error. "ignore": continue. "rollback":
-        return to the last checkpoint and skip the bad batch, at most three times in a run.
+      nan: what to do at the first loss that is not finite, or before a save of variables that have become so. "stop":
+        end with an error. "ignore": continue. "rollback": return to the last checkpoint and skip the bad batch, at most
+        three times in a run.
       clip_global_norm: scale down the gradient of the global batch if its norm is larger than this; None: no clipping.
       gradient_accumulation: number of micro-batches into which each replica splits its batch; 1: not split.
       learning_rate_scaling: scale the learning rate by the number of replicas ("linear"), by its square root ("sqrt"),

@@ -39,6 +39,8 @@ class InputPosition:
         only be restored into an iterator whose dataset also has a `skip` stage.
       shard: `InputPipeline.shard`, how the processes divide the data.
       seed: the seed of the chief's input; None: not known.
+      size: number of elements of all passes; negative: not known, or infinite.
+      passes: number of passes over other forms of the input, as far as known.
     """
 
     source: str
@@ -49,12 +51,14 @@ class InputPosition:
     skipped: int = 0
     shard: str = ""
     seed: int | None = None
+    size: int = -1
+    passes: float = 0.0
 
     @classmethod
     def at_start(cls, source: str, pipeline: InputPipeline) -> InputPosition:
         """Return the position before the first element of `pipeline`."""
-        num_epochs, num_pipelines = pipeline.num_epochs, pipeline.num_pipelines
-        return cls(source, num_epochs=num_epochs, num_pipelines=num_pipelines, shard=pipeline.shard, seed=pipeline.seed)
+        copied = {name: getattr(pipeline, name) for name in ("num_epochs", "num_pipelines", "shard", "seed")}
+        return cls(source, size=int(pipeline.given.cardinality()), **copied)
 
     def as_extra(self) -> dict[str, Any]:
         """Return the fields to store in the checkpoint; `continued` reads them."""
@@ -168,6 +172,7 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     start = InputPosition.at_start(source, pipeline)
     if latest is None or not saved:
         return pipeline.open(), start
+    start.passes = saved.get("passes", 0.0)
     is_same, is_divided_alike = _is_same_source(saved["source"], source), _is_divided_alike(saved, pipeline)
     is_at_end = saved["ended"] and not _has_more(saved, pipeline)
     if not is_same and not saved["ended"]:
@@ -180,7 +185,7 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
             latest, _parts(saved.get("num_pipelines", 1)), _parts(pipeline.num_pipelines),
         )  # fmt: skip
     if not is_same or is_at_end or not is_divided_alike:
-        return pipeline.open(), start
+        return pipeline.open(), start if is_same and is_at_end else _counted_anew(saved, start, pipeline, latest)
     position = dataclasses.replace(start, elements=saved["elements"])
     same_passes = saved.get("num_epochs") == pipeline.num_epochs
     if pipeline.service is not None and pipeline.service.job_name is not None:
@@ -245,6 +250,18 @@ def _is_divided_alike(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool
     """Report whether the processes divide the data as they did when `saved` was written."""
     parts, shard = saved.get("num_pipelines", 1), saved.get("shard") or pipeline.shard
     return parts == pipeline.num_pipelines and (parts == 1 or shard == pipeline.shard)
+
+
+def _counted_anew(saved: Any, start: InputPosition, pipeline: InputPipeline, latest: str) -> InputPosition:
+    """Add the passes up to the position `saved` to `start`, warn if they overrun a limit of passes, and return it."""
+    if saved.get("size", -1) > 0:
+        start.passes += saved["elements"] / saved["size"] * (saved["num_epochs"] or 1)
+    if start.num_epochs and saved["elements"] and pipeline.is_chief:
+        _log.warning(
+            "train.max_epochs=%d is overrun by the %s before %s, because the input starts from its beginning.",
+            start.num_epochs, f"{start.passes:.3g} passes" if start.passes else f"{saved['elements']} batches", latest,
+        )  # fmt: skip
+    return start
 
 
 def _saved_position(latest: str | None) -> Mapping[str, Any]:

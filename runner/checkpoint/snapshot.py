@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from runner.tf_private import tensor_bundle
+
+_FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,31 @@ class SnapshotMemory:
         # Only this object and the writer of the last snapshot have ever used the tensor of this buffer.
         ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)
         return buffer
+
+
+def not_finite(tensors: Mapping[str, Any]) -> list[str]:
+    """Return the names of float tensors, or tuples of slices, with values that are not finite.
+
+    Each save asks. A sum of squares reads the values once and writes nothing, which takes half the time of is_finite.
+    The squares of finite values may overflow, so a sum that is not finite is only a suspicion.
+    """
+    floats = [(name, x) for name, value in tensors.items() for x in tf.nest.flatten(value) if x.dtype in _FLOATS]
+    sums = [_computed(_sum_of_squares, part) for _, part in floats]  # all servers compute before the first is awaited
+    suspects = [one for one, total in zip(floats, sums, strict=True) if not math.isfinite(total)]
+    found = [name for name, part in suspects if not _computed(lambda x: tf.reduce_all(tf.math.is_finite(x)), part)]
+    return list(dict.fromkeys(found))
+
+
+def _sum_of_squares(value: tf.Tensor) -> Any:
+    # NumPy is twice as fast for small values, but slow for float16.
+    view = _memory(value) if value.dtype in (tf.float32, tf.float64) and "CPU" in value.device else None
+    return tf.nn.l2_loss(value) if view is None else np.vdot(view, view)
+
+
+def _computed(function: Callable[[tf.Tensor], Any], value: tf.Tensor) -> Any:
+    """Return `function(value)`. A parameter server computes it itself and does not send the value."""
+    with tf.device(value.device) if tensor_bundle.is_far(value) else contextlib.nullcontext():
+        return function(value)
 
 
 def _memory(tensor: tf.Tensor) -> np.ndarray | None:

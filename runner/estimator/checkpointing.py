@@ -82,10 +82,17 @@ class RunCheckpoints:
         """Report whether the cadence asks for a checkpoint after these steps."""
         return self.every.due(result.first_step - 1, result.last_step, time.monotonic() - self._saved_at)
 
-    def save(self, run: Run, extra: Mapping[str, Any], *, asynchronous: bool) -> str:
-        """Write a checkpoint of the current step. Listeners are called before and after it, and may stop the run."""
+    def save(self, run: Run, extra: Mapping[str, Any], check: Callable[..., bool], *, asynchronous: bool) -> str | None:
+        """Write a checkpoint of the current step. Listeners are called before and after it, and may stop the run.
+
+        Returns:
+          Its path; None: it was not written, because `check`, called with the run and the values, returned False.
+        """
         self.tell_listeners("before_save", run.global_step)
-        path = self.write(run.global_step, extra, asynchronous=asynchronous, is_logged=True)
+        values = self._setup.model.values_by_key()
+        if not check(run, values):
+            return None
+        path = self.write(run.global_step, extra, values, asynchronous=asynchronous, is_logged=True)
         for listener in self.tell_listeners("after_save", run.global_step):
             run.request_stop(f"{type(listener).__name__} requested it")
         return path
@@ -94,6 +101,7 @@ class RunCheckpoints:
         self,
         step: int,
         extra: Mapping[str, Any],
+        values: Mapping[str, Any] | None = None,
         *,
         asynchronous: bool,
         is_logged: bool = False,
@@ -104,6 +112,7 @@ class RunCheckpoints:
         Args:
           step: the global step.
           extra: facts to store in the checkpoint beside the variables.
+          values: the values by key; None: those of the variables.
           asynchronous: return as soon as the values are copied, if config and listeners allow that. False: return when
             the checkpoint is durable.
           is_logged: report the checkpoint on the screen and in the journal.
@@ -111,7 +120,7 @@ class RunCheckpoints:
         """
         self.settle()  # only one checkpoint is written at a time
         setup, train_input = self._setup, self._setup.input
-        snapshot = Snapshot(step, setup.model.values_by_key(), extra)
+        snapshot = Snapshot(step, values or setup.model.values_by_key(), extra)
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
         self._is_logged = is_logged
         if asynchronous and self._asynchronous == "auto":

@@ -1,14 +1,16 @@
-"""`train.nan`: stop, roll back to the last checkpoint, or continue when a loss is not finite."""
+"""`train.nan`: stop, roll back to the last checkpoint, or continue when a loss or a variable is not finite."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint.reader import Reader
+from runner.checkpoint.snapshot import not_finite
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
@@ -17,8 +19,11 @@ from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
 
+_REFUSED = tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.ParameterServerStrategy, tf.distribute.TPUStrategy
+"""The strategies with which `run.debug=nan` is refused (`runner.config.validation`)."""
+
 MAX_ROLLBACKS = 3
-"""Number of rollbacks in a run after which a loss that is not finite ends it with an error."""
+"""Number of rollbacks in a run after which a loss or variable that is not finite ends it with an error."""
 
 
 _SHOWN_VARIABLES = 3
@@ -44,7 +49,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 
 class NanPolicy:
-    """Acts on a loss that is not finite, as `train.nan` or a NanTensorHook says.
+    """Acts on losses and variables that are not finite, as `train.nan` or a NanTensorHook says.
 
     Attributes:
       rollbacks: number of rollbacks of the run, including those before it was resumed.
@@ -54,6 +59,7 @@ class NanPolicy:
         self.rollbacks = 0 if setup.latest is None else int(Reader(setup.latest).extra().get("rollbacks") or 0)
         self._context, self._setup, self._checkpoints = context, setup, checkpoints
         self._policy = setup.config.nan
+        self._allowed: Sequence[str] = ()  # the variables that were not finite at the last save, or at the start
 
     @property
     def needs_single_steps(self) -> bool:
@@ -94,25 +100,65 @@ class NanPolicy:
         bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
         # The loop ended with this step, unless losses are known only after the loop (has_local_losses).
         step = result.first_step + (bad + 1) * advance - 1
-        loss, variables = result.losses[bad], self._setup.model.not_finite()
-        held = "All variables are still finite."
-        if variables:
-            held = f"Non-finite variables: {_named(variables)}."
-        self._context.journal.event("nan", step=step, loss=str(loss), variables=variables)
+        loss, variables = str(result.losses[bad]), not_finite(self._setup.model.values())
+        return self._act(run, step, f"the loss became {loss} at step {step}", variables, loss)
+
+    def begin(self) -> None:
+        """Note which variables are not finite before the first step: a best value of inf, or those of a warm start."""
+        self._allowed = self._agreed_not_finite(self._setup.model.values_by_key())
+
+    def accepts_values(self, run: Run, values: Mapping[str, Any]) -> bool:
+        """Act on variables that have become non-finite since the last save, or else since training began.
+
+        Called before each save, by all workers. Training waits for it even if the save is asynchronous: if the thread
+        that writes found them, the step at which training goes back would depend on its speed.
+
+        Returns:
+          False: there were some, and the last checkpoint was restored instead, so that there is nothing to save.
+
+        Raises:
+          NanLossError: the run ends with an error.
+        """
+        found, step = self._agreed_not_finite(values), run.global_step
+        new = [name for name in found if name not in self._allowed]
+        if not new:
+            self._allowed = found
+            return True
+        if not self._act(run, step, f"variables became non-finite by step {step}, and are not saved", new):
+            self._restore_last()
+        return False
+
+    def _agreed_not_finite(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the keys of the values that are not finite on some worker; [] if they may be so."""
+        if self._policy == "ignore":
+            return []
+        mine = set(not_finite(values))
+        counts = self._context.collectives.sum([float(name in mine) for name in values])
+        return [name for name, count in zip(values, counts, strict=True) if count]
+
+    def _act(self, run: Run, step: int, what: str, variables: Sequence[str], loss: str | None = None) -> bool:
+        """Roll back and return True, end the run with an error, or ask it to stop and return False."""
+        held = f"Non-finite variables: {_named(variables)}." if variables else "All variables are still finite."
+        self._context.journal.event("nan", step=step, loss=loss, variables=variables)
         if self._policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
-            self._roll_back(step, loss)
+            self._roll_back(step, what, held)
             return True
         if self._setup.overrides.stop_at_nan is not False:
-            raise NanLossError(f"the loss became {loss} at step {step}. {self._advice()} {held}")
+            raise NanLossError(f"{what}. {self._advice()} {self._search()} {held}")
         # NanTensorHook(fail_on_nan_loss=False) ends training without an error.
-        _log.warning("The loss became %s at step %d. %s", loss, step, held)
-        run.request_stop("the loss is not finite")
+        _log.warning("%s. %s", what[0].upper() + what[1:], held)
+        run.request_stop(what)
         return False
+
+    def _search(self) -> str:
+        """Return the settings with which a run names the origin of such values, as text."""
+        change = " strategy=default" if isinstance(self._setup.config.train_distribute, _REFUSED) else ""
+        return f"run.debug=nan{change} names the feature or the operation where it began."
 
     def _advice(self) -> str:
         """Return the remedies to try, as text: the most likely first, train.nan=ignore last."""
         clip = "train.clip_global_norm=1" if self._setup.program.is_native else "tf.clip_by_global_norm in model_fn"
-        saved = f"the last checkpoint is of step {self._checkpoints.saved_step}"
+        saved = f"the last finite checkpoint is of step {self._checkpoints.saved_step}"
         cures = ["a lower learning rate", clip]
         if self._policy == "rollback":
             saved = f"the run has rolled back {self.rollbacks} times already; {saved}"
@@ -136,21 +182,21 @@ class NanPolicy:
                 f"step {self._checkpoints.saved_step}."
             )
 
-    def _roll_back(self, step: int, loss: float) -> None:
-        """Restore the last checkpoint's variables, and continue with the batch after the bad one.
+    def _roll_back(self, step: int, what: str, held: str) -> None:
+        """Restore the last checkpoint's variables, and continue with the batch after the last one.
 
         A run that is resumed does the same: it reaches the bad batch again, and the checkpoint has the number of
         rollbacks.
         """
-        latest, model = self._checkpoints.latest, self._setup.model
-        assert latest is not None
-        self._checkpoints.wait()
         self.rollbacks += 1
-        model.restore(latest)
-        back_to = model.store.global_step
+        self._restore_last()
+        back_to = self._setup.model.store.global_step
         self._context.journal.event("rollback", step=step, back_to=back_to, count=self.rollbacks)
         _log.warning(
-            "The loss became %s at step %d: rolled back to step %d; training continues after the bad batch (rollback "
-            "%d of at most %d).",
-            loss, step, back_to, self.rollbacks, MAX_ROLLBACKS,
+            "%s: rolled back to step %d; training continues after the bad batch (rollback %d of at most %d). %s %s",
+            what[0].upper() + what[1:], back_to, self.rollbacks, MAX_ROLLBACKS, self._search(), held,
         )  # fmt: skip
+
+    def _restore_last(self) -> None:
+        self._checkpoints.wait()
+        self._setup.model.restore(str(self._checkpoints.latest))

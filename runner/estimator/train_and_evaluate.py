@@ -181,13 +181,14 @@ def _train(
     step = reader.checkpoint_step(checkpoint)
     interrupted = run is not None and run.interrupted
     interrupted = interrupted or not evaluations.evaluate_last(step)
+    reason = evaluations.stopped_early or (run.ended_early if run else None)
     return TrainingResult(
         metrics=evaluations.metrics,
         global_step=step,
         examples=0 if run is None else run.examples,
         steps_per_sec=0.0 if run is None else run.steps_per_sec,
         checkpoint=checkpoint,
-        stopped_early=estimator.collectives.broadcast_text(evaluations.stopped_early or "") or None,
+        stopped_early=estimator.collectives.broadcast_text(reason or "") or None,
         exports=evaluations.exported_paths,
         interrupted=interrupted,
         input_bound=None if run is None else run.input_bound,

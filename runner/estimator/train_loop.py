@@ -71,6 +71,7 @@ class TrainingRun:
         self._next = Boundary(0, False, None, False)
         self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
         self._always_splits = False
+        self._is_end_saved = False  # whether the last checkpoint says that the data has ended
         self._saves_here = False  # whether the cadence asks for a save at this step, even if the run is asked to stop
         setup.session_hooks.session.take_batch = self._take_batch
         # Only the chief measures the wait for input, because it decides the length of loops.
@@ -95,8 +96,22 @@ class TrainingRun:
 
     @property
     def goes_on(self) -> bool:
-        """Report whether a further step is to be taken, as far as this process knows."""
+        """Report whether a further step is to be taken, as far as this process knows; after `_agree`, all know."""
         return self._step < self._target and self.stop_reason is None
+
+    @property
+    def ended_early(self) -> str | None:
+        """The reason why the run ended before its last step, if that was the end of the input; None: it was not.
+
+        A run without a last step, or for a number of passes (max_epochs), is meant to end with its input.
+        """
+        position = self._setup.input.position
+        if not position.ended or position.num_epochs or not self._step < self._target < math.inf:
+            return None
+        return (
+            f"the training input ended at step {self._step} of {int(self._target)}. To train on, call .repeat() in the "
+            "input function; for a number of passes over the input, set train.max_epochs."
+        )
 
     @property
     def steps_per_sec(self) -> float:
@@ -143,12 +158,13 @@ class TrainingRun:
                         log; at a NaN: stop, or roll back
                     call after_step of the hooks that are due
                     agree with the other workers: stop, length of the next loop, save
-                    if a save is due: listeners, checkpoint, evaluations
-                save
+                    if a save is due, or training ends: listeners, checkpoint, evaluations
+                        at a NaN in the variables: stop, or roll back, and train on
                 end listeners, hooks and log
 
         Raises:
-          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite; the message names the step.
+          tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite, or variables became non-finite; the
+            message names the step.
           ValueError: the step does not advance the global step.
         """
         hooks = self._setup.hooks
@@ -157,7 +173,7 @@ class TrainingRun:
         try:
             self._begin()
             self._agree()
-            while self._step < self._target and self._next.stop_reason is None:
+            while self.goes_on:
                 for hook in due:
                     hook.before_step(self, self._step)
                 result = self._take_steps(self._next.num_steps)
@@ -171,10 +187,9 @@ class TrainingRun:
                 self._saves_here = self._agree(
                     saves=self._checkpoints.is_due(result) and self._step == result.last_step
                 )
-                if self._saves_here:
-                    self._save(
-                        asynchronous=self.goes_on
-                    )  # no training follows the last save, so it need not be asynchronous
+                if self._saves_here or (not self.goes_on and self._step != self._checkpoints.saved_step):
+                    # No training follows the last save, so it need not be asynchronous.
+                    self._save(asynchronous=self.goes_on)
                     self._agree()  # a listener or an evaluation may have requested a stop
             self._end()
         except Exception as error:
@@ -196,6 +211,12 @@ class TrainingRun:
     def save(self) -> str:
         """Write a checkpoint of this step, which becomes the latest, and return its path. All workers must call this
         together.
+
+        If variables have become non-finite, nothing is written: the run fails, or goes back to the last checkpoint
+        (train.nan), whose path is returned.
+
+        Raises:
+          tf.compat.v1.train.NanLossDuringTrainingError: variables have become non-finite.
         """
         path = self._save(asynchronous=False)
         self.wait_for_checkpoint()
@@ -230,6 +251,7 @@ class TrainingRun:
         remaining = self._setup.input.remaining_steps
         if remaining is not None and remaining <= 0:  # the run was trained for more epochs than max_epochs is now
             self.request_stop("the training input ended")
+        self._nan.begin()
         self._checkpoints.begin(self._step, self._extra())
 
     def _agree(self, *, saves: bool = False) -> bool:
@@ -410,7 +432,11 @@ class TrainingRun:
 
     def _save(self, *, asynchronous: bool) -> str:
         self._setup.model.show_weights()  # a hook may have loaded another checkpoint, to predict with it
-        path = self._checkpoints.save(self, self._extra(), asynchronous=asynchronous)
+        path = self._checkpoints.save(self, self._extra(), self._nan.accepts_values, asynchronous=asynchronous)
+        if path is None:
+            self._step = self._setup.model.store.global_step
+            return str(self._checkpoints.latest)
+        self._is_end_saved = self._setup.input.position.ended
         calls = self._after_save if not self._next.interrupted else ()
         with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
             for call in calls:
@@ -429,9 +455,9 @@ class TrainingRun:
     def _end(self) -> None:
         if self._step == self._first_step:
             _log.warning("No step was taken: the training input is empty, or a hook stopped training at once.")
-        if self._step != self._checkpoints.saved_step:
-            self.save()
-        elif self._setup.input.position.ended:
+        if self.ended_early is not None and self._context.is_chief:
+            _log.warning("Stopped early: %s", self.ended_early)
+        if self._setup.input.position.ended and not self._is_end_saved:
             # Write the same values again: the checkpoint must say that the data has ended.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()

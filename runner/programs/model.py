@@ -293,15 +293,6 @@ class Model:
         with self.store.scope():
             return {name: value_of(variable) for name, variable in self.store.saved.items()}
 
-    def not_finite(self) -> list[str]:
-        """Return the names of variables with values that are not finite."""
-
-        def is_finite(value: tf.Tensor) -> bool:
-            with tf.device(value.device):  # computed where the value is, so that parameter servers do not send it
-                return not value.dtype.is_floating or bool(tf.reduce_all(tf.math.is_finite(value)))
-
-        return [name for name, value in self.values().items() if not all(map(is_finite, tf.nest.flatten(value)))]
-
     def values_by_key(self) -> dict[str, Any]:
         """Return `values` by their keys in a checkpoint."""
         values, (described, of_objects) = self.values(), self.objects

@@ -109,7 +109,7 @@ class TrainProgram(Program):
             replica_fn = functools.partial(self._trace_replica, model, pipeline, summary_writer)
             super().__init__(model, pipeline, replica_fn, training=True)
         if config.check_numerics:
-            self.trace.checks = NumericChecks(self.trace.graph)
+            self.trace.checks = NumericChecks(self.trace.graph, self.trace.inputs, pipeline.replica_spec)
         self.is_native = self.spec.optimizer is not None
         """Report whether the runner owns the gradients (`optimizer=`)."""
         own = getattr(self.spec.scaffold, "summary_op", None)

@@ -166,6 +166,7 @@ def _train(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
         "steps_per_sec": (training.steps_per_sec if training else 0) or None,
         "input_bound": training.input_bound if training else None,
         "examples": training.examples if training else 0,
+        "stopped_early": training.ended_early if training else None,
     }
 
 

@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,18 +40,27 @@ class NotFiniteError(tf.compat.v1.train.NanLossDuringTrainingError):
 
 @dataclasses.dataclass(eq=False)
 class _Checked:
-    """The tensors of a part of a trace that are checked, and those of them that must be finite."""
+    """The tensors of a part of a trace that are checked, those of them that must be finite, and names of inputs."""
 
     tensors: Sequence[tf.Tensor]
     roots: Sequence[tf.Tensor]
+    inputs: Mapping[tf.Operation, str]
     number: int = dataclasses.field(default_factory=lambda: next(_numbers))
 
 
 class NumericChecks:
-    """The checks in the graph of one trace."""
+    """The checks in the graph of one trace.
 
-    def __init__(self, graph: Any) -> None:
+    Args:
+      graph: the graph.
+      inputs: the flat inputs of its replicas, in turn, and then other integers.
+      replica_spec: the specs (features, labels or None) of the inputs of one replica.
+    """
+
+    def __init__(self, graph: Any, inputs: Sequence[tf.Tensor], replica_spec: tuple[Any, Any]) -> None:
         self._graph = graph
+        names = [*_names_of(replica_spec[0], "features"), *_names_of(replica_spec[1], "labels")]
+        self._inputs = dict(zip((tensor.op for tensor in inputs), itertools.cycle(names), strict=False))
         self._made: list[_Checked] = []
 
     def added(self, running: Sequence[tf.Operation], fetches: Sequence[tf.Tensor]) -> list[tf.Operation]:
@@ -68,7 +77,7 @@ class NumericChecks:
         if not roots:
             return []
         order = {operation: place for place, operation in enumerate(running)}
-        checked = _Checked(sorted(tensors.values(), key=lambda tensor: order.get(tensor.op, 0)), roots)
+        checked = _Checked(sorted(tensors.values(), key=lambda tensor: order.get(tensor.op, 0)), roots, self._inputs)
         self._made.append(checked)
         _known[checked.number] = checked
         with self._graph.as_default(), tf.name_scope(_MARK):
@@ -76,6 +85,16 @@ class NumericChecks:
             is_fine = tf.reduce_all([tf.equal(states[tensor.ref()], 0) for tensor in roots])
             text = tf.strings.reduce_join(tf.strings.as_string(tf.stack(list(states.values()))))
             return [tf.raw_ops.Assert(condition=is_fine, data=[f"{_MARK} {checked.number} ", text], summarize=1)]
+
+
+def _names_of(spec: Any, name: str) -> list[str]:
+    """Return what a user calls each tensor of a structure, such as `features['income']`, in the order of tf.nest."""
+    if isinstance(spec, Mapping):
+        return [one for key in sorted(spec) for one in _names_of(spec[key], f"{name}[{key!r}]")]
+    if isinstance(spec, tuple | list):
+        return [one for place, part in enumerate(spec) for one in _names_of(part, f"{name}[{place}]")]
+    # A sparse tensor consists of three.
+    return [name for part in tf.nest.flatten(spec, expand_composites=True) if part is not None]
 
 
 _known: weakref.WeakValueDictionary[int, _Checked] = weakref.WeakValueDictionary()
@@ -119,7 +138,8 @@ def _error_of(checked: _Checked, states: str) -> NotFiniteError:
     first = min((ref for ref, bad in behind.items() if not bad), key=lambda ref: places[ref]).deref()
     what, operation = _KINDS[state[first.ref()]], first.op
     if operation.type == "Placeholder":
-        return NotFiniteError(f"the input contains {what}: {operation.name}, {first.dtype.name} {first.shape}.")
+        name = checked.inputs.get(operation, operation.name)
+        return NotFiniteError(f"the input contains {what}: {name}, {first.dtype.name} {first.shape}.")
     inputs = ", ".join(f"{one.name} {one.shape}" for one in operation.inputs) or "none"
     source = _made_by_user(operation)
     error = NotFiniteError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from runner.system.console import NullProgress
 from runner.task.build import build_job
 from runner.tracking.journal import NullJournal
 from tests.config.test_config import composed
+from tests.support import jobs
 from tests.support.models import strategies
 from tests.support.tiers import slow_but
 
@@ -163,6 +165,62 @@ def test_the_shipped_inputs_end_after_the_epochs_of_the_config(tmp_path: Path) -
     assert job.train_spec is not None
     run = job.estimator.train_run(job.train_spec.input_fn, max_steps=1000, max_epochs=job.train_spec.max_epochs)
     assert run is not None and (run.global_step, run.examples) == (6, 2 * 1437)
+
+
+def train_to(folder: Path, steps: int, batch_size: int = 2, epochs: int | None = None, function: Any = points) -> Any:
+    data = Input(function, params={}, batch_size=batch_size)
+    return train_and_evaluate(estimator(Seen(), folder), TrainSpec(data, max_steps=steps, max_epochs=epochs), [])
+
+
+@pytest.mark.parametrize("function", [points, from_generator])
+def test_an_input_that_ends_before_the_last_step_is_reported(function: Any, tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, "runner"):
+        result = train_to(tmp_path, 60, function=function)
+    assert result.global_step == 5 and result.stopped_early is not None
+    assert result.stopped_early.startswith("the training input ended at step 5 of 60. To train on, call .repeat() in ")
+    assert "set train.max_epochs" in result.stopped_early and f"Stopped early: {result.stopped_early}" in caplog.text
+
+
+def test_an_input_that_may_end_is_not_reported(tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.WARNING, "runner"):
+        assert train_to(tmp_path / "a", 60, epochs=2).stopped_early is None, "passes are asked for"
+        assert train_to(tmp_path / "b", 5).stopped_early is None, "the last step is the last batch"
+        spec = TrainSpec(Input(points, params={}, batch_size=2))
+        result = train_and_evaluate(estimator(Seen(), tmp_path / "c"), spec, [])
+        assert (result.global_step, result.stopped_early) == (5, None), "there is no last step"
+    assert "Stopped early" not in caplog.text
+
+
+@pytest.mark.parametrize("command", ["train_and_evaluate", "train"])
+def test_the_end_of_the_input_is_in_the_result_of_the_command(command: str, tmp_path: Path) -> None:
+    settings = (f"command={command}", "input.train.fn=tests.support.jobs.once", "train.max_steps=60")
+    assert jobs.run(tmp_path, *settings) == 0
+    (result,) = jobs.results(tmp_path)
+    assert result["stopped_early"].startswith("the training input ended at step 4 of 60. ")
+
+
+def test_another_batch_size_says_by_how_much_the_passes_overrun_their_number(tmp_path: Path, caplog: Any) -> None:
+    def said() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if "overrun" in record.getMessage()]
+        caplog.clear()
+        return found
+
+    caplog.set_level(logging.WARNING, "runner")
+    train_to(tmp_path / "a", 5, epochs=2)
+    train_to(tmp_path / "a", 8, epochs=2)
+    assert said() == [], "it goes on at the next example"
+    assert train_to(tmp_path / "a", 60, 5, epochs=1).global_step == 10
+    checkpoint = tmp_path / "a" / "model.ckpt"
+    why = "because the input starts from its beginning."
+    assert said() == [f"train.max_epochs=1 is overrun by the 1.6 passes before {checkpoint}-8, {why}"]
+    train_to(tmp_path / "a", 60, 1, epochs=1)
+    assert said() == [f"train.max_epochs=1 is overrun by the 2.6 passes before {checkpoint}-10, {why}"]
+    train_to(tmp_path / "b", 3, function=from_generator, epochs=1)
+    train_to(tmp_path / "b", 60, 5, function=from_generator, epochs=1)
+    assert said() == [f"train.max_epochs=1 is overrun by the 3 batches before {tmp_path}/b/model.ckpt-3, {why}"]
+    train_to(tmp_path / "c", 3)
+    train_to(tmp_path / "c", 6, 5)
+    assert said() == [], "no number of passes is asked for"
 
 
 def test_a_function_that_ends_by_itself_is_told_when_and_else_keeps_its_default(tmp_path: Path) -> None:

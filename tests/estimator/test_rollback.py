@@ -88,7 +88,7 @@ def test_it_fails_after_three(tmp_path: Path) -> None:
     with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
         train(tmp_path, batches(*range(7, 40)))
     assert "the loss became nan at step 6" in str(raised.value)
-    assert "the run has rolled back 3 times already; the last checkpoint is of step 5" in str(raised.value)
+    assert "the run has rolled back 3 times already; the last finite checkpoint is of step 5" in str(raised.value)
     assert "train.nan=rollback" not in str(raised.value)
     assert rollbacks(tmp_path) == [(7, 5), (6, 5), (6, 5)]
 
@@ -98,8 +98,8 @@ def test_a_nan_says_what_to_try_first(tmp_path: Path) -> None:
         train(tmp_path, batches(7), nan="stop")
     assert str(raised.value).startswith(
         "the loss became nan at step 7. Try a lower learning rate, tf.clip_by_global_norm in model_fn or "
-        "train.nan=rollback (RunConfig(nan='rollback')), which rolls back and skips the batch (the last checkpoint "
-        "is of step 5). train.nan=ignore continues with non-finite values."
+        "train.nan=rollback (RunConfig(nan='rollback')), which rolls back and skips the batch (the last finite "
+        "checkpoint is of step 5). train.nan=ignore continues with non-finite values."
     )
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 TWO = (
     "native", "summed", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
     "of_service", "unknown_length", "measured", "stopped_by_one", "slow_worker", "slow_evaluation",
-    "undisturbed", "stopped_early", "not_finite", "sparse", "weighted_losses",
+    "undisturbed", "stopped_early", "not_finite", "not_finite_variables", "sparse", "weighted_losses",
     "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
 )  # fmt: skip
 THREE = ("uneven", "files", "read_on")
@@ -338,6 +338,17 @@ def test_all_workers_reduce_the_learning_rate_before_the_same_step(slow_two: Gan
 def test_a_loss_that_is_not_finite_on_one_worker_ends_all_and_names_its_step(style: str, two: Gang) -> None:
     for found in two.results("not_finite"):
         assert str(found[style]).startswith("the loss became nan at step 3. ")
+
+
+def test_variables_that_became_non_finite_are_saved_by_no_worker(two: Gang) -> None:
+    results = two.results("not_finite_variables")
+    assert [int(results[0][f"{policy}_step"]) for policy in ("stop", "rollback")] == [2, 2]
+    for found in results:
+        for policy in ("stop", "rollback"):  # step 3 is bad each time, so that the fourth time ends the run
+            said = str(found[policy])
+            assert said.startswith("variables became non-finite by step 4, and are not saved. ")
+            assert "run.debug=nan strategy=default names" in said and said.endswith("Non-finite variables: seen.")
+        assert "has rolled back 3 times" in str(found["rollback"])
 
 
 @pytest.mark.parametrize("model_fn", [embedding, classic_embedding])

@@ -113,6 +113,12 @@ def test_what_workers_at_their_own_pace_cannot_do_is_refused(cases: Cases) -> No
     assert found["precision"].startswith("train.precision=mixed_float16 does not work with strategy=parameter_server: ")
 
 
+def test_a_divided_variable_that_became_non_finite_is_not_saved(cases: Cases) -> None:
+    found = cases["not_finite"]
+    assert found["step"] == 0 and found["error"].startswith("variables became non-finite by step 4, and are not saved.")
+    assert "run.debug=nan strategy=default" in found["error"] and "Non-finite variables: seen." in found["error"]
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "v1_adagrad", "v1_adam"])
 def test_a_divided_embedding_trains_as_a_whole_one(optimizer: str, cases: Cases) -> None:
     """It begins with the checkpoint of a whole one, and its own names the same variables."""

@@ -267,6 +267,23 @@ def embedding_input() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((features, labels)).batch(4)
 
 
+def not_finite(around: Surroundings) -> Any:
+    """A row of an embedding in two parts, of which the loss knows nothing, becomes NaN."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        spec = embedding(lambda: v1.train.GradientDescentOptimizer(0.01), "classic")(features, labels, mode)
+        seen = v1.get_variable("seen", EMBEDDING, initializer=v1.zeros_initializer(), trainable=False)
+        rows = tf.IndexedSlices(tf.fill([1, EMBEDDING[1]], np.nan), [EMBEDDING[0] - 1])
+        return spec._replace(train_op=tf.group(spec.train_op, seen.scatter_update(rows)))
+
+    estimator = around.estimator(model_fn, "not_finite", steps_per_loop=1, save_checkpoints_steps=4)
+    try:
+        estimator.train(lambda: embedding_input().repeat(), max_steps=8)
+    except v1.train.NanLossDuringTrainingError as error:
+        return {"error": str(error), "step": int(estimator.get_variable_value("global_step"))}
+    return {}
+
+
 OPTIMIZERS: dict[str, tuple[Any, str]] = {
     "sgd": (lambda: keras.optimizers.SGD(0.1, momentum=0.5), "keras"),
     "adagrad": (lambda: keras.optimizers.Adagrad(0.1), "keras"),
@@ -469,6 +486,7 @@ CASES: dict[str, Callable[[Surroundings], Any]] = {
     "counters": counters,
     "options": options,
     "divided": divided,
+    "not_finite": not_finite,
     "cut_by_v1": cut_by_v1,
     "large": large,
     "pairs_classic": pairs("classic"),

@@ -469,6 +469,32 @@ def not_finite(folder: Path) -> dict[str, Any]:
     return result
 
 
+@case
+def not_finite_variables(folder: Path) -> dict[str, Any]:
+    """The variable becomes NaN in step 3, the loss does not."""
+    result: dict[str, Any] = {}
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weight = tf.compat.v1.get_variable("w", [], initializer=tf.compat.v1.ones_initializer())
+        seen = tf.compat.v1.get_variable("seen", [], trainable=False, initializer=tf.compat.v1.zeros_initializer())
+        loss = tf.reduce_mean(tf.where(tf.math.is_finite(features), features, 0.0) * weight)
+        step = tf.compat.v1.train.get_global_step()
+        value = tf.where(tf.equal(step, 2), np.nan, 1.0)
+        with tf.control_dependencies([seen.assign(seen + tf.cast(value, tf.float32))]):
+            train_op = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    for policy in ("stop", "rollback"):
+        estimator = Estimator(model_fn, folder / policy, config(save_checkpoints_steps=2, nan=policy))
+        data = Input(lambda: tf.data.Dataset.from_tensors(tf.ones([8])).repeat(), batch_size=8)
+        try:
+            estimator.train(data, max_steps=6)
+        except tf.compat.v1.train.NanLossDuringTrainingError as error:
+            result[policy] = str(error)
+        result[f"{policy}_step"] = estimator.get_variable_value("global_step")
+    return result
+
+
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
