@@ -297,7 +297,7 @@ def _compiled_metrics(model: Any) -> dict[str, Any]:
     return {
         inner.name: inner
         for metric in model.metrics
-        for inner in (getattr(metric, "metrics", None) or [metric])
+        for inner in getattr(metric, "metrics", [metric])  # those given to `compile` are in a metric of their own
         if inner.name not in _RESERVED_METRICS
     }
 

@@ -145,7 +145,7 @@ class TrainLog:
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 self._write_numbers(scalars, step)
             if self._config.save_summary_steps:
-                self._write_numbers_of({step: points.get(step, {}) for step, _ in logged})
+                self._write_numbers_of({step: {**rates, **points.get(step, {})} for step, _ in logged})
         steps_per_sec, examples_per_sec = self._speed.values()
         shown = self._shown(metrics[-1])
         self._context.progress.update(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from runner.distribute.reductions import ReplicaWeights
+from runner.tf_private.keras3 import reduced_losses_by
 from runner.tf_private.v1 import weighted_losses_by
 
 v1 = tf.compat.v1
@@ -27,6 +29,8 @@ class WholeBatch:
     is_whole = True
     sums: Sequence[tf.Tensor] = ()
     """The sums over all replicas that `of_mean` computed, in the order of its calls."""
+    totals: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
+    """(float64 scalar of this replica and micro-batch, placeholder for its sum over the update), for each use."""
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
         """Return the replica's share of the global batch's examples: a scalar of `dtype` from 0 to 1."""
@@ -108,6 +112,28 @@ class PartOfStep(PartOfBatch):
         return over_all(weight)
 
 
+@dataclasses.dataclass(frozen=True)
+class PartOfUpdate(PartOfStep):
+    """The scaling for a replica that sees a micro-batch, in a program that does not communicate.
+
+    What losses divide by is fed: another program adds it up over all micro-batches and replicas of the update
+    beforehand (`totals`). A weight that depends on variables has no gradient through such a sum.
+    """
+
+    totals: list[tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+    def of_sum(self, total: tf.Tensor) -> tf.Tensor:
+        with self.graph.as_default():  # a loss in a branch has a graph of its own, in which nothing can be fed
+            own = tf.cast(self.weights.counts[self.replica], tf.float64)
+            factor = tf.math.divide_no_nan(self._over_all(own), own)
+        return total * tf.cast(factor, total.dtype)
+
+    def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
+        own = tf.cast(weight * self.weights.presence(self.replica, weight.dtype), tf.float64)
+        self.totals.append((own, v1.placeholder(tf.float64, [])))
+        return tf.cast(self.totals[-1][1], weight.dtype)
+
+
 _part: contextvars.ContextVar[WholeBatch] = contextvars.ContextVar("batch_part")
 _WHOLE = WholeBatch()
 
@@ -130,13 +156,26 @@ def model_fn_has(part: WholeBatch) -> Iterator[None]:
 _Reduction = v1.losses.Reduction
 
 
-def losses_over_batches() -> contextlib.AbstractContextManager[None]:
-    """Scale each loss inside this context, so that the replicas' mean, weighted by examples, is the loss of the global
-    batch.
+@contextlib.contextmanager
+def losses_over_batches() -> Iterator[None]:
+    """Scale each loss of `tf.compat.v1.losses` and Keras inside this context, so that the replicas' mean, weighted by
+    examples, is the loss of the global batch.
 
     A mean over the elements of the losses needs no scaling if each example has the same number of elements.
     """
-    return weighted_losses_by(_weighted_loss)
+    with weighted_losses_by(_weighted_loss), reduced_losses_by(_reduced):
+        yield
+
+
+def _reduced(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+    """Return the loss of Keras for losses that are already multiplied by their weights."""
+    given = inspect.signature(own).bind(values, *args, **kwargs).arguments
+    part, loss, weights = batch_part(), own(values, *args, **kwargs), given.get("sample_weight")
+    if part.is_whole or values.shape.rank == 0:  # a loss that is a scalar already is what its author made of the batch
+        return loss
+    if given.get("reduction") == "mean_with_sample_weight" and weights is not None:
+        return part.of_mean(tf.reduce_sum(values), tf.reduce_sum(weights))
+    return part.of_sum(loss) if given.get("reduction") == "sum" else loss
 
 
 def _weighted_loss(

@@ -99,7 +99,7 @@ def _scaled(pairs: Sequence[Pair], fed: Sequence[tf.Tensor], factor: tf.Tensor) 
 
 
 MicroBatchProgram = Callable[..., tuple[Sequence[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]
-"""(flat inputs, loss scales if any) -> (sums of each replica, fetches)."""
+"""(flat inputs, loss scales and totals if any) -> (sums of each replica, fetches)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +112,8 @@ class AccumulatedStep:
     Attributes:
       micro_batch, last: programs that compute gradients: `last` also computes fetches, `micro_batch` does not.
       update: (sums of all replicas, loss scale of each replica if any) -> (loss of each replica, values of the update).
+      totals: (flat inputs) -> float64 scalars of each replica, whose sums over the update
+        losses divide by; None: there are none.
       value_types: dtypes of the values of the update, which are scalars.
       collectives: communication between the workers, which run micro-batches and updates in lockstep.
     """
@@ -120,6 +122,7 @@ class AccumulatedStep:
     micro_batch: MicroBatchProgram
     last: MicroBatchProgram
     update: Callable[..., tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]]
+    totals: Callable[..., Sequence[Sequence[tf.Tensor]]] | None
     value_types: Sequence[tf.DType]
     num_micro_batches: int
     loss_scale: LossScale | None
@@ -131,11 +134,12 @@ class AccumulatedStep:
         """Return [loss, fetches, values of the update], in the graph."""
         assert not values  # see support_checks.check_feeds
         scales = [] if self.loss_scale is None else [self.loss_scale.value()] * len(self.cuts)
+        given = [*scales, *self._totals(batches, global_count) * len(self.cuts)]
         if self.num_micro_batches == 1:
-            sums, extra = self.last(*step_inputs(batches, global_count), *scales)
+            sums, extra = self.last(*step_inputs(batches, global_count), *given)
             totals = [tensor for each in sums for tensor in each]
         else:
-            totals, extra = self._accumulated(batches, scales)
+            totals, extra = self._accumulated(batches, given)
         if self.loss_scale is None:
             losses, values = self.update(*totals)
             loss = tf.add_n(losses)
@@ -172,7 +176,22 @@ class AccumulatedStep:
         found = tf.cond(not_finite == 0, update, skip)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def _accumulated(self, batches: Sequence[ReplicaBatch], scales: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+    def _totals(self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
+        """Return the sums of `totals` over all micro-batches and replicas."""
+        program = self.totals
+        if program is None:
+            return []
+
+        def of(index: tf.Tensor) -> tf.Tensor:
+            micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
+            found = program(*step_inputs(micro_batches, global_count, index))
+            return tf.add_n([tf.stack(each) for each in found])
+
+        first, end = tf.constant(0, tf.int64), self.num_micro_batches
+        _, sums = tf.while_loop(lambda i, _: i < end, lambda i, sums: (i + 1, sums + of(i)), [first + 1, of(first)])
+        return tf.unstack(self.collectives.sum_in_graph(sums))
+
+    def _accumulated(self, batches: Sequence[ReplicaBatch], given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         # Larger micro-batches come first, so micro-batches without examples are the last ones.
         num_micro_batches = tf.constant(self.num_micro_batches, tf.int64)
         if self.collectives.num_workers == 1:  # another worker may need more micro-batches than this one
@@ -184,7 +203,7 @@ class AccumulatedStep:
         ) -> tuple[list[tf.Tensor], Any]:
             micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
             count = self.collectives.sum_in_graph(tf.add_n([one.count for one in micro_batches]))
-            sums, extra = program(*step_inputs(micro_batches, tf.maximum(count, 1), index), *scales)
+            sums, extra = program(*step_inputs(micro_batches, tf.maximum(count, 1), index), *given)
             return self._added(before, [tensor for each in sums for tensor in each]), extra
 
         fed = [(one, sparse) for cut in self.cuts for one, sparse in zip(cut.fed, cut.is_sparse, strict=True)]

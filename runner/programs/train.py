@@ -20,7 +20,7 @@ from runner.distribute.reductions import spans_processes
 from runner.model_fn import ModeKeys
 from runner.model_log import logging_values
 from runner.programs import ema, learning_rate, support_checks
-from runner.programs.batch_losses import PartOfBatch, PartOfStep, WholeBatch, model_fn_has
+from runner.programs.batch_losses import PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
 from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.metric_states import KeptMetrics, is_pair
@@ -61,6 +61,7 @@ class TrainedReplica(TracedReplica):
       averages: with a train_op: operations that update the moving averages of the weights.
       advance: with a train_op: operations that count the step if the train_op does not.
       cut: the two programs of the step, if gradients and update are separate programs; else None.
+      totals: of the scaling of its losses; empty without `cut`.
     """
 
     loss: tf.Tensor
@@ -73,6 +74,7 @@ class TrainedReplica(TracedReplica):
     averages: Sequence[tf.Operation] = ()
     advance: Sequence[tf.Operation] = ()
     cut: GradientCut | None = None
+    totals: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
 
 
 class TrainProgram(Program):
@@ -402,10 +404,12 @@ class TrainProgram(Program):
         scales = [cut.scale for cut in cuts if cut.scale is not None]
         updates = set(self.trace.operations[cuts[0].first_of_update :])
         sums = [list(cut.sums) for cut in cuts]
+        own = [[tensor for tensor, _ in output.totals] for output in self.outputs]
+        fed = [placeholder for output in self.outputs for _, placeholder in output.totals]
 
         def gradients(fetched: Sequence[tf.Tensor], running: Sequence[Any]) -> Callable[..., Any]:
             before_update = [op for op in running if op not in updates]
-            return self._kept(self._gradients([sums, list(fetched)], before_update, feeds=scales))
+            return self._kept(self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *fed]))
 
         update = self.trace.function(
             ([cut.loss for cut in cuts], list(values)),
@@ -418,6 +422,7 @@ class TrainProgram(Program):
             micro_batch=gradients([], self._effects(summaries=False)),
             last=gradients(extra, effects),
             update=update,
+            totals=self.trace.function(own) if fed else None,
             value_types=[one.dtype for one in values],
             num_micro_batches=self._pipeline.num_micro_batches,
             loss_scale=self.loss_scale,
@@ -431,7 +436,7 @@ def _train_replica(
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
-    tape, part = tf.GradientTape(persistent=False), _part(replica, is_cut=is_cut)
+    tape, part = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut)
     with tape, model_fn_has(part), logging_values() as logged:
         spec = model.call(features, labels, ModeKeys.TRAIN)
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
@@ -453,17 +458,16 @@ def _train_replica(
         made = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
         return TrainedReplica(spec, made.loss, *summaries, made)
     cut = trace_cut(tape, spec, replica, config)
-    return TrainedReplica(spec, cut.loss, *summaries, cut.made, cut=cut)
+    return TrainedReplica(spec, cut.loss, *summaries, cut.made, cut=cut, totals=part.totals)
 
 
-def _part(replica: Replica, *, is_cut: bool) -> WholeBatch:
+def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:
     """Return the scaling for the losses of a replica in a step of training."""
-    if replica.num_replicas == 1:
+    if replica.num_replicas == 1 and pipeline.num_micro_batches == 1:
         return WholeBatch()
-    if is_cut:  # the gradients of each replica are a program of their own, perhaps for one micro-batch only
-        return PartOfBatch(replica.weights, replica.index)
-    over_replicas = functools.partial(sum_over_replicas, replica)
-    return PartOfStep(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
+    # If cut, the gradients of each replica are a program of their own, perhaps for one micro-batch only.
+    kind, over_replicas = PartOfUpdate if is_cut else PartOfStep, functools.partial(sum_over_replicas, replica)
+    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
 
 
 def _v2_summaries() -> list[tf.Operation]:

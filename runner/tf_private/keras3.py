@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -164,4 +165,22 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
     with contextlib.ExitStack() as stack:
         for target, name, value in patches:
             stack.enter_context(replaced(target, name, value))
+        yield
+
+
+@contextlib.contextmanager
+def reduced_losses_by(build: Callable[..., Any]) -> Iterator[None]:
+    """Let `build` reduce the losses of Keras 3 and tf_keras, if they have been imported; its first argument is Keras's
+    own function.
+
+    Private: `losses.loss.reduce_values` (Keras 3.15) and `losses_utils.reduce_weighted_loss` (tf_keras 2.21), which
+    each `Loss` calls last, with losses that are already multiplied by their weights. When they move: sums, and means by
+    weights, are those of each replica.
+    """
+    places = {"keras": ("losses.loss", "reduce_values"), "tf_keras": ("utils.losses_utils", "reduce_weighted_loss")}
+    with contextlib.ExitStack() as stack:
+        for package, (module, name) in places.items():
+            if package in sys.modules:
+                home = importlib.import_module(f"{package}.src.{module}")
+                stack.enter_context(replaced(home, name, functools.partial(build, getattr(home, name))))
         yield

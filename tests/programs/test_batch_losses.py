@@ -1,15 +1,17 @@
-"""`tf.compat.v1.losses` in a model_fn: the loss of a batch, however its examples and their weights are divided."""
+"""Losses of `tf.compat.v1.losses` and Keras: those of a batch, however its examples and their weights are divided."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.summary import summary
 
-from runner import Estimator, RunConfig
+from runner import Estimator, EstimatorSpec, RunConfig
 from tests.classic.premade.test_premade import Losses
 from tests.support.models import strategies
 from tests.support.weighted_models import Loss, Reduction, by, by_learnt_weights, model_of, of_two, weighted_input
@@ -34,6 +36,55 @@ def test_a_step_over_two_replicas_is_that_of_one_device(loss_of: Loss, tmp_path:
     for one, value in found["default"].items():
         np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-5, err_msg=one)  # float32
     assert len(found["default"]["losses"]) == 4
+
+
+def two_outputs(features: Any, labels: Any) -> keras.Model:
+    """A compiled model with a sum, a mean by weights, weights of both, a penalty and a loss that a layer adds."""
+    x, dense = keras.Input([4]), {"activation": "tanh", "kernel_initializer": keras.initializers.Constant(0.3)}
+    hidden = keras.layers.Dense(3, kernel_regularizer="l2", **dense)(x)
+    hidden = keras.layers.ActivityRegularization(l2=0.01)(hidden)
+    model = keras.Model(x, {name: keras.layers.Dense(1, name=name, **dense)(hidden) for name in ("a", "b")})
+    kinds = {"a": keras.losses.MeanSquaredError("sum"), "b": keras.losses.Huber(reduction="mean_with_sample_weight")}
+    model.compile(keras.optimizers.SGD(0.05), loss=kinds, loss_weights={"a": 0.25, "b": 2.0})
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation": 3}], ids=["whole", "micro-batches"])
+def test_a_compiled_model_adds_up_its_losses_but_not_its_penalties(settings: Any, tmp_path: Path) -> None:
+    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        model = two_outputs(features, labels)
+        predicted, weights = model(features["x"]), {"a": None, "b": features["w"]}
+        loss = model.compute_loss(y={"a": labels, "b": labels}, y_pred=predicted, sample_weight=weights)
+        return EstimatorSpec(mode, loss=loss, optimizer=model.optimizer)
+
+    found = {}
+    for name in ("default", "mirrored"):
+        config = RunConfig(
+            train_distribute=STRATEGIES[name], tensorboard=False, **(settings if name != "default" else {})
+        )
+        trainer = Estimator(fn, tmp_path / name, config).train(weighted_input(), hooks=[seen := Losses()])
+        found[name] = {one: trainer.get_variable_value(one) for one in trainer.get_variable_names()}
+        found[name]["losses"] = np.array(seen.losses)
+    assert set(found["default"]) == set(found["mirrored"])
+    for one, value in found["default"].items():
+        np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-5, err_msg=one)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
+def test_a_scaled_loss_on_two_replicas_is_that_of_one_device(reduction: str, tmp_path: Path) -> None:
+    """With mixed_float16 the gradients of a replica are a program of their own."""
+
+    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        y = keras.layers.Dense(1, kernel_initializer="ones")(features["x"])
+        loss = keras.losses.MeanSquaredError(reduction)(labels, y, features["w"])
+        return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.01))
+
+    found = {}
+    for name in ("default", "mirrored"):
+        config = RunConfig(train_distribute=STRATEGIES[name], tensorboard=False, precision="mixed_float16")
+        Estimator(fn, tmp_path / name, config).train(weighted_input(), hooks=[seen := Losses()], steps=2)
+        found[name] = seen.losses
+    np.testing.assert_allclose(found["mirrored"], found["default"], rtol=2e-3)
 
 
 def test_weights_in_a_branch_are_of_the_replica_alone(tmp_path: Path) -> None:

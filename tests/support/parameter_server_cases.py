@@ -34,11 +34,11 @@ def serve_at(place: str) -> None:
 class Servers:
     """The processes beside the coordinator; forked from one that has imported TensorFlow, which takes 4 s each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int = NUM_WORKERS, num_ps: int = NUM_PS) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["runner.distribute.grpc_server"])
-        addresses = iter(f"127.0.0.1:{port}" for port in free_ports(1 + NUM_WORKERS + NUM_PS))
-        counts = {"chief": 1, "worker": NUM_WORKERS, "ps": NUM_PS}
+        addresses = iter(f"127.0.0.1:{port}" for port in free_ports(1 + num_workers + num_ps))
+        counts = {"chief": 1, "worker": num_workers, "ps": num_ps}
         self.tasks = {kind: [next(addresses) for _ in range(count)] for kind, count in counts.items()}
         self.processes: dict[tuple[str, int], Any] = {}
         for kind in ("worker", "ps"):
