@@ -226,7 +226,13 @@ class VariableStore:
 
         def make_one(spec: VariableSpec) -> tf.Variable:
             initial = functools.partial(self._initial_of, spec.name)
-            return add(spec, uninitialized_variable(spec.name, spec.shape, spec.dtype, spec.trainable, initial))
+            made = uninitialized_variable(spec.name, spec.shape, spec.dtype, spec.trainable, initial)
+            if spec.shape.rank == 0 and hasattr(spec.initial, "numpy"):
+                # A number may be read before it is materialised: a tf_keras optimizer with a schedule computes its
+                # first rate, outside of the trace, from the counter that it has just made.
+                with tf.init_scope():
+                    made.assign(spec.initial)
+            return add(spec, made)
 
         def add(spec: VariableSpec, variable: tf.Variable) -> tf.Variable:
             new.append(spec)
