@@ -307,7 +307,7 @@ class Reductions:
         return isinstance(self._strategy.experimental_local_results(value)[0], tf.IndexedSlices)
 
     def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sum (gradient, variable) pairs over replicas, and their rows; called by optimizers of Keras 3 and tf_keras."""
+        """Sum (gradient, variable) pairs over replicas, and their rows; optimizers of Keras 3 and tf_keras call it."""
         if self._as_is:
             return grads_and_vars
         pairs = grads_and_vars if self._is_one else self._weighted_gradients(grads_and_vars)

@@ -66,7 +66,7 @@ def sum_over_replicas(replica: Replica, value: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce(_SUM, value)
 
 
-def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, spec: EstimatorSpec, replica: Replica) -> list[Pair]:
+def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica: Replica) -> list[Pair]:
     """Return (gradient, variable) for each trainable variable on which `loss` depends.
 
     A gradient has the shape of its variable. It is that of the loss itself: a `loss_scale_factor` of a Keras optimizer
@@ -75,18 +75,18 @@ def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, spec: EstimatorSpec, re
     Args:
       tape: the tape that recorded the loss.
       loss: float scalar.
-      spec: the return value of model_fn on this replica.
+      optimizer: the optimizer of the EstimatorSpec; None: the loss has a scale already.
       replica: the replica.
 
     Raises:
       ValueError: the loss depends on no trainable variable.
     """
     variables = replica.requested.trainable.values()
-    factor = getattr(_unwrapped(spec.optimizer), "loss_scale_factor", None)
-    first = None if factor is None else tf.cast(factor, loss.dtype)
+    factor = getattr(_unwrapped(optimizer), "loss_scale_factor", None)
+    first = None if factor is None else tf.constant(factor, loss.dtype)
     gradients = tape.gradient(loss, [variable for variable, _ in variables], first)
     if factor is not None:
-        gradients = [g if g is None else scale(g, tf.cast(1 / factor, g.dtype)) for g in gradients]
+        gradients = [g if g is None else scale(g, tf.constant(1 / factor, g.dtype)) for g in gradients]
     if replica.num_replicas > 1:
         gradients = [replica.weights.of_examples(g, replica.index) for g in gradients]
     pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
@@ -137,9 +137,9 @@ def apply_update(
         elif replica.num_replicas > 1:
             reduced = all_reduce(reduced)
         optimizer = _unwrapped(spec.optimizer)
-        reduced = rows_added(optimizer, reduced)
+        merged = [without_duplicates(gradient) for gradient in reduced]
+        reduced = reduced if adds_rows(optimizer) else merged
         if config.clip_global_norm is not None or config.log_gradient_norm:
-            merged = [without_duplicates(gradient) for gradient in reduced]
             norm = global_norm(merged)
             if config.log_gradient_norm:
                 values["gradient_norm"] = norm
@@ -203,18 +203,17 @@ def _unwrapped(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def rows_added(optimizer: Any, gradients: Sequence[Any]) -> Sequence[Any]:
-    """Return `gradients` as `optimizer` may see them: with one row for each row of a variable.
+def adds_rows(optimizer: Any) -> bool:
+    """Report whether an optimizer's update adds the rows of a sparse gradient for the same row of a variable.
 
-    Else Adam of Keras would square each occurrence of an id by itself, and a clip would see a norm that is no gradient's.
-    They are returned as they are if the update adds them, as v1 optimizers and plain gradient descent do.
+    V1 optimizers do so themselves, and for plain gradient descent it makes no difference. Any other must get them
+    added: Adam of Keras 3 would square each occurrence of an id by itself, and `clipnorm` see a norm that is no
+    gradient's.
     """
     keras_sgd = [sys.modules[name].optimizers.SGD for name in ("keras", "tf_keras") if name in sys.modules]
     of_each_row = ("momentum", "clipnorm", "global_clipnorm", "clipvalue")
     is_plain = type(optimizer) in keras_sgd and not any(getattr(optimizer, name) for name in of_each_row)
-    if is_plain or isinstance(optimizer, v1.train.Optimizer):
-        return gradients
-    return [without_duplicates(gradient) for gradient in gradients]
+    return is_plain or isinstance(optimizer, v1.train.Optimizer)
 
 
 def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
