@@ -172,7 +172,7 @@ def test_a_replica_without_an_example_touches_no_row(kind: str, tmp_path: Path) 
     def input_fn() -> tf.data.Dataset:  # the second step has one example
         return tf.data.Dataset.range(5).map(lambda x: (tf.cast(x, tf.float64)[None], x)).batch(4)
 
-    options: dict[str, Any] = {"jit": {"jit": True}, "parts": {"gradient_accumulation": 2}}.get(kind, {})
+    options: dict[str, Any] = {"jit": kind == "jit", "gradient_accumulation": 2 if kind == "parts" else 1}
     trainer = Estimator(model_fn, tmp_path, RunConfig(train_distribute=STRATEGIES["mirrored"], **options))
     trainer.train(Input(input_fn, params={}, batch_size=4), steps=2)
     first = 0.1 * 2 * 2 / 4  # of each replica's row: rate, derivative, its share of the batch
@@ -189,7 +189,7 @@ SCALED: dict[str, Any] = {
     "clips by itself": lambda factor: keras.optimizers.SGD(0.1, global_clipnorm=0.5, loss_scale_factor=factor),
     "wrapped": lambda factor: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=factor)),
 }
-OPTIONS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "clipped": {"clip_global_norm": 0.3, "log_gradient_norm": True},
     "parts": {"gradient_accumulation": 2},
@@ -200,7 +200,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "options"), [*((name, "plain") for name in SCALED), *(("SGD", name) for name in OPTIONS)]
+    ("optimizer", "options"), [*((name, "plain") for name in SCALED), *(("SGD", name) for name in SETTINGS)]
 )
 def test_a_loss_scale_factor_changes_nothing_but_rounding(optimizer: str, options: str, tmp_path: Path) -> None:
     """It is a power of two: not even that."""
@@ -216,7 +216,7 @@ def test_a_loss_scale_factor_changes_nothing_but_rounding(optimizer: str, option
     found = []
     for factor in (None, 4.0):
         trainer = Estimator(
-            model_fn, tmp_path / str(factor), RunConfig(tf_random_seed=5, **OPTIONS[options]), {"factor": factor}
+            model_fn, tmp_path / str(factor), RunConfig(tf_random_seed=5, **SETTINGS[options]), {"factor": factor}
         )
         trainer.train(train_input(6, num_examples=19), steps=4)
         found.append({name: trainer.get_variable_value(name) for name in trainer.get_variable_names()})
