@@ -49,6 +49,13 @@ class ReplicaWeights:
         """Return a scalar of `dtype`: 1 if the replica has an example, 0 if it has a placeholder."""
         return tf.cast(self.counts[replica] > 0, dtype)
 
+    def of_examples(self, gradient: Any, replica: int) -> Any:
+        """Return a replica's gradient without rows that only a placeholder example looked up: they are not touched."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        rows = tf.where(self.counts[replica] > 0, tf.shape(gradient.indices)[0], 0)
+        return tf.IndexedSlices(gradient.values[:rows], gradient.indices[:rows], gradient.dense_shape)
+
 
 def scale(gradient: Any, factor: tf.Tensor) -> Any:
     """Return `gradient * factor` for a tensor or IndexedSlices of any shape; None stays None. `factor` is a scalar."""
@@ -59,10 +66,19 @@ def scale(gradient: Any, factor: tf.Tensor) -> Any:
     return gradient * factor
 
 
+def without_duplicates(gradient: Any) -> Any:
+    """Return IndexedSlices with the rows for the same row of the variable added; a tensor stays as it is."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
 def all_reduce(values: Sequence[Any]) -> list[Any]:
     """Return each of `values` summed over all replicas. Must be called in replica context.
 
-    IndexedSlices become dense if replicas are in several processes; see `_collectable`.
+    IndexedSlices stay IndexedSlices; between processes they travel dense, see `_collectable`.
 
     Args:
       values: tensors of any shape, or IndexedSlices.
@@ -71,7 +87,8 @@ def all_reduce(values: Sequence[Any]) -> list[Any]:
     if not spans_processes(context.strategy):
         return list(context.all_reduce(_SUM, list(values)))
     dense = [_collectable(value) for value in values]
-    return _sum_by_dtype(dense, lambda value: value.dtype, lambda some: context.all_reduce(_SUM, some))
+    sums = _sum_by_dtype(dense, lambda value: value.dtype, lambda some: context.all_reduce(_SUM, some))
+    return [_as_before(total, value) for total, value in zip(sums, values, strict=True)]
 
 
 def _are_few_numbers(values: Sequence[Any]) -> bool:
@@ -105,9 +122,23 @@ def _collectable(value: Any) -> Any:
     """Return `value` in a form that a collective inside a loop can sum: IndexedSlices become dense tensors.
 
     A collective keeps the shape that it had in the loop's first step (TensorFlow 2.21), but the number of rows of
-    IndexedSlices differs between steps.
+    IndexedSlices differs between steps. A last column counts how often each row was looked up, so that their sum tells
+    which rows are touched: a row whose gradient is 0 is, one that nobody looked up is not.
     """
-    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
+    if not isinstance(value, tf.IndexedSlices):
+        return value
+    width = value.values.shape[1:].num_elements()
+    counted = tf.pad(tf.reshape(value.values, [-1, width]), [[0, 0], [0, 1]], constant_values=1)
+    return tf.math.unsorted_segment_sum(counted, value.indices, value.dense_shape[0])
+
+
+def _as_before(total: Any, value: Any) -> Any:
+    """Return `total`, the sum of what `_collectable` made of `value` and others, with its touched rows alone."""
+    if not isinstance(value, tf.IndexedSlices):
+        return total
+    rows = tf.where(total[:, -1] > 0)[:, 0]
+    values = tf.reshape(tf.gather(total, rows)[:, :-1], [-1, *value.values.shape[1:]])
+    return tf.IndexedSlices(values, tf.cast(rows, value.indices.dtype), value.dense_shape)
 
 
 def _sum_by_dtype(
@@ -146,11 +177,17 @@ class Reductions:
 
     Known limit: the backward pass of synchronized BatchNorm sums over replicas before the gradients are weighted, so
     a classic `train_op` with replicas of different sizes is inexact. `optimizer=` is exact.
+
+    Args:
+      strategy: the strategy.
+      weights: the weights of its local replicas.
+      discovers: the trace is that of discovery, in which one replica of several runs alone.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, weights: ReplicaWeights) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, weights: ReplicaWeights, *, discovers: bool = False) -> None:
         self._strategy = strategy
         self._weights = weights
+        self._is_one = discovers or weights.counts.shape[0] == strategy.num_replicas_in_sync == 1
         # Shared by the replica threads, which pass every merge_call, and so enter and leave, together.
         self._as_is = False
 
@@ -167,7 +204,7 @@ class Reductions:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[Reductions]:
-        if self._weights.counts.shape[0] == 1 and self._strategy.num_replicas_in_sync == 1:
+        if self._is_one:
             yield self
             return
         extended, per_replica = self._strategy.extended, type(self._per_replica([0] * self._weights.counts.shape[0]))
@@ -233,7 +270,11 @@ class Reductions:
     def _reduce_between_processes(
         self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
-        dense = [(self._dense(value), destination) for value, destination in pairs]
+        firsts = [self._strategy.experimental_local_results(value)[0] for value, _ in pairs]
+        dense = [
+            (self._each(_collectable, value) if self._is_sparse(value) else value, destination)
+            for value, destination in pairs
+        ]
 
         def reduce(some: list[tuple[Any, Any]]) -> Sequence[Any]:
             values = [value for value, _ in some]
@@ -244,31 +285,35 @@ class Reductions:
                 first, second = tf.split(gather(_packed(values), options), 2)
                 return _unpacked(first + second, values)
 
-        return _sum_by_dtype(
+        sums = _sum_by_dtype(
             dense,
             lambda pair: self._strategy.experimental_local_results(pair[0])[0].dtype,
             reduce,
         )
+        return [
+            self._each(functools.partial(_as_before, value=first), total) if self._is_sparse(first) else total
+            for first, total in zip(firsts, sums, strict=True)
+        ]
 
-    def _dense(self, value: Any) -> Any:
-        if not self._is_sparse(value):
-            return value
+    def _each(self, function: Callable[[Any], Any], value: Any) -> Any:
+        """Return `value` with `function` applied to the value of each local replica."""
         parts = []
         for local in self._strategy.experimental_local_results(value):
             with tf.device(local.device):
-                parts.append(_collectable(local))
+                parts.append(function(local))
         return self._per_replica(parts) if len(parts) > 1 else parts[0]
 
     def _is_sparse(self, value: Any) -> bool:
         return isinstance(self._strategy.experimental_local_results(value)[0], tf.IndexedSlices)
 
     def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Sum (gradient, variable) pairs over replicas; called by Keras 3 optimizers."""
+        """Sum (gradient, variable) pairs over replicas, and their rows; optimizers of Keras 3 and tf_keras call it."""
         if self._as_is:
             return grads_and_vars
-        pairs = self._weighted_gradients(grads_and_vars)
+        pairs = grads_and_vars if self._is_one else self._weighted_gradients(grads_and_vars)
         present = [g for g, _ in pairs if g is not None]
-        reduced = iter(all_reduce(present) if present else [])
+        total = all_reduce(present) if present and not self._is_one else present
+        reduced = iter([without_duplicates(gradient) for gradient in total])
         return [(None if g is None else next(reduced), variable) for g, variable in pairs]
 
     def _weighted_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
@@ -276,9 +321,9 @@ class Reductions:
         if self._as_is or tf.distribute.in_cross_replica_context():
             return pairs
         replica = local_replica()
-        return [
-            (None if g is None else scale(g, self._weights.share(replica, g.dtype)), variable) for g, variable in pairs
-        ]
+        weighted = (None if g is None else scale(g, self._weights.share(replica, g.dtype)) for g, _ in pairs)
+        of_examples = (self._weights.of_examples(g, replica) for g in weighted)
+        return [(g, variable) for g, (_, variable) in zip(of_examples, pairs, strict=True)]
 
     def _weighted(self, op: Any, value: Any) -> tf.distribute.DistributedValues:
         """Return values whose SUM over replicas is the weighted mean (op MEAN), or the sum without placeholders (op

@@ -14,12 +14,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.distribute.reductions import without_duplicates
 from runner.export.outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
 from runner.export.session_values import Piece, SessionValues, read_in_parts
 from runner.hooks.scaffold import ModelScaffold
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.programs.optimizer_step import apply_gradients
+from runner.programs.optimizer_step import adds_rows, apply_gradients
 from runner.tf_private.graphs import eager_values_as_constants
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.random_ops import functions_of
@@ -238,6 +239,7 @@ def _train_op(spec: EstimatorSpec, loss: tf.Tensor, made: _Made) -> tf.Operation
         return tf.group(spec.train_op, *_writes(made, made.requested.keras_variables()))
     step, pairs = v1.train.get_global_step(), list(made.requested.trainable.values())
     gradients = tf.gradients(loss, [variable for variable, _ in pairs])
+    gradients = gradients if adds_rows(spec.optimizer) else [without_duplicates(one) for one in gradients]
     apply_gradients(
         spec.optimizer, [(g, v, owner) for g, (v, owner) in zip(gradients, pairs, strict=True) if g is not None]
     )

@@ -121,7 +121,7 @@ class EagerStep:
                 noted = () if collected is None else collected.scalars
                 metrics, own = (spec.eval_metric_ops, logged) if is_logged else (None, None)
                 scalars = replica_scalars(noted, metrics, own, replica)
-                made = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
+                made = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
                 rate = rate_of_v1(spec.optimizer) if isinstance(spec.optimizer, v1.train.Optimizer) else None
                 if is_logged and rate is not None:
                     made = dataclasses.replace(made, values={**made.values, "learning_rate": rate})

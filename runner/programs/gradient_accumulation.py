@@ -58,7 +58,7 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
         total, weight = loss_sum(spec, replica)
         loss_scale = v1.placeholder(tf.float32, [], "loss_scale") if config.precision == "mixed_float16" else None
         target = total if loss_scale is None else total * tf.cast(loss_scale, total.dtype)
-    pairs = gradients_of(tape, target, replica)
+    pairs = gradients_of(tape, target, spec.optimizer if loss_scale is None else None, replica)
     sums, is_sparse = [total, weight], [False, False]
     for one in sums:
         one.set_shape([])  # TensorFlow does not know that the sum of a tensor of unknown rank is a scalar

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.run_config import RunConfig
-from runner.tf_private.optimizers import schedule_of
+from runner.tf_private.optimizers import begin_update, schedule_of
 from runner.tf_private.v1 import scale_rate_of_v1
 from runner.tracing.trace_step import Replica
 
@@ -56,7 +56,9 @@ def rate_of(optimizer: Any) -> Any:
     """
     if isinstance(optimizer, v1.train.Optimizer) or hasattr(optimizer, "_decayed_lr"):
         return None
-    return getattr(optimizer, "learning_rate", None)
+    rate = begin_update(optimizer)
+    # The rate of a schedule is a number of this update, even where tf_keras keeps it in a variable.
+    return rate if schedule_of(optimizer) is None else tf.convert_to_tensor(rate)
 
 
 def name_of(rate: Any, replica: Replica) -> str | None:

@@ -322,8 +322,8 @@ class Model:
         specs = self.store.saved_specs
         for name in restored:
             initial = specs[name].initial
-            if not name.endswith("learning_rate") or callable(initial):
-                continue
+            if not name.endswith("learning_rate") or callable(initial) or name.endswith("current_learning_rate"):
+                continue  # or it is that of a tf_keras schedule, which sets it at each update
             value = self._value(name)
             if not np.allclose(initial, value):
                 _log.warning(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from runner.distribute.reductions import all_reduce, scale
+from runner.distribute.reductions import all_reduce, scale, without_duplicates
 from runner.model_fn import EstimatorSpec
 from runner.programs import ema, learning_rate
 from runner.run_config import RunConfig
@@ -65,21 +66,29 @@ def sum_over_replicas(replica: Replica, value: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce(_SUM, value)
 
 
-def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, replica: Replica) -> list[Pair]:
+def gradients_of(tape: tf.GradientTape, loss: tf.Tensor, optimizer: Any, replica: Replica) -> list[Pair]:
     """Return (gradient, variable) for each trainable variable on which `loss` depends.
 
-    A gradient has the shape of its variable.
+    A gradient has the shape of its variable. It is that of the loss itself: a `loss_scale_factor` of a Keras optimizer
+    multiplies only what is computed on the way. Rows that only a placeholder example looked up are not in it.
 
     Args:
       tape: the tape that recorded the loss.
       loss: float scalar.
+      optimizer: the optimizer of the EstimatorSpec; None: the loss has a scale already.
       replica: the replica.
 
     Raises:
       ValueError: the loss depends on no trainable variable.
     """
     variables = replica.requested.trainable.values()
-    gradients = tape.gradient(loss, [variable for variable, _ in variables])
+    factor = getattr(_unwrapped(optimizer), "loss_scale_factor", None)
+    first = None if factor is None else tf.constant(factor, loss.dtype)
+    gradients = tape.gradient(loss, [variable for variable, _ in variables], first)
+    if factor is not None:
+        gradients = [g if g is None else scale(g, tf.constant(1 / factor, g.dtype)) for g in gradients]
+    if replica.num_replicas > 1:
+        gradients = [replica.weights.of_examples(g, replica.index) for g in gradients]
     pairs = [(g, v, owner) for g, (v, owner) in zip(gradients, variables, strict=True) if g is not None]
     if not pairs:
         names = ", ".join(replica.requested.requests) or "none"
@@ -127,15 +136,15 @@ def apply_update(
             loss = total if replica.index == 0 else tf.zeros_like(total)
         elif replica.num_replicas > 1:
             reduced = all_reduce(reduced)
+        optimizer = _unwrapped(spec.optimizer)
+        merged = [without_duplicates(gradient) for gradient in reduced]
+        reduced = reduced if adds_rows(optimizer) else merged
         if config.clip_global_norm is not None or config.log_gradient_norm:
-            merged = [_without_duplicates(gradient) for gradient in reduced]
             norm = global_norm(merged)
             if config.log_gradient_norm:
                 values["gradient_norm"] = norm
             if config.clip_global_norm is not None:
                 reduced = _scaled_down(merged, norm, config.clip_global_norm)
-        # Keras's `compile` wraps the optimizer in a LossScaleOptimizer; the runner scales the loss itself.
-        optimizer = getattr(spec.optimizer, "inner_optimizer", spec.optimizer)
         factor = learning_rate.factor(config, replica.global_step)
         with learning_rate.scaled(optimizer, factor):
             if config.log_step_count_steps:
@@ -162,7 +171,7 @@ def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
       gradients: float tensors or IndexedSlices of any shape.
       norm: the largest global norm.
     """
-    gradients = [_without_duplicates(gradient) for gradient in gradients]
+    gradients = [without_duplicates(gradient) for gradient in gradients]
     return _scaled_down(gradients, global_norm(gradients), norm)
 
 
@@ -183,18 +192,28 @@ def _scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> lis
     return [scale(g, tf.cast(factor, g.dtype)) for g in gradients]
 
 
-def _without_duplicates(gradient: Any) -> Any:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    rows, positions = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
-
-
 def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
     dtype = spec.loss.dtype
     weight = tf.reduce_sum(tf.cast(spec.loss_weight, dtype))
     return tf.stop_gradient(weight * replica.weights.presence(replica.index, dtype))
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer without the LossScaleOptimizer of Keras's `compile`: the runner scales the loss itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def adds_rows(optimizer: Any) -> bool:
+    """Report whether an optimizer's update adds the rows of a sparse gradient for the same row of a variable.
+
+    V1 optimizers do so themselves, and for plain gradient descent it makes no difference. Any other must get them
+    added: Adam of Keras 3 would square each occurrence of an id by itself, and `clipnorm` see a norm that is no
+    gradient's.
+    """
+    keras_sgd = [sys.modules[name].optimizers.SGD for name in ("keras", "tf_keras") if name in sys.modules]
+    of_each_row = ("momentum", "clipnorm", "global_clipnorm", "clipvalue")
+    is_plain = type(optimizer) in keras_sgd and not any(getattr(optimizer, name) for name in of_each_row)
+    return is_plain or isinstance(optimizer, v1.train.Optimizer)
 
 
 def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
@@ -206,6 +225,8 @@ def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
     if isinstance(optimizer, v1.train.Optimizer):
         optimizer.apply_gradients([(g, v) for g, v, _ in pairs])
     elif hasattr(optimizer, "apply") and hasattr(optimizer, "update_step"):  # Keras 3 expects its own variables
+        # These are gradients of the loss itself. Keras's own LossScaleOptimizer does the same to its inner optimizer.
+        optimizer.loss_scale_factor = None
         optimizer.apply([g for g, _, _ in pairs], [v if owner is None else owner for _, v, owner in pairs])
     elif hasattr(optimizer, "apply_gradients"):  # tf_keras, its legacy optimizers included
         accepted = inspect.signature(optimizer.apply_gradients).parameters

@@ -455,7 +455,7 @@ def _train_replica(
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
         return TrainedReplica(spec, loss, *summaries, None, together, moved, counted)
     if not is_cut:
-        made = apply_update(spec, gradients_of(tape, loss, replica), loss, replica, config)
+        made = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
         return TrainedReplica(spec, made.loss, *summaries, made)
     cut = trace_cut(tape, spec, replica, config)
     return TrainedReplica(spec, cut.loss, *summaries, cut.made, cut=cut, totals=part.totals)

@@ -76,9 +76,47 @@ def keras_trace(
       would undo all training so far.
     """
     trace = KerasTrace(reduce)
-    with tf_keras_of_graphs(is_eager_outside=False):
+    with tf_keras_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
         with _watching_keras_3(trace, traced, seeds) if "keras" in sys.modules else contextlib.nullcontext():
             yield trace
+
+
+@contextlib.contextmanager
+def _watching_tf_keras(trace: KerasTrace, traced: Any) -> Iterator[None]:
+    """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3.
+
+    Private, in tf_keras 2.21: `_compute_current_learning_rate`, `_apply_weight_decay` and
+    `_distributed_apply_gradients_fn`, which write variables and return no operation for it. When they move: see what
+    `apply_gradients` calls.
+    """
+    if "tf_keras" not in sys.modules:
+        yield
+        return
+    kind = sys.modules["tf_keras"].optimizers.Optimizer
+    aggregate = kind.aggregate_gradients
+
+    def reduced(self: Any, grads_and_vars: Any) -> Any:
+        return aggregate(self, grads_and_vars) if trace.reduce is None else trace.reduce(list(grads_and_vars))
+
+    with contextlib.ExitStack() as stack:
+        for name in ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn"):
+            stack.enter_context(replaced(kind, name, _noted(getattr(kind, name), trace, traced)))
+        stack.enter_context(replaced(kind, "aggregate_gradients", reduced))
+        yield
+
+
+def _noted(method: Callable[..., Any], trace: KerasTrace, traced: Any) -> Callable[..., Any]:
+    """Return the method of an optimizer, which adds the operations that it makes to `trace.written`."""
+
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+        graph = v1.get_default_graph()
+        first = len(graph.get_operations())
+        result = method(self, *args, **kwargs)
+        if graph is traced:  # bodies of branches run as a whole
+            trace.written.extend(graph.get_operations()[first:])
+        return result
+
+    return write
 
 
 @contextlib.contextmanager
@@ -121,16 +159,6 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
         begin_with(self._value, value)
         return value
 
-    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
-        def write(self: Any, variable: Any, value: Any) -> None:
-            graph = v1.get_default_graph()
-            first = len(graph.get_operations())
-            method(self, variable, value)
-            if graph is traced:  # bodies of branches run as a whole
-                trace.written.extend(graph.get_operations()[first:])
-
-        return write
-
     def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
         them.
@@ -160,7 +188,10 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
         (keras_loss, "scale_loss_for_distribution", lambda value: value),
         (keras_loss, "unscale_loss_for_distribution", lambda value: value),
         (global_state, "GLOBAL_STATE_TRACKER", threading.local()),
-        *((TFOptimizer, name, recorded(getattr(TFOptimizer, name))) for name in ("assign", "assign_add", "assign_sub")),
+        *(
+            (TFOptimizer, name, _noted(getattr(TFOptimizer, name), trace, traced))
+            for name in ("assign", "assign_add", "assign_sub")
+        ),
     ]
     with contextlib.ExitStack() as stack:
         for target, name, value in patches:

@@ -65,6 +65,16 @@ def schedule_of(optimizer: Any) -> Callable[[tf.Tensor], Any] | None:
     return rate if hasattr(rate, "get_config") else lambda step: rate()
 
 
+def begin_update(optimizer: Any) -> Any:
+    """Return the learning rate of a Keras optimizer's next update; None: it has no such attribute.
+
+    Private: `_compute_current_learning_rate` of tf_keras, by which an update first sets the variable that holds the
+    rate of a schedule. When it moves: call the schedule with `iterations`.
+    """
+    getattr(optimizer, "_compute_current_learning_rate", lambda: None)()
+    return getattr(optimizer, "learning_rate", None)
+
+
 def with_slots_in(optimizer: Any, folder: str) -> Any:
     """Return the v1 optimizer, changed to name its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
 

@@ -236,7 +236,6 @@ def metrics_of_replica() -> contextlib.AbstractContextManager[None]:
     Private: `metrics_impl._aggregate_across_replicas`, which each metric calls for its value; since TF 1.8. When it
     moves: such metrics fail with several replicas.
     """
-
     one_device = types.SimpleNamespace(extended=types.SimpleNamespace(read_var=tf.identity))
 
     def of_replica(collections: Any, value_of: Callable[..., Any], *states: Any) -> Any:

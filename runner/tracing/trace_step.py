@@ -164,11 +164,11 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
     found: dict[str, Any] = {}
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
-        with graphs.fresh_thread_collections(), keras_trace(v1.get_default_graph(), seeds=step.seeds) as keras:
+        reductions, graph = Reductions(tf.distribute.get_strategy(), weights, discovers=True), v1.get_default_graph()
+        with graphs.fresh_thread_collections(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras:
             requested = found["requested"] = RequestedVariables(keras, step.training)
             with store.discovering(requested) as found["new"]:
                 global_step = store.discovery_variable(GLOBAL_STEP)
-                reductions = Reductions(tf.distribute.get_strategy(), weights)
                 calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step), part))
 
     # A value that model_fn computes from the number of replicas, such as a learning rate, may be an initial value.
@@ -221,9 +221,8 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
         reductions, graph = Reductions(strategy, weights), v1.get_default_graph()
-        reduce = None if strategy.num_replicas_in_sync == 1 else reductions.all_reduce
         found["late"] = graphs.collect_call_time_values(graph)
-        with strategy.scope(), keras_trace(graph, reduce, step.seeds) as keras, reductions.entered():
+        with strategy.scope(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras, reductions.entered():
             requested = found["requested"] = RequestedVariables(keras, step.training)
             serving = store.serving(requested)
 

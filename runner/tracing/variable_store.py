@@ -251,7 +251,13 @@ class VariableStore:
             return add(spec, ShardedVariable([make_one(part) for part in specs], name))
 
         def make_one(spec: VariableSpec) -> tf.Variable:
-            return add(spec, self._uninitialized(spec, self._replica_devices(spec)[0]))
+            made = self._uninitialized(spec, self._replica_devices(spec)[0])
+            if spec.shape.rank == 0 and hasattr(spec.initial, "numpy"):
+                # A number may be read before it is materialised: a tf_keras optimizer with a schedule computes its
+                # first rate, outside of the trace, from the counter that it has just made.
+                with tf.init_scope():
+                    made.assign(spec.initial)
+            return add(spec, made)
 
         def add(spec: VariableSpec, variable: tf.Variable) -> tf.Variable:
             new.append(spec)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, EstimatorSpec, RunConfig
+from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.programs.learning_rate import in_words
-from tests.support.models import strategies, train_input
+from tests.support.models import data, strategies, train_input
 from tests.support.tiers import slow_but
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
@@ -166,3 +166,78 @@ def test_a_run_that_resumes_goes_on_with_its_warm_up(tmp_path: Path) -> None:
         trainer = Estimator(model_fn, tmp_path, RunConfig(warmup_steps=4))
         trainer.train(train_input(4, dtype="float64"), steps=3)
     assert trainer.get_variable_value("line/weight") == pytest.approx(0.025 + 0.05 + 0.075 + 3 * 0.1)
+
+
+# --- schedules of tf_keras ----------------------------------------------------------------------------------------
+
+
+SCHEDULED: dict[str, Callable[[], Any]] = {
+    "exponential": lambda: tf_keras.optimizers.SGD(schedules().ExponentialDecay(0.1, 2, 0.5), 0.5),
+    "piecewise": lambda: tf_keras.optimizers.SGD(
+        schedules().PiecewiseConstantDecay([2], [0.1, 0.05]), weight_decay=0.1
+    ),
+    "cosine": lambda: tf_keras.optimizers.Adam(schedules().CosineDecay(0.1, 5)),
+    "legacy": lambda: tf_keras.optimizers.legacy.SGD(schedules().ExponentialDecay(0.1, 2, 0.5), 0.5),
+}
+
+
+def schedules() -> Any:
+    return tf_keras.optimizers.schedules
+
+
+def by_tf_keras(optimizer: Any, steps: int) -> tuple[np.ndarray, list[float]]:
+    """The weights that a plain loop comes to, and its rates."""
+    x, y = data(4, "float64")
+    weights, rate = tf.Variable(np.ones((4, 1))), optimizer.learning_rate
+    found = []
+    for step in range(steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weights - y))
+        optimizer.apply_gradients([(tape.gradient(loss, weights), weights)])
+        found.append(float(rate(step) if callable(rate) else rate))
+    return weights.numpy(), found
+
+
+@pytest.mark.parametrize(
+    ("name", "style", "strategy"),
+    slow_but(
+        [
+            case
+            for case in itertools.product(SCHEDULED, ["native", "classic"], ["default", "mirrored", "central_storage"])
+            if case[0] != "legacy" or case[2] == "default" or case[1:] == ("native", "mirrored")
+        ],
+        *((name, "native", "default") for name in SCHEDULED),
+        ("cosine", "native", "mirrored"), ("piecewise", "classic", "mirrored"), ("exponential", "classic", "default"),
+        ("exponential", "native", "central_storage"),
+    ),
+)  # fmt: skip
+def test_a_schedule_of_tf_keras_has_its_rates_also_after_a_resume(
+    name: str, style: str, strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        weights = v1.get_variable("weights", [4, 1], tf.float64, v1.ones_initializer())
+        losses, optimizer = tf.square(features @ weights - labels)[:, 0], SCHEDULED[name]()
+        if style == "native":
+            return EstimatorSpec(mode, loss=losses, optimizer=optimizer)
+        loss, step = tf.reduce_mean(losses), v1.train.get_global_step()
+        updated = optimizer.apply_gradients(zip(tf.gradients(loss, [weights]), [weights], strict=True))
+        return EstimatorSpec(mode, loss=loss, train_op=tf.group(updated, step.assign_add(1)))
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(data(4, "float64")).batch(4).repeat()
+
+    expected, rates_of_tf_keras = by_tf_keras(SCHEDULED[name](), 5)
+    reported: dict[int, float] = {}
+    for max_steps in (3, 5):
+        config = RunConfig(train_distribute=STRATEGIES[strategy], log_step_count_steps=1)
+        trainer = Estimator(model_fn, tmp_path, config)
+        trainer.train(Input(input_fn, params={}, batch_size=4), max_steps=max_steps)
+    np.testing.assert_allclose(trainer.get_variable_value("weights"), expected, rtol=1e-6)
+    assert "current_learning_rate: the value" not in caplog.text
+    for path in sorted(tmp_path.glob("events.out.tfevents.*")):
+        for event in v1.train.summary_iterator(str(path)):
+            for one in event.summary.value:
+                if one.tag == "train/learning_rate":
+                    reported[event.step] = one.simple_value or tf.make_ndarray(one.tensor).item()
+    if style == "native":  # new optimizers of tf_keras tell nobody the rate of a train_op
+        assert [reported[step] for step in range(1, 6)] == pytest.approx(rates_of_tf_keras, rel=1e-6)

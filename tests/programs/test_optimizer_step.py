@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, EstimatorSpec, RunConfig
+from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.config import parsing
 from runner.config.schema import ConfigError
 from runner.programs.optimizer_step import clipped
@@ -106,6 +106,138 @@ def test_two_rows_of_a_sparse_gradient_for_one_row_of_the_variable_have_one_norm
     (found,) = clipped([sparse], 2.0)
     np.testing.assert_allclose(tf.convert_to_tensor(found), [[0], [0], [2], [0], [0]])
     np.testing.assert_allclose(tf.convert_to_tensor(clipped([sparse], 5.0)[0]), [[0], [0], [4], [0], [0]])
+
+
+# --- sparse gradients -----------------------------------------------------------------------------------------
+
+
+def table(params: Any) -> tuple[Any, Any]:
+    """A table of eight rows of one number, each 1, and its rows for eight examples: (variable, looked up)."""
+    variable = v1.get_variable("table", [8, 1], tf.float64, v1.ones_initializer())
+    return variable, tf.gather(variable, params)
+
+
+REPEATED: dict[str, Any] = {
+    "adam": lambda: keras.optimizers.Adam(0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.01),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=0.01),
+}
+
+
+@pytest.mark.parametrize("optimizer", REPEATED)
+def test_an_optimizer_sees_one_row_for_an_id_that_occurs_often(optimizer: str, tmp_path: Path) -> None:
+    """So a table that is looked up is trained like one that is multiplied, whose gradient is dense."""
+    ids = tf.constant([3, 3, 3, 5])
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        variable, rows = table(ids)
+        if params["dense"]:
+            rows = tf.one_hot(ids, 8, dtype=tf.float64) @ variable
+        loss = tf.reduce_mean(tf.square(rows)) + 0 * tf.reduce_sum(features)
+        if params["classic"]:  # model_fn calls the optimizer itself
+            made = REPEATED[optimizer]()
+            made.apply(tf.gradients(loss, [variable]), [variable])
+            return EstimatorSpec(mode, loss=loss, train_op=v1.train.get_global_step().assign_add(1))
+        return EstimatorSpec(mode, loss=loss, optimizer=REPEATED[optimizer]())
+
+    def table_of(name: str, strategy: str = "default", *, dense: bool = False, classic: bool = False) -> np.ndarray:
+        config = RunConfig(train_distribute=STRATEGIES[strategy])
+        trainer = Estimator(model_fn, tmp_path / name, config, {"dense": dense, "classic": classic})
+        trainer.train(train_input(6, num_examples=7, dtype="float64"), steps=4)
+        return trainer.get_variable_value("table")
+
+    expected = table_of("dense", dense=True)
+    assert expected[3] != 1
+    np.testing.assert_allclose(table_of("sparse"), expected, rtol=1e-7)
+    np.testing.assert_allclose(table_of("mirrored", "mirrored"), expected, rtol=1e-7)
+    if optimizer == "adam":  # the optimizer's own clip comes before it sums over replicas
+        for strategy in ("default", "mirrored"):
+            np.testing.assert_allclose(table_of(f"by {strategy}", strategy, classic=True), expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["native", "classic", "jit", "parts"])
+def test_a_replica_without_an_example_touches_no_row(kind: str, tmp_path: Path) -> None:
+    """Momentum of v1 moves the rows that a sparse gradient has, even by a gradient of 0."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        rows = tf.fill([tf.shape(features)[0]], tf.cast(replica, tf.int32))
+        loss = tf.square(table(rows)[1])[:, 0]
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.5)
+        if kind == "classic":
+            train_op = optimizer.minimize(tf.reduce_mean(loss), v1.train.get_global_step())
+            return EstimatorSpec(mode, loss=tf.reduce_mean(loss), train_op=train_op)
+        return EstimatorSpec(mode, loss=loss, optimizer=optimizer)
+
+    def input_fn() -> tf.data.Dataset:  # the second step has one example
+        return tf.data.Dataset.range(5).map(lambda x: (tf.cast(x, tf.float64)[None], x)).batch(4)
+
+    options: dict[str, Any] = {"jit": kind == "jit", "gradient_accumulation": 2 if kind == "parts" else 1}
+    trainer = Estimator(model_fn, tmp_path, RunConfig(train_distribute=STRATEGIES["mirrored"], **options))
+    trainer.train(Input(input_fn, params={}, batch_size=4), steps=2)
+    first = 0.1 * 2 * 2 / 4  # of each replica's row: rate, derivative, its share of the batch
+    second = 0.1 * (0.5 * 1 + 2 * (1 - first))
+    np.testing.assert_allclose(trainer.get_variable_value("table")[:3, 0], [1 - first - second, 1 - first, 1])
+
+
+# --- the loss scale of an optimizer -----------------------------------------------------------------------------
+
+
+SCALED: dict[str, Any] = {
+    "SGD": lambda factor: keras.optimizers.SGD(0.1, loss_scale_factor=factor),
+    "Adam": lambda factor: keras.optimizers.Adam(0.1, loss_scale_factor=factor),
+    "clips by itself": lambda factor: keras.optimizers.SGD(0.1, global_clipnorm=0.5, loss_scale_factor=factor),
+    "wrapped": lambda factor: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, loss_scale_factor=factor)),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"clip_global_norm": 0.3, "log_gradient_norm": True},
+    "parts": {"gradient_accumulation": 2},
+    "mixed": {"precision": "mixed_float16"},
+    "eager": {"eager": True},
+    "jit": {"jit": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [*((name, "plain") for name in SCALED), *(("SGD", name) for name in SETTINGS if name != "plain")],
+)
+def test_a_loss_scale_factor_changes_nothing_but_rounding(optimizer: str, options: str, tmp_path: Path) -> None:
+    """It is a power of two: not even that."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        embedded = keras.layers.Embedding(5, 4)(tf.cast(tf.abs(features[:, 0]), tf.int32))
+        predictions = tf.cast(
+            keras.layers.Dense(1)(tf.concat([embedded, tf.cast(features, embedded.dtype)], 1)), tf.float32
+        )
+        made = SCALED[optimizer](params["factor"])
+        return EstimatorSpec(mode, loss=tf.square(predictions - labels)[:, 0], optimizer=made)
+
+    found = []
+    for factor in (None, 4.0):
+        trainer = Estimator(
+            model_fn, tmp_path / str(factor), RunConfig(tf_random_seed=5, **SETTINGS[options]), {"factor": factor}
+        )
+        trainer.train(train_input(6, num_examples=19), steps=4)
+        found.append({name: trainer.get_variable_value(name) for name in trainer.get_variable_names()})
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(found[1][name], value, name)
+
+
+def test_a_loss_scale_factor_keeps_small_gradients_from_zero(tmp_path: Path) -> None:
+    """The backward pass of float16 sees the loss multiplied, as in Keras's `fit`."""
+
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        weight = v1.get_variable("weight", [], tf.float32, v1.zeros_initializer())
+        loss = tf.cast(tf.cast(weight, tf.float16) * tf.ones([2], tf.float16), tf.float32) * 1e-9
+        optimizer = keras.optimizers.SGD(1e9, loss_scale_factor=params["factor"])
+        return EstimatorSpec(mode, loss=loss + 0 * tf.reduce_sum(features), optimizer=optimizer)
+
+    for factor, expected in ((None, 0.0), (1e6, -1.0)):
+        trainer = Estimator(model_fn, tmp_path / str(factor), RunConfig(), {"factor": factor})
+        trainer.train(train_input(2), steps=1)
+        assert trainer.get_variable_value("weight") == pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.parametrize(

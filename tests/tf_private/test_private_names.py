@@ -96,6 +96,9 @@ PRIVATE_NAMES = [
     "tf_keras.src.engine.base_layer_utils:tf1.executing_eagerly_outside_functions",
     "tf_keras.src.engine.base_layer_utils:tf.compat.v1.executing_eagerly_outside_functions",
     "tf_keras.src.legacy_tf_layers.base:tf",
+    "tf_keras.src.optimizers.optimizer:Optimizer._apply_weight_decay",
+    "tf_keras.src.optimizers.optimizer:Optimizer._compute_current_learning_rate",
+    "tf_keras.src.optimizers.optimizer:Optimizer._distributed_apply_gradients_fn",
     "tf_keras.src.engine.base_layer_utils:_UNSAFE_GRAPH_OP_LAYER_CREATION",
 ]
 
