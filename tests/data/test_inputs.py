@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,6 +43,19 @@ def feed_of(fn: Any, mode: str = "eval", num_replicas: int = 1, **options: Any) 
     place = {name: options.pop(name) for name in ("worker_index", "num_workers") if name in options}
     given = {"params": {}} | {name: options.pop(name) for name in ("params", "config") if name in options}
     return build_input_pipeline(Input(fn, **options), mode, WorkerPlace(num_replicas, **place), **given)
+
+
+def by_rows(fn: Any, batch_size: int, num_replicas: int = 1, **options: Any) -> InputPipeline:
+    """A training input whose batches have `batch_size` examples, which need not divide evenly, as at the end of data."""
+    given = inspect.signature(fn).parameters
+
+    def input_fn(params: Any, input_context: Any) -> Any:
+        offered = {"params": {**params, "batch_size": batch_size}, "input_context": input_context}
+        return fn(**{name: value for name, value in offered.items() if name in given})
+
+    total = num_replicas * options.get("num_workers", 1)
+    whole = -(-batch_size // total) * total
+    return feed_of(input_fn, "train", num_replicas, batch_size=whole, **options)
 
 
 def pull(feed: InputPipeline, iterator: Any) -> tuple[ReplicaBatch, ...]:
@@ -90,7 +104,7 @@ def batched(n: int, **kwargs: Any) -> Any:
 
 @pytest.mark.parametrize("rows, replicas", EXPECTED_ROWS)
 def test_rows_go_to_the_replicas_contiguously_and_evenly(rows: int, replicas: int) -> None:
-    feed = feed_of(batched(rows), num_replicas=replicas, batch_size=rows)
+    feed = by_rows(batched(rows), num_replicas=replicas, batch_size=rows)
     shares = pull(feed, iter(feed.dataset))
     assert [int(share.count) for share in shares] == EXPECTED_ROWS[rows, replicas]
     assert [i for share in shares for i in ids(share)] == list(range(rows))
@@ -101,7 +115,7 @@ def test_rows_go_to_the_replicas_contiguously_and_evenly(rows: int, replicas: in
 
 
 def test_a_replica_without_rows_gets_the_first_row_and_count_0() -> None:
-    feed = feed_of(batched(1), num_replicas=3, batch_size=3)
+    feed = by_rows(batched(1), num_replicas=3, batch_size=3)
     for share in pull(feed, iter(feed.dataset))[1:]:
         assert int(share.count) == 0
         assert share.features["id"].numpy().tolist() == [0]
@@ -111,7 +125,7 @@ def test_a_replica_without_rows_gets_the_first_row_and_count_0() -> None:
 @pytest.mark.parametrize("batch_size", [4, 10, 22])
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_one_pass_counts_every_example_once_at_any_batch_size(batch_size: int, replicas: int) -> None:
-    feed = feed_of(batched(22), num_replicas=replicas, batch_size=batch_size)
+    feed = by_rows(batched(22), num_replicas=replicas, batch_size=batch_size)
     all_steps = steps(feed)
     assert [i for shares in all_steps for share in shares for i in ids(share)] == list(range(22))
     assert len(all_steps) == feed.remaining_steps() == math.ceil(22 / batch_size)
@@ -144,7 +158,7 @@ def test_one_replica_and_a_static_batch_costs_a_constant() -> None:
 
 
 def test_the_static_shape_is_kept_where_it_divides() -> None:
-    feed = feed_of(batched(12, drop_remainder=True), num_replicas=2, batch_size=6)
+    feed = by_rows(batched(12, drop_remainder=True), num_replicas=2, batch_size=6)
     features, labels = feed.replica_spec
     assert features["x"].shape == [3] and labels.shape == [3]
 
@@ -160,22 +174,16 @@ def test_the_static_shape_is_kept_where_it_divides() -> None:
 
 def test_the_other_dimensions_are_kept_where_it_does_not_divide() -> None:
     image = tf.data.Dataset.from_tensor_slices(np.zeros([10, 8, 8, 1], np.float32))
-    feed = feed_of(lambda params: image.batch(params["batch_size"]), num_replicas=2, batch_size=4)
+    feed = by_rows(lambda params: image.batch(params["batch_size"]), num_replicas=2, batch_size=4)
     assert feed.replica_spec[0].shape.as_list() == [None, 8, 8, 1]
     assert [share.features.shape.as_list() for share in steps(feed)[-1]] == [[1, 8, 8, 1], [1, 8, 8, 1]]
-
-
-def test_a_static_batch_that_does_not_divide_is_divided_too() -> None:
-    feed = feed_of(batched(5, drop_remainder=True), num_replicas=2, batch_size=5)
-    assert feed.replica_spec[0]["x"].shape.as_list() == [None]
-    assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[0, 1, 2], [3, 4]]
 
 
 def test_every_worker_takes_its_rows_of_the_same_batch() -> None:
     for size in (7, 8):
         got = []
         for worker in range(2):
-            feed = feed_of(batched(size), num_replicas=2, worker_index=worker, num_workers=2, batch_size=size)
+            feed = by_rows(batched(size), num_replicas=2, worker_index=worker, num_workers=2, batch_size=size)
             assert feed.shard == "examples"
             got += [ids(share) for share in pull(feed, iter(feed.dataset))]
         assert got == {7: [[0, 1], [2, 3], [4, 5], [6]], 8: [[0, 1], [2, 3], [4, 5], [6, 7]]}[size]
@@ -187,12 +195,16 @@ def test_every_worker_takes_its_rows_of_the_same_batch() -> None:
 @pytest.mark.parametrize(
     "element, features, labels",
     [
-        ({"a": [1, 2, 3]}, {"a": [1, 2]}, None),
-        ([1, 2, 3], [1, 2], None),
-        (([1, 2, 3], [4, 5, 6]), [1, 2], [4, 5]),
-        (({"a": {"b": [1, 2, 3]}}, {"y": [4, 5, 6], "z": [7, 8, 9]}), {"a": {"b": [1, 2]}}, {"y": [4, 5], "z": [7, 8]}),
-        (((([1, 2, 3]), [4, 5, 6]), [7, 8, 9]), ([1, 2], [4, 5]), [7, 8]),
-        (({"a": [1, 2, 3]}, None), {"a": [1, 2]}, None),
+        ({"a": [1, 2, 3, 4]}, {"a": [1, 2]}, None),
+        ([1, 2, 3, 4], [1, 2], None),
+        (([1, 2, 3, 4], [4, 5, 6, 7]), [1, 2], [4, 5]),
+        (
+            ({"a": {"b": [1, 2, 3, 4]}}, {"y": [4, 5, 6, 7], "z": [7, 8, 9, 10]}),
+            {"a": {"b": [1, 2]}},
+            {"y": [4, 5], "z": [7, 8]},
+        ),
+        (((([1, 2, 3, 4]), [4, 5, 6, 7]), [7, 8, 9, 10]), ([1, 2], [4, 5]), [7, 8]),
+        (({"a": [1, 2, 3, 4]}, None), {"a": [1, 2]}, None),
     ],
     ids=["dict", "tensor", "tensor+labels", "nested", "tuple+labels", "labels None"],
 )
@@ -206,7 +218,7 @@ def test_every_structure_of_features_and_labels(element: Any, features: Any, lab
     def input_fn() -> Any:
         return element if as_tensors else tf.data.Dataset.from_tensors(element)
 
-    feed = feed_of(input_fn, num_replicas=2, batch_size=3)
+    feed = by_rows(input_fn, num_replicas=2, batch_size=4)
     share = pull(feed, iter(feed.dataset))[0]
     as_lists = tf.nest.map_structure(lambda t: t.numpy().tolist(), share.features)
     assert str(as_lists) == str(features)
@@ -224,7 +236,7 @@ def test_sparse_and_ragged_tensors_are_divided_by_row(rows: int, replicas: int) 
         slices = tf.data.Dataset.from_tensor_slices({"s": tf.sparse.from_dense(dense), "r": ragged})
         return slices.batch(rows)
 
-    feed = feed_of(input_fn, num_replicas=replicas, batch_size=rows)
+    feed = by_rows(input_fn, num_replicas=replicas, batch_size=rows)
     shares = pull(feed, iter(feed.dataset))
     assert [int(share.count) for share in shares] == EXPECTED_ROWS[rows, replicas]
     start = 0
@@ -295,7 +307,7 @@ def test_sparse_batches_are_taken_in_turn_to_the_odd_end() -> None:
 
 def test_workers_take_batches_in_turn_and_agree_on_the_end() -> None:
     feeds = [
-        feed_of(lambda: examples(9).batch(1), num_replicas=2, worker_index=worker, num_workers=2) for worker in range(2)
+        feed_of(lambda: examples(9).batch(1), "train", 2, worker_index=worker, num_workers=2) for worker in range(2)
     ]
     got = [[[ids(share) for share in shares] for shares in steps(feed)] for feed in feeds]
     assert got == [[[[0], [1]], [[4], [5]], [[8], []]], [[[2], [3]], [[6], [7]], [[], []]]]
@@ -449,7 +461,7 @@ def test_a_context_remembers_whether_the_place_among_pipelines_was_read() -> Non
 def test_auto_leaves_the_division_to_a_function_that_read_its_place() -> None:
     got = []
     for worker in range(2):
-        feed = feed_of(sharding, num_replicas=2, batch_size=8, worker_index=worker, num_workers=2)
+        feed = feed_of(sharding, mode="train", num_replicas=2, batch_size=8, worker_index=worker, num_workers=2)
         assert feed.shard == "input_fn" and feed.global_batch_size == 8
         assert feed.reason == "input_fn divides its data by input_context"
         got.append([ids(share) for share in pull(feed, iter(feed.dataset))])
@@ -457,7 +469,7 @@ def test_auto_leaves_the_division_to_a_function_that_read_its_place() -> None:
 
 
 def test_auto_in_one_process_divides_by_rows_whatever_the_function_read() -> None:
-    feed = feed_of(sharding, num_replicas=2, batch_size=8)
+    feed = by_rows(sharding, num_replicas=2, batch_size=8)
     assert (feed.shard, feed.reason) == ("examples", "one worker reads all of it")
     assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -469,32 +481,64 @@ def test_a_context_declared_for_the_batch_size_alone_does_not_divide_the_data() 
         sizes.append(input_context.get_per_replica_batch_size(8))
         return examples(16).batch(sizes[-1])
 
-    feed = feed_of(fn, num_replicas=2, batch_size=8, worker_index=1, num_workers=2)
+    feed = feed_of(fn, mode="train", num_replicas=2, batch_size=8, worker_index=1, num_workers=2)
     assert feed.shard == "examples" and sizes == [8]
     assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[4, 5], [6, 7]]
 
 
 def test_files_gives_the_function_its_place_and_per_replica_batches() -> None:
-    feed = feed_of(sharding, num_replicas=2, batch_size=8, worker_index=1, num_workers=2, shard="files")
+    feed = feed_of(sharding, mode="train", num_replicas=2, batch_size=8, worker_index=1, num_workers=2, shard="files")
     assert (feed.shard, feed.reason) == ("files", "shard=files")
     assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[1, 3], [5, 7]]
 
 
 def test_examples_hides_the_other_pipelines() -> None:
-    feed = feed_of(sharding, num_replicas=1, batch_size=8, worker_index=1, num_workers=2, shard="examples")
+    feed = feed_of(
+        sharding, mode="train", num_replicas=1, batch_size=8, worker_index=1, num_workers=2, shard="examples"
+    )
     assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[4, 5, 6, 7]]
 
 
 def test_off_gives_every_worker_all_of_the_data() -> None:
     for worker in range(2):
-        feed = feed_of(batched(16), num_replicas=2, batch_size=8, worker_index=worker, num_workers=2, shard="off")
+        feed = feed_of(
+            batched(16), mode="train", num_replicas=2, batch_size=8, worker_index=worker, num_workers=2, shard="off"
+        )
         assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[0, 1], [2, 3]]
         assert feed.remaining_steps() == 4
 
 
-def test_eval_rounds_the_per_replica_size_down() -> None:
-    feed = feed_of(sharding, num_replicas=2, batch_size=7, worker_index=0, num_workers=2, shard="input_fn")
-    assert [int(share.count) for share in pull(feed, iter(feed.dataset))] == [1, 1]
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_in_evaluation_whole_batches_are_dealt_to_the_replicas_of_all_workers(batch_size: int | None) -> None:
+    feeds = [
+        feed_of(lambda: examples(9).batch(2), num_replicas=2, batch_size=batch_size, worker_index=worker, num_workers=2)
+        for worker in range(2)
+    ]
+    got = [[[ids(share) for share in shares] for shares in steps(feed)] for feed in feeds]
+    assert got == [[[[0, 1], [2, 3]], [[8], []]], [[[4, 5], [6, 7]]]]
+
+
+def test_every_way_of_sharding_gives_an_evaluation_its_whole_batch_size() -> None:
+    for shard in ("input_fn", "files"):
+        feed = feed_of(sharding, num_replicas=2, batch_size=3, worker_index=1, num_workers=2, shard=shard)
+        assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[1, 3, 5], [7, 9, 11]]
+    for shard in ("off", "examples"):
+        feed = feed_of(batched(16), num_replicas=2, batch_size=3, worker_index=0, num_workers=2, shard=shard)
+        assert [ids(share) for share in pull(feed, iter(feed.dataset))] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "fn, shard, of_workers",
+    [
+        (batched(16), "examples", [[0, 1, 2, 3, 8, 9], [4, 5, 6, 7]]),
+        ("sharding", "input_fn", [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7]]),
+    ],
+)
+def test_a_number_of_batches_is_that_of_the_whole_input(fn: Any, shard: str, of_workers: list[list[int]]) -> None:
+    for worker in range(2):
+        source = Input(sharding if fn == "sharding" else fn, params={}, batch_size=2, shard=shard)
+        feed = build_input_pipeline(source, "eval", WorkerPlace(2, worker, 2), num_batches=5)
+        assert [i for shares in steps(feed) for share in shares for i in ids(share)] == of_workers[worker]
 
 
 def test_a_function_that_should_divide_and_does_not_is_refused() -> None:
