@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,12 @@ from runner.tracing.graph_operations import changes_state, needed, operations
 from runner.tracing.trace import Trace
 from runner.tracing.variable_store import LocalVariable, VariableStore
 
-State = Mapping[str, np.ndarray]
-"""Name of a variable -> its value on one replica."""
+States = Mapping[str, np.ndarray]
+"""Name of a variable -> its values in several states, `[states, ...]`."""
 
 _ADDS = frozenset(
     {"AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd"}
 )
-_SUMS = frozenset({"AddV2", "Add", "Sub"})
-_SAME = frozenset({"Identity", "Cast"})
 
 _OF_COVARIANCE = ("count", "mean_prediction", "mean_label", "comoment")
 """Names of the variables of contrib's streaming_covariance, below its scope."""
@@ -76,10 +74,13 @@ class KeptMetrics:
         self._handles = {
             handle: name for handle, name in handles.items() if name in own or not trace.requested.training
         }
-        written = {name: self._written(metric) for name, metric in self._metrics.items()}
-        self._states = list(dict.fromkeys(one for names in written.values() for one in names if one in own))
-        self.unmerged = [name for name, metric in self._metrics.items() if not self._can_merge(metric)]
-        self.changes_model = any(one not in own for names in written.values() for one in names)
+        writes = {name: self._writes(metric) for name, metric in self._metrics.items()}
+        written = list(
+            dict.fromkeys(name for of_metric in writes.values() for one in of_metric for name in self._on(one))
+        )
+        self._states = [name for name in written if name in own]
+        self.unmerged = [name for name, of_metric in writes.items() if not self._can_merge(metrics[name], of_metric)]
+        self.changes_model = len(self._states) < len(written)
 
     def __bool__(self) -> bool:
         return bool(self._metrics)
@@ -92,7 +93,7 @@ class KeptMetrics:
         """
         with self.set_aside():
             # The graph and the Keras metrics read the first replica's variables.
-            for name, value in self._merged_over_workers(of_one_replica).items():
+            for name, value in self._over_workers(of_one_replica).items():
                 copy = self._store.copies(name)[0]
                 copy.assign(tf.cast(value, copy.dtype))
             values = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._values())
@@ -143,62 +144,48 @@ class KeptMetrics:
     # --- one state of many ----------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _initial(self) -> State:
+    def _initial(self) -> Mapping[str, np.ndarray]:
         return {name: np.asarray(self._store.initial_value(name)) for name in self._states}
 
-    def _merged_over_workers(self, of_one_replica: bool) -> State:
+    def _over_workers(self, of_one_replica: bool) -> Mapping[str, np.ndarray]:
         """Return the state over all replicas and workers; empty if there is only one replica."""
-        copies = {name: self._store.copies(name) for name in self._states}
-        num_copies = 1 if of_one_replica else max(map(len, copies.values()), default=1)
-        if not copies or (num_copies == 1 and self._collectives.num_workers == 1):
+        copies = {name: self._store.copies(name)[: 1 if of_one_replica else None] for name in self._states}
+        if self._collectives.num_workers == 1 and all(len(of_name) == 1 for of_name in copies.values()):
             return {}
-        states = [{name: copies[name][index].numpy() for name in self._states} for index in range(num_copies)]
-        all_states = self._gathered(self.merged(states))
-        return all_states[0] if of_one_replica else self.merged(all_states)
+        mine = self.merged({name: np.stack([copy.numpy() for copy in of_name]) for name, of_name in copies.items()})
+        states = {name: self._gathered(value) for name, value in mine.items()}
+        return {name: of_name[0] for name, of_name in states.items()} if of_one_replica else self.merged(states)
 
-    def _gathered(self, state: State) -> list[State]:
-        """Return the states of all workers, each of which passes its own."""
-        collectives = self._collectives
-        if collectives.num_workers == 1:
-            return [state]
-        flat = np.concatenate([np.zeros(0), *(state[name].astype(np.float64).ravel() for name in self._states)])
-        rows = np.zeros([collectives.num_workers, flat.size])
-        rows[collectives.worker_index] = flat
-        rows = np.asarray(collectives.sum(rows.ravel().tolist())).reshape(rows.shape)
-        ends = np.cumsum([state[name].size for name in self._states])[:-1]
-        parts = [np.split(row, ends) for row in rows]
-        return [
-            {
-                name: one.reshape(state[name].shape).astype(state[name].dtype)
-                for name, one in zip(self._states, row, strict=True)
-            }
-            for row in parts
-        ]
+    def _gathered(self, value: np.ndarray) -> np.ndarray:
+        """Return the values of all workers, `[workers, ...]`."""
+        rows = np.zeros([self._collectives.num_workers, *value.shape])
+        rows[self._collectives.worker_index] = value
+        return np.reshape(self._collectives.sum(rows.ravel().tolist()), rows.shape).astype(value.dtype)
 
-    def merged(self, states: Sequence[State]) -> State:
+    def merged(self, states: States) -> dict[str, np.ndarray]:
         """Return the state of all examples, given the states of several parts of them, all begun anew."""
-        if len(states) == 1:
-            return states[0]
-        merged = {}
+        if all(len(of_name) == 1 for of_name in states.values()):
+            return {name: of_name[0] for name, of_name in states.items()}
+        result = {}
         for name, initial in self._initial.items():
             wide = np.float64 if initial.dtype.kind == "f" else np.int64  # a narrow sum would lose digits
-            first = initial.astype(wide)
-            merged[name] = first + sum(state[name].astype(wide) - first for state in states)
+            result[name] = initial + (states[name].astype(wide) - initial.astype(wide)).sum(0)
         for scope in self._covariances:
-            merged |= _covariance(scope, states)
+            result |= _covariance(scope, states)
         for metric in self._metrics.values():
             if _merges_itself(metric):
-                merged |= self._by_merge_state(metric, states)
-        return merged
+                result |= self._by_merge_state(metric, states)
+        return result
 
-    def _by_merge_state(self, metric: Any, states: Sequence[State]) -> State:
+    def _by_merge_state(self, metric: Any, states: States) -> dict[str, np.ndarray]:
         """Return the state that the metric's own `merge_state` makes of several."""
-        names = self._names_of(metric)
-        others = [{id(one): _variable_like(one, state[name]) for one, name in names} for state in states[1:]]
-        for variable, name in names:
-            variable.assign(states[0][name])
+        variables = self._variables_of(metric)
+        number = len(next(iter(states.values())))
+        others = [{id(one): _like(one, states[name][n]) for name, one in variables.items()} for n in range(1, number)]
+        for name, variable in variables.items():
+            variable.assign(states[name][0])
         metric.merge_state([_with_variables(metric, new) for new in others])
-        return {name: np.asarray(variable.numpy()) for variable, name in names}
+        return {name: np.asarray(variable) for name, variable in variables.items()}
 
     # --- what the graph says --------------------------------------------------------------------------------------
 
@@ -208,78 +195,59 @@ class KeptMetrics:
         scopes = [name.removesuffix("comoment") for name in self._states if name.endswith("/comoment")]
         return [scope for scope in scopes if all(scope + part in self._states for part in _OF_COVARIANCE)]
 
-    def _names_of(self, metric: Any) -> list[tuple[Any, str]]:
-        """Return (variable, its name in the store) of the variables of a Keras metric."""
+    def _variables_of(self, metric: Any) -> dict[str, Any]:
+        """Return name in the store -> variable of a Keras metric."""
         requests = self._trace.requested.requests.items()
         names = {id(one): name for name, (_, owner) in requests for one in (owner, self._store.copies(name)[0])}
-        return [(one, names[id(one)]) for one in metric.variables if id(one) in names]
+        return {names[id(one)]: one for one in metric.variables if id(one) in names}
 
-    def _updates(self, metric: Any) -> list[tf.Operation]:
-        """Return the operations that update a metric, with all on which they depend."""
-        if is_pair(metric):
-            return needed(self._trace.graph, operations([metric[1]]))
-        own = {name for _, name in self._names_of(metric)}
-        writes = self._trace.writes_of_keras(metrics_only=True, replica=0)
-        return [one for one in writes if own.intersection(self._variables_of(one))]
-
-    def _variables_of(self, operation: tf.Operation) -> list[str]:
+    def _on(self, operation: tf.Operation) -> list[str]:
+        """Return the names of the variables that an operation reads or writes."""
         return [self._handles[tensor.name] for tensor in operation.inputs if tensor.name in self._handles]
 
-    def _written(self, metric: Any) -> list[str]:
-        """Return the names of the variables that updating a metric writes."""
-        return [name for one in self._updates(metric) if changes_state(one) for name in self._variables_of(one)]
+    def _writes(self, metric: Any) -> list[tf.Operation]:
+        """Return the writes to variables that update a metric."""
+        if is_pair(metric):
+            running = needed(self._trace.graph, operations([metric[1]]))
+            return [one for one in running if changes_state(one) and self._on(one)]
+        own = self._variables_of(metric)
+        writes = self._trace.writes_of_keras(metrics_only=True, replica=0)
+        return [one for one in writes if not own.keys().isdisjoint(self._on(one))]
 
-    def _can_merge(self, metric: Any) -> bool:
-        if _merges_itself(metric):
-            return True
+    def _can_merge(self, metric: Any, writes: Sequence[tf.Operation]) -> bool:
         known = {scope + part for scope in self._covariances for part in _OF_COVARIANCE}
-        writes = [one for one in self._updates(metric) if changes_state(one) and self._variables_of(one)]
-        return all(self._adds(one) or known.issuperset(self._variables_of(one)) for one in writes)
+        return _merges_itself(metric) or all(known.issuperset(self._on(one)) or self._adds(one) for one in writes)
+
+    @functools.cached_property
+    def _dependent(self) -> set[tf.Operation]:
+        """The operations whose values depend on a state."""
+        found: set[tf.Operation] = set()
+        for one in self._trace.operations:  # in the order in which they were made, inputs first
+            if any(tensor.op in found for tensor in one.inputs) or not set(self._on(one)).isdisjoint(self._variables):
+                found.add(one)
+        return found
 
     def _adds(self, write: tf.Operation) -> bool:
-        """Report whether a write adds to a local variable what depends on no metric's state.
+        """Report whether a write adds to a local variable what depends on no state.
 
         A write in a branch, a loop or a nested function counts as one that does not.
         """
-        (name,) = {*self._variables_of(write)} if len({*self._variables_of(write)}) == 1 else ("",)
-        if name not in self._variables:
+        if not set(self._variables).issuperset(self._on(write)):
             return False
         if write.type in _ADDS:
-            return not self._reads_state(write.inputs[1:])
+            return self._dependent.isdisjoint(tensor.op for tensor in write.inputs[1:])
         if write.type != "AssignVariableOp":
             return False
-        total = _through(write.inputs[1].op)  # Keras writes variable = variable + number
-        if total.type not in _SUMS:
-            return False
-        own = [self._variables_of(one) == [name] and one.type == "ReadVariableOp" for one in map(_source, total.inputs)]
-        if total.type == "Sub":
-            own[1] = False
-        return any(own) and not self._reads_state([total.inputs[1 - own.index(True)]])
-
-    def _reads_state(self, tensors: Iterable[tf.Tensor]) -> bool:
-        """Report whether the values of tensors depend on a metric's state."""
-        found: set[tf.Operation] = set()
-        stack = [tensor.op for tensor in tensors]
-        while stack:
-            one = stack.pop()
-            if one in found:
-                continue
-            found.add(one)
-            if set(self._variables_of(one)).intersection(self._variables):
-                return True
-            stack += [tensor.op for tensor in one.inputs]
-        return False
-
-
-def _through(operation: tf.Operation) -> tf.Operation:
-    """Return the operation whose value `operation` has."""
-    while operation.type in _SAME:
-        operation = operation.inputs[0].op
-    return operation
+        total = _source(write.inputs[1])  # Keras writes variable = variable + number
+        parts = [_source(tensor) for tensor in total.inputs]
+        own = [one.type == "ReadVariableOp" and one.inputs[0] is write.inputs[0] for one in parts]
+        is_sum = total.type in ("AddV2", "Add") or (total.type == "Sub" and own[0])
+        return is_sum and any(own) and parts[1 - own.index(True)] not in self._dependent
 
 
 def _source(tensor: tf.Tensor) -> tf.Operation:
-    return _through(tensor.op)
+    """Return the operation whose value `tensor` is, perhaps in another dtype."""
+    return _source(tensor.op.inputs[0]) if tensor.op.type in ("Identity", "Cast") else tensor.op
 
 
 def _assign(variables: Sequence[LocalVariable], index: int, values: Sequence[tf.Tensor]) -> tf.Operation:
@@ -288,23 +256,21 @@ def _assign(variables: Sequence[LocalVariable], index: int, values: Sequence[tf.
     return tf.no_op()
 
 
-def _covariance(scope: str, states: Sequence[State]) -> dict[str, np.ndarray]:
+def _covariance(scope: str, states: States) -> dict[str, np.ndarray]:
     """Return the state of contrib's `streaming_covariance` over all examples.
 
     Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample variances, 1979; here
-    for all samples at once.
+    for any number of samples at once.
 
     Args:
       scope: scope of its variables.
-      states: states of the replicas.
+      states: states of parts of the examples.
     """
-    parts = [np.array([state[scope + part] for state in states], np.float64) for part in _OF_COVARIANCE]
-    counts, predictions, labels, comoments = parts
+    counts, predictions, labels, comoments = (states[scope + part].astype(np.float64) for part in _OF_COVARIANCE)
     total = counts.sum()
-    prediction, label = (float((counts * one).sum() / total) if total else 0.0 for one in (predictions, labels))
+    prediction, label = ((counts * one).sum() / (total or 1.0) for one in (predictions, labels))
     comoment = (comoments + counts * (predictions - prediction) * (labels - label)).sum()
-    merged = (total, prediction, label, comoment)
-    return {scope + part: np.asarray(value) for part, value in zip(_OF_COVARIANCE, merged, strict=True)}
+    return dict(zip((scope + part for part in _OF_COVARIANCE), (total, prediction, label, comoment), strict=True))
 
 
 def _merges_itself(metric: Any) -> bool:
@@ -313,7 +279,7 @@ def _merges_itself(metric: Any) -> bool:
     return is_keras_metric(metric) and any("merge_state" in vars(kind) for kind in own)
 
 
-def _variable_like(variable: Any, value: np.ndarray) -> Any:
+def _like(variable: Any, value: np.ndarray) -> Any:
     kind = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
     return kind(value, dtype=variable.dtype, trainable=False)
 

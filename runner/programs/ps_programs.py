@@ -375,8 +375,8 @@ class RangeEvaluation(EvalProgram):
         results, ended = self._requests.take(iterator, max_steps)
         for result in results:
             sums = added(sums, on_host(result["sums"]))
-            states = [result["state"]] if self._state is None else [self._state, result["state"]]
-            self._state = self._kept.merged(states)
+            parts = [part for part in (self._state, result["state"]) if part is not None]
+            self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
         return EvalResult(sums, sum(int(result["examples"]) for result in results), ended)
 
     def _run_in_turn(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:

@@ -46,7 +46,7 @@ def feed_of(fn: Any, mode: str = "eval", num_replicas: int = 1, **options: Any) 
 
 
 def by_rows(fn: Any, batch_size: int, num_replicas: int = 1, **options: Any) -> InputPipeline:
-    """A training input whose batches have `batch_size` examples, which need not divide evenly, as at the end of data."""
+    """A training input with batches of `batch_size` examples, which need not divide evenly, like a last batch."""
     given = inspect.signature(fn).parameters
 
     def input_fn(params: Any, input_context: Any) -> Any:
