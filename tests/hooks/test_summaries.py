@@ -63,7 +63,15 @@ def test_each_summary_is_written_once_at_its_steps(tag: str, run: tuple[str, Pat
 def test_no_other_summary_is_written(run: tuple[str, Path]) -> None:
     _, model_dir = run
     tags = {event.tag for event in read_events(model_dir)} - {"train/mae"}  # of the native one, see test_train_scalars
-    assert tags == {"v2/value", "v2/histogram", "v1_value", "v1_histogram", "loss", "global_step/sec"}
+    assert tags == {
+        "v2/value",
+        "v2/histogram",
+        "v1_value",
+        "v1_histogram",
+        "loss",
+        "global_step/sec",
+        "train/learning_rate",
+    }
 
 
 @pytest.mark.parametrize("tag", ["v2/value", "v1_value"])

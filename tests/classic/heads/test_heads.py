@@ -156,7 +156,12 @@ def test_of_several_heads_each_has_its_loss_in_the_events(tmp_path: Path) -> Non
 
     Estimator(fn, tmp_path, RunConfig(save_summary_steps=1)).train(weighted_input(), steps=1)
     found = {event.tag: event.value for event in read_events(tmp_path)}
-    assert set(found) - {"global_step/sec"} == {"loss", "loss/a", "loss/b", "regularization_loss"}
+    assert set(found) - {"global_step/sec", "train/learning_rate"} == {
+        "loss",
+        "loss/a",
+        "loss/b",
+        "regularization_loss",
+    }
     parts = found["loss/a"] + 0.5 * found["loss/b"] + found["regularization_loss"]
     assert found["loss"] == pytest.approx(parts, rel=1e-6)
 
