@@ -6,6 +6,9 @@ The same network (64-128-10), loss and accuracy, with batches of 128 from the sa
 times are of whole calls: it calls the input function, looks for the checkpoint (and reads it if it is not in memory),
 and writes results to the event file. Keras starts with its model and dataset in memory.
 
+Evaluations with an AUC and a MeanIoU of Keras on mirrored(2) and mirrored(4) virtual CPUs: of many small batches, and
+of three large ones.
+
 The writers are those of command=predict. They are compared with what a user would write after Keras' `predict`:
 `json.dumps` of each example for JSON Lines, and `np.savez` for .npz.
 """
@@ -26,9 +29,10 @@ import tensorflow as tf
 from _rounds import Case, Ratio, arguments, measure, show, timed
 
 import runner
+from runner.distribute.strategy import split_cpu
 from runner.task.prediction_files import open_predictions
 
-BATCH, DISTINCT = 128, 40
+BATCH, DISTINCT, LARGE = 128, 40, 16_384
 
 
 def input_fn(batches: int) -> tf.data.Dataset:
@@ -85,6 +89,38 @@ def ours(batches: int, directory: Path) -> list[Case]:
     ]
 
 
+def counting_model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> runner.EstimatorSpec:
+    spec = model_fn(features, labels, mode)
+    if mode != runner.ModeKeys.EVAL:
+        return spec
+    correct = spec.eval_metric_ops["accuracy"]
+    metrics = {"auc": keras.metrics.AUC(), "iou": keras.metrics.MeanIoU(2)}
+    for metric in metrics.values():
+        metric.update_state(labels % 2 == 0, correct)
+    return spec._replace(eval_metric_ops={"accuracy": correct, **metrics})
+
+
+def on_replicas(batches: int, directory: Path) -> list[Case]:
+    cases = []
+    for number in (1, 2, 4):
+        strategy = runner.build_strategy("mirrored", devices=[f"CPU:{index}" for index in range(number)])
+        config = runner.RunConfig(train_distribute=strategy)
+        estimator = runner.Estimator(counting_model_fn, directory / f"mirrored_{number}", config)
+        for size, count in ((BATCH, batches), (LARGE, 3)):
+            data = runner.Input(lambda size=size, count=count: of_size(size, count), params={}, batch_size=size)
+            if size == BATCH:
+                estimator.train(data, steps=1)
+            name = f"evaluate {'many small' if size == BATCH else 'three large'}, mirrored({number})"
+            cases.append(timed(name, size * count, lambda estimator=estimator, data=data: estimator.evaluate(data)))
+    return cases
+
+
+def of_size(size: int, count: int) -> tf.data.Dataset:
+    random = np.random.default_rng(2)
+    features, labels = random.normal(size=(size, 64)).astype(np.float32), random.integers(10, size=size)
+    return tf.data.Dataset.from_tensors((features, labels)).repeat(count).prefetch(2)
+
+
 def by_keras(batches: int, directory: Path, steps_per_execution: int) -> list[Case]:
     model = keras.Sequential([keras.Input([64]), *build_layers(), keras.layers.Softmax()])
     model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"], steps_per_execution=steps_per_execution)
@@ -126,6 +162,7 @@ def ratios() -> list[Ratio]:
 
 def main() -> None:
     parsed = arguments(__doc__, 9, batches=(400, 2, "batches of one pass"))
+    split_cpu(4)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         cases = ours(parsed.batches, directory)
@@ -133,6 +170,8 @@ def main() -> None:
             cases += by_keras(parsed.batches, directory, number)
         title = f"an example of {parsed.batches} batches; Keras(steps_per_execution)"
         show(title, measure(cases, parsed.rounds), ratios())
+        cases = on_replicas(parsed.batches, directory)
+        show("an example on several replicas", measure(cases, parsed.rounds), [])
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -54,8 +55,12 @@ def test_no_metric_is_missing() -> None:
 
 
 @pytest.mark.parametrize("strategy", slow_but(["mirrored", "central_storage"], "mirrored"))
-def test_each_metric_is_that_of_one_device(strategy: str, folder: Path, of_default: dict[str, Any]) -> None:
+def test_each_metric_is_that_of_one_device(
+    strategy: str, folder: Path, of_default: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     assert differing(every_metric.evaluated(folder, strategy_of(strategy)), of_default) == {}
+    assert ("One replica" in caplog.text) == bool(every_metric.ONE_REPLICA)
 
 
 @pytest.mark.slow
