@@ -108,7 +108,8 @@ def not_finite(tensors: Mapping[str, Any]) -> list[str]:
 
 def _sum_of_squares(value: tf.Tensor) -> Any:
     # NumPy is twice as fast for small values, but slow for float16.
-    view = _memory(value) if value.dtype in (tf.float32, tf.float64) and "CPU" in value.device else None
+    is_here = "CPU" in value.device and not tensor_bundle.is_far(value)
+    view = _memory(value) if is_here and value.dtype in (tf.float32, tf.float64) else None
     return tf.nn.l2_loss(value) if view is None else np.vdot(view, view)
 
 

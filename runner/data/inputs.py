@@ -109,6 +109,7 @@ class InputPipeline:
       seed: the seed of shuffles without a seed of their own; a `DrawnSeed` differs in each process.
       num_pipelines: number of processes that read different data; 1 if all read the same.
       pipeline_index: index of this process among them; 0 if all read the same.
+      max_steps: largest number of steps of an evaluation; infinite: as many as the dataset has.
       service: the tf.data service that computes the dataset; None: this process does.
       prefetch: batches copied to a device ahead of their steps; None: each batch is copied in its step.
     """
@@ -128,6 +129,7 @@ class InputPipeline:
     pipeline_index: int = 0
     name: str = "the input function"
     seed: int | None = None
+    max_steps: float = math.inf
     service: DataService | None = None
     prefetch: DevicePrefetch | None = None
 
@@ -342,10 +344,12 @@ def build_input_pipeline(
         options = tf.data.Options()
         options.deterministic = True  # each element must be the same on all workers
         dataset = given.with_options(options)
+    max_steps = math.inf
     if isinstance(division, RoundRobin):
         if math.isfinite(num_batches):
             of_all = int(num_batches) * (1 if source.batch_size is not None else place.total)
             dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
+            max_steps = math.ceil(division.share(of_all) / place.num_replicas)
         dataset = dataset if sharded.is_own else division.own(dataset)
         if mode == "infer" and datasets.may_change_meanwhile(dataset):
             # The next batch may wait for the predictions of this one, so a step must not read several.
@@ -366,6 +370,7 @@ def build_input_pipeline(
         is_chief=place.worker_index == 0,
         num_pipelines=place.num_workers if sharded.is_own else 1,
         pipeline_index=place.worker_index if sharded.is_own else 0,
+        max_steps=max_steps,
         service=service,
         prefetch=_device_prefetch(source.prefetch_to_device, place, config) if mode == "train" else None,
     )

@@ -219,8 +219,8 @@ def _loops(setup: EvalSetup, hooks: EvaluationHooks, counted: RunningMeans) -> I
     program, session = setup.program, hooks.session
     iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
     length, taken = LoopLength(None if session.is_empty else 1), 0
-    while True:
-        num_steps, started = length.next(math.inf), time.perf_counter()
+    while taken < setup.pipeline.max_steps:
+        num_steps, started = length.next(setup.pipeline.max_steps - taken), time.perf_counter()
         if session.is_empty:
             result = program.run(iterator, taken, num_steps, counted.sums)
         else:

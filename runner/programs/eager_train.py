@@ -22,7 +22,6 @@ from runner.distribute.reductions import Reductions, ReplicaWeights
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.model_log import logging_values
 from runner.programs.batch_losses import WholeBatch, losses_over_batches, model_fn_has
-from runner.programs.metric_states import KeptMetrics
 from runner.programs.optimizer_step import Update, apply_update, gradients_of, objective
 from runner.programs.program import ModelToTrace, replica_inputs, step_inputs
 from runner.programs.train import TrainedReplica, TrainProgram
@@ -33,6 +32,7 @@ from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.summaries import EagerCollector, SummaryScalar, collecting_eagerly
 from runner.tf_private.v1 import rate_of_v1, summaries_of_v1
 from runner.tf_private.variables import initial_values_from_checkpoints
+from runner.tracing.metric_states import KeptMetrics
 from runner.tracing.random_state import EagerStream, drawing_from, moment, seeded, stateless_random_ops
 from runner.tracing.trace_step import Replica
 from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore

@@ -13,7 +13,6 @@ from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
 from runner.data.replica_batches import RoundRobin
 from runner.model_fn import ModeKeys
-from runner.programs.metric_states import KeptMetrics, is_pair
 from runner.programs.mixed_precision import ModelCall
 from runner.programs.program import (
     ModelToTrace,
@@ -25,6 +24,7 @@ from runner.programs.program import (
     split_fetches,
 )
 from runner.tracing.graph_operations import needed, operations
+from runner.tracing.metric_states import KeptMetrics, is_pair
 from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
 

@@ -160,21 +160,6 @@ def apply_update(
     return Update(loss, values, rate_name)
 
 
-def clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """Return `gradients` scaled down to the global norm `norm` if their own is larger, with the same shapes.
-
-    If the global norm is not finite, all gradients become NaN, as in tf.clip_by_global_norm. IndexedSlices may have
-    several rows for the same row of a variable, such as an embedding that two replicas look up. These rows are added
-    before the norm is computed, because together they are one gradient.
-
-    Args:
-      gradients: float tensors or IndexedSlices of any shape.
-      norm: the largest global norm.
-    """
-    gradients = [without_duplicates(gradient) for gradient in gradients]
-    return _scaled_down(gradients, global_norm(gradients), norm)
-
-
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     """Return the norm of all gradients together, a float32 or float64 scalar.
 

@@ -5,6 +5,7 @@ One request is for a range of successive batches.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -159,17 +160,6 @@ class Requests:
     def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
         """Make one request for each element, and send the element with it."""
         asked = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
-        return self._hand_over_all(asked)
-
-    def hand_over(self, element: Any, number: tf.Tensor, *more: Any) -> dict[str, Any]:
-        """Make one request for an element, and send the element with it.
-
-        Args:
-          more: further arguments of the work for one element.
-        """
-        return self._hand_over_all([(element, number, *more)])[0]
-
-    def _hand_over_all(self, asked: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
         results = self._coordinator.run(self._of_element, asked)
         self.repeated_steps += len(self._coordinator.repeated)
         return results
@@ -332,21 +322,20 @@ class RangeEvaluation(EvalProgram):
         self._coordinator, store = coordinator, model.store
         fetches, updates = self._fetched(0)
         running = set(needed(self.trace.graph, operations([*tf.nest.flatten(fetches), *updates])))
-        own = {name: asked for name, (asked, _) in self.trace.requested.requests.items() if store.specs[name].local}
-        handles = {name: self.trace.handle_of(variable) for name, variable in own.items()}
-        self._handles = {name: one for name, one in handles.items() if one is not None and one.op in running}
-        self._reason = (
-            "model_fn may write to variables of the model in an evaluation, or in a branch, a loop or a nested function"
-            if self.changes_model
-            else None
-        )
+        handles = ((name, handle) for handle, name in self.trace.handles(replica=0) if handle.op in running)
+        self._handles = {name: handle for name, handle in handles if store.specs[name].local}
+        reason = "model_fn may write to variables of the model, or to any in a branch, a loop or a nested function"
+        self._reason = reason if self.changes_model else None
         self._said: set[str] = set()
         self._state: Mapping[str, Any] | None = None
         if self._reason is None:
             self._check_no_collective([*updates, *tf.nest.flatten(fetches)])
             self._batch = self.trace.function(fetches, updates, feeds=list(self._handles.values()))
             self._initial = {name: store.initial_value(name).numpy() for name in self._handles}
-            self._requests = Requests(coordinator, self._range, self._element)
+            self._requests = Requests(
+                coordinator, self._range, lambda element, number: self._element(element, number, self._initial)
+            )
+            self._in_turn = tf.function(functools.partial(self._element), autograph=False)
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
         reason = self._reason if in_loops else "a session hook looks at each batch"
@@ -387,7 +376,7 @@ class RangeEvaluation(EvalProgram):
             if element is None:
                 return EvalResult(sums, examples, data_ended=True)
             state = self._initial if self._state is None else self._state
-            result = self._requests.hand_over(element, tf.constant(number, tf.int64), state)
+            (result,) = self._coordinator.run(self._in_turn, [(element, tf.constant(number, tf.int64), state)])
             sums, self._state = added(sums, on_host(result["sums"])), result["state"]
             examples += int(result["examples"])
         return EvalResult(sums, examples, data_ended=False)
@@ -400,8 +389,8 @@ class RangeEvaluation(EvalProgram):
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 
-    def _element(self, element: Any, number: tf.Tensor, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        handles = self._own_metrics(self._initial if state is None else state)
+    def _element(self, element: Any, number: tf.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        handles = self._own_metrics(state)
         examples, sums = self._sums(element, None, number, handles)
         with tf.control_dependencies(tf.nest.flatten(sums)):
             return {**of_one_element(), "examples": examples, "sums": sums, "state": self._read(handles)}

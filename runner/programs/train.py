@@ -23,7 +23,6 @@ from runner.programs import ema, learning_rate, support_checks
 from runner.programs.batch_losses import PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
 from runner.programs.learning_rate import RatesOfUpdates
-from runner.programs.metric_states import KeptMetrics, is_pair
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
@@ -32,6 +31,7 @@ from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, 
 from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
 from runner.tracing.graph_operations import needed, operations
+from runner.tracing.metric_states import KeptMetrics, is_pair
 from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.trace_step import Replica
 from runner.types import StepRequest

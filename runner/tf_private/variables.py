@@ -142,6 +142,16 @@ def uninitialized_variable(
     return variable
 
 
+def created_under(variable: tf.Variable, strategy: tf.distribute.Strategy) -> tf.Variable:
+    """Return the variable, which from now on belongs to a strategy; it stays a plain variable.
+
+    Private: `_distribute_strategy`, which `strategy.extended.variable_created_in_scope` reads, and tf_keras refuses
+    metrics by it; since TF 1.14. When it moves: compiled models of tf_keras with metrics fail on several replicas.
+    """
+    variable._distribute_strategy = strategy
+    return variable
+
+
 def named(variable: tf.Variable, initial: Callable[[], Any]) -> tf.Variable:
     """Return the variable, changed to have an `op` with its name, as in a v1 graph.
 

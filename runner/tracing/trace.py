@@ -98,18 +98,14 @@ class Trace:
         """Return the operations of the step that `is_wanted` accepts and that have one of these tensors as input."""
         return [one for one in self.operations if is_wanted(one) and any(tensor.name in names for tensor in one.inputs)]
 
-    def handle_of(self, variable: tf.Variable) -> tf.Tensor | None:
-        """Return the placeholder that stands for a variable in the graph; None: the graph does not use it."""
-        return next((internal for external, internal in self.graph.captures if external is variable.handle), None)
-
-    def handles(self, replica: int) -> dict[str, str]:
-        """Return tensor name -> name of the variable for whose copy on this local replica the tensor stands."""
+    def handles(self, replica: int) -> list[tuple[tf.Tensor, str]]:
+        """Return (placeholder, name of the variable for whose copy on this local replica it stands in the graph)."""
         names = {
             id(handle): name
             for name, (asked, _) in self.requested.requests.items()
             for handle in _handles(asked, replica)
         }
-        return {inner.name: names[id(outer)] for outer, inner in self.graph.captures if id(outer) in names}
+        return [(inner, names[id(outer)]) for outer, inner in self.graph.captures if id(outer) in names]
 
     def updates_of(self, replica: int, running: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Return those of `running` that use this local replica's copy of a variable of the model."""

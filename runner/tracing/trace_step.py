@@ -165,6 +165,7 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
         reductions, graph = Reductions(tf.distribute.get_strategy(), weights, discovers=True), v1.get_default_graph()
+        found["part"] = part
         with graphs.fresh_thread_collections(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras:
             requested = found["requested"] = RequestedVariables(keras, step.training)
             with store.discovering(requested) as found["new"]:
@@ -186,6 +187,8 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
         running = needed(wrapped.graph, [initial.op])
         fed = _placeholders(wrapped, running)
         values = [_fed_value(wrapped.graph, one, feeds) for one in fed]
+        if found["part"].op in running:  # a random initial value
+            fed, values = [*fed, found["part"]], [*values, tf.constant(0, tf.int64)]
         return graphs.function_of_part(graphs.Part(wrapped.graph, running, fed, [initial]))(*values)[0]
 
     store.materialise(found["new"], evaluate, on_one_device=on_one_device)

@@ -28,6 +28,7 @@ from runner.tf_private.variables import (
     VariablePart,
     belongs_to,
     constrain,
+    created_under,
     initial_of,
     loadable,
     named,
@@ -386,9 +387,10 @@ class VariableStore:
             with tf.init_scope():
                 discovered.assign(self._initial_value(spec))
             return
-        if self._is_per_replica(spec):
-            others = [self._uninitialized(spec, device) for device in self._replica_devices(spec)[1:]]
-            local = self._variables[spec.name] = LocalVariable([self._discovered[spec.name], *others])
+        first, *others = self._replica_devices(spec)
+        if first is not None:
+            own = [self._discovered[spec.name], *(self._uninitialized(spec, device) for device in others)]
+            local = self._variables[spec.name] = LocalVariable([created_under(one, self.strategy) for one in own])
             with tf.init_scope():
                 local.assign(self._initial_value(spec))
             return
@@ -422,13 +424,9 @@ class VariableStore:
             same_slice(copies[0], self._discovered[spec.name])
             self._discovered[spec.name] = copies[0]
 
-    def _is_per_replica(self, spec: VariableSpec) -> bool:
-        on_servers = isinstance(self.placement, ParameterServers)
-        return self.strategy is not None and not on_servers and spec.local and not spec.trainable
-
     def _replica_devices(self, spec: VariableSpec) -> Sequence[str | None]:
-        """Return the devices of a variable's copies, if each replica has one of its own; [None]: it has not."""
-        if self.strategy is None or not self._is_per_replica(spec):
+        """Return the devices of a LocalVariable; [None]: the variable is none."""
+        if self.strategy is None or isinstance(self.placement, ParameterServers) or not spec.local or spec.trainable:
             return [None]
         return [str(device) for device in self.strategy.extended.worker_devices]
 

@@ -304,8 +304,8 @@ def test_batches_of_the_functions_own_are_taken_in_turn(slow_two: Gang) -> None:
 
 def test_a_stop_that_one_worker_asks_for_stops_all(two: Gang) -> None:
     chief, worker = two.results("stopped_by_one")
-    assert (int(chief["step"]), str(chief["reason"])) == (12, "worker 1 asked to stop")
-    assert (int(worker["step"]), str(worker["reason"])) == (12, "enough")
+    assert (int(chief["step"]), str(chief["reason"])) == (9, "worker 1 asked to stop")
+    assert (int(worker["step"]), str(worker["reason"])) == (9, "enough")
 
 
 def test_the_chiefs_clock_decides_where_a_worker_is_slow(two: Gang) -> None:

@@ -13,7 +13,6 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.config import parsing
 from runner.config.schema import ConfigError
-from runner.programs.optimizer_step import clipped
 from tests.config.test_config import composed
 from tests.support.line import line, points, read_events
 from tests.support.models import data, strategies, train_input
@@ -99,13 +98,6 @@ def test_clipping_is_that_of_a_keras_optimizer_with_global_clipnorm(tmp_path: Pa
         trainer.train(train_input(6, num_examples=19, dtype="float64"), steps=12)
         found[by_keras] = {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
     assert_equal(found[None], found[0.3])
-
-
-def test_two_rows_of_a_sparse_gradient_for_one_row_of_the_variable_have_one_norm() -> None:
-    sparse = tf.IndexedSlices(tf.constant([[3.0], [1.0], [0.0]]), tf.constant([2, 2, 0]), tf.constant([5, 1]))
-    (found,) = clipped([sparse], 2.0)
-    np.testing.assert_allclose(tf.convert_to_tensor(found), [[0], [0], [2], [0], [0]])
-    np.testing.assert_allclose(tf.convert_to_tensor(clipped([sparse], 5.0)[0]), [[0], [0], [4], [0], [0]])
 
 
 # --- sparse gradients -----------------------------------------------------------------------------------------

@@ -346,7 +346,7 @@ class StopsAfter(Hook):
 
 @case
 def stopped_by_one(folder: Path) -> dict[str, Any]:
-    """Worker 1 alone wants to stop, after its third loop of four steps."""
+    """Worker 1 alone wants to stop after its third loop: the first has one step, the others four."""
     estimator = Estimator(STYLES["native"], folder, config(steps_per_loop=4))
     run = estimator.train_run(train_input(8, dtype="float64"), hooks=[StopsAfter(1, 3)], max_steps=100)
     assert run is not None

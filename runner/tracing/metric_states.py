@@ -70,10 +70,8 @@ class KeptMetrics:
                 )
         self._values: Callable[[], dict[str, Any]] = trace.function(values, with_inputs=False) if values else dict
         # In TRAIN an update may wait for train_op, which changes the model.
-        handles, own = trace.handles(replica=0), set(self._variables)
-        self._handles = {
-            handle: name for handle, name in handles.items() if name in own or not trace.requested.training
-        }
+        own, is_eval = set(self._variables), not trace.requested.training
+        self._handles = {handle.name: name for handle, name in trace.handles(replica=0) if name in own or is_eval}
         writes = {name: self._writes(metric) for name, metric in self._metrics.items()}
         written = list(
             dict.fromkeys(name for of_metric in writes.values() for one in of_metric for name in self._on(one))
