@@ -179,8 +179,7 @@ class RunConfig:
         finite with its line in model_fn. Runs one step per graph call; for debugging.
       eager: run model_fn eagerly in each training step, so that print and a debugger show values. Needs `optimizer=`
         and the default strategy; evaluation and prediction are still traced. For debugging.
-      profile_steps: global steps to profile for TensorBoard; None: none.
-      profile_format: "trace"; or "text", which adds a table of operations.
+      profile_steps: global steps to profile for xprof or TensorBoard; None: none.
       train_distribute: strategy of training; None: TensorFlow's default.
       eval_distribute: strategy of evaluation and prediction; None: that of training; "default": TensorFlow's default.
       cluster: the role of this process in the cluster.
@@ -223,7 +222,6 @@ class RunConfig:
     precision: str = _key("train.precision")
     ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None
-    profile_format: str = _key("run.profile_format")
     check_numerics: bool = False
     eager: bool = _key("run.eager")
     train_distribute: Any = None

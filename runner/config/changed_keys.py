@@ -31,6 +31,9 @@ class Removed:
 
 REMOVED: Mapping[str, Removed] = {
     "cluster.standby": Removed(False, "A restarted task imports TensorFlow itself. Remove the key."),
+    "run.profile_format": Removed(
+        "trace", "Remove it. xprof shows the table of operations: pip install xprof, then xprof --logdir <model_dir>."
+    ),
     **{
         f"eval_strategy.{name}": Removed(
             None, f"No evaluation strategy uses this key. Remove it, or set strategy.{name}."
@@ -62,7 +65,8 @@ ADDED: Mapping[str, Any] = {
         "min_lr": 0.0,
     },
 }  # fmt: skip
-"""Key or group that was added after commit 8664505 -> its default, with which a job computes the same as without it."""
+"""Key or group that was added after commit 8664505 -> its default, with which a job computes the same as without it. Also
+if it was removed since."""
 
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:

@@ -250,7 +250,6 @@ class RunSettings:
     preemption_notice: str | None = None
     debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
-    profile_format: str = _setting("trace", choices=("trace", "text"))
     log_level: str = _setting("info", choices=("debug", "info", "warning", "error"))
     secrets: list[str] | None = None
 

@@ -523,8 +523,6 @@ def _check_profile(config: Config) -> Iterator[str]:
     """Yield a message about a run.profile that is not a range of steps, or lies beyond the last step of training."""
     profile, max_steps = config.run.profile, config.train.max_steps
     if profile is None:
-        if config.run.profile_format != "trace":
-            yield f"run.profile_format={config.run.profile_format} has no effect without run.profile=100-110."
         return
     try:
         last = parse_step_range(profile).last

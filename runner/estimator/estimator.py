@@ -241,8 +241,7 @@ class Estimator:
         if self._summarised is not setup.program:
             self._summarised = setup.program
             hooks.append(ModelSummary(setup))
-        as_text = self.config.profile_format == "text"
-        return hooks if steps is None else [*hooks, Profiling(steps, self.announce, as_text=as_text)]
+        return hooks if steps is None else [*hooks, Profiling(steps, self.announce)]
 
     def _as_input(self, input_fn: InputFn, mode: str) -> InputFn:
         """Return the function to call in place of `input_fn`; a subclass may wrap it."""

@@ -1,4 +1,4 @@
-"""`run.profile`: TensorFlow's profiler around some steps of a run, for TensorBoard or as a table of operations."""
+"""`run.profile`: TensorFlow's profiler around some steps of a run, for xprof or TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from runner.config.step_range import StepRange
 from runner.hooks.hook import Every, Hook, Run
-from runner.hooks.profile_table import write_table
 from runner.system.console import relative
 from runner.types import StepResult
 
@@ -48,19 +47,13 @@ class Profiling(Hook):
       steps: the steps to profile.
       announce: `Estimator.announce`, which shows a text to the user and notes an event with fields in the journal.
       profiler: an object with `start(folder)` and `stop()`; by default TensorFlow's profiler.
-      as_text: also write a table of the operations, and show those that took longest.
     """
 
     def __init__(
-        self,
-        steps: StepRange,
-        announce: Callable[..., None],
-        profiler: Any = tf.profiler.experimental,
-        *,
-        as_text: bool = False,
+        self, steps: StepRange, announce: Callable[..., None], profiler: Any = tf.profiler.experimental
     ) -> None:
         self.every = Around(range=steps)
-        self._steps, self._announce, self._profiler, self._as_text = steps, announce, profiler, as_text
+        self._steps, self._announce, self._profiler = steps, announce, profiler
         self._began_at = 0
         self._is_running = self._was_tried = False
         self._profiled: StepRange | None = None
@@ -117,16 +110,9 @@ class Profiling(Hook):
         what = f"step {self._profiled}" if self._profiled.first == self._profiled.last else f"steps {self._profiled}"
         fields = {"first_step": self._profiled.first, "last_step": self._profiled.last, "path": str(folder)}
         text = (
-            f"Profiled {what}{of}: {relative(folder)}. To look at it: pip install tensorboard-plugin-profile, then "
-            f"tensorboard --logdir {relative(Path(run.model_dir))}"
+            f"Profiled {what}{of}: {relative(folder)}. To look at it: pip install xprof, then "
+            f"xprof --logdir {relative(Path(run.model_dir))}"
         )
-        if self._as_text:
-            try:
-                table, rows = write_table(written[1])
-                text = f"Profiled {what}{of}: {relative(table)}\n{rows}"
-                fields["table"] = str(table)
-            except (ImportError, OSError, ValueError) as error:
-                _log.warning("run.profile_format=text: no table was written: %s", error)
         self._announce("profile", text, **fields)
 
 

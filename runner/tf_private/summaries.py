@@ -140,18 +140,6 @@ class Collector:
         return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
 
 
-def profile_type() -> Any:
-    """Return the message class that TensorFlow's profiler writes, `XSpace` of the open XPlane format.
-
-    The public reader, `tensorboard-plugin-profile`, is a separate package with a server and pages.
-
-    Private: `tensorflow.tsl.profiler.protobuf.xplane_pb2`. When it moves: run.profile_format=text warns.
-    """
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    return xplane_pb2.XSpace
-
-
 class EagerCollector:
     """Like Collector, for a model_fn that runs eagerly; values are eager tensors.
 

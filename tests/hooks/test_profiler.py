@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from runner import Estimator, RunConfig
-from runner.config.schema import ConfigError
 from runner.config.step_range import StepRange, parse_step_range
 from runner.distribute.cluster import Cluster
 from runner.hooks.hook import Hook, Run
-from runner.hooks.profile_table import Executed, read_executed, rows_of, write_table
 from runner.hooks.profiler import Profiling
 from runner.types import StepResult
-from tests.config.test_config import parsed
 from tests.support.jobs import noted, run
 from tests.support.line import line, points
 from tests.support.models import native, strategies, train_input
@@ -159,7 +155,7 @@ def test_a_run_writes_a_profile_and_says_where(tmp_path: Path, capsys: pytest.Ca
     assert profile.stat().st_size > 1000
     said = capsys.readouterr().err
     assert f"Profiled steps 2-3: {profile.parent}." in said
-    assert f"tensorboard --logdir {tmp_path}/run" in said
+    assert f"xprof --logdir {tmp_path}/run" in said
     (event,) = [event for event in noted(tmp_path) if event.get("event") == "profile"]
     assert (event["first_step"], event["last_step"], event["path"]) == (2, 3, str(profile.parent))
     assert run(tmp_path, "run.profile=2-3", "train.max_steps=8") == 0  # it is resumed after these steps
@@ -192,75 +188,3 @@ def test_only_the_chief_is_profiled_and_writes_a_summary(tmp_path: Path) -> None
     assert (chief / "plugins").exists() and (chief / "model_summary.txt").exists()
     other = train("other", Cluster(task_type="worker", task_index=1))
     assert not (other / "plugins").exists() and not (other / "model_summary.txt").exists()
-
-
-def executed(type: str, began: float, secs: float, thread: str = "1", name: str = "") -> Executed:
-    return Executed(("/host:CPU", thread), type, name or type.lower(), began, secs)
-
-
-def test_self_time_is_without_what_ran_within_and_total_time_counts_nothing_twice() -> None:
-    rows = rows_of(
-        [
-            executed("Call", 0.0, 10.0),
-            executed("MatMul", 1.0, 3.0),
-            executed("MatMul", 5.0, 2.0),
-            executed("Cast", 5.5, 1.0),
-            executed("Call", 8.0, 1.0),  # within itself
-            executed("Call", 10.0, 2.0),
-            executed("MatMul", 2.0, 4.0, "2"),
-        ]
-    )
-    assert [(row.type, row.count, row.secs, row.self_secs) for row in rows] == [
-        ("MatMul", 3, 9.0, 8.0), ("Call", 3, 12.0, 7.0), ("Cast", 1, 1.0, 1.0),
-    ]  # fmt: skip
-
-
-def test_kernels_of_a_gpu_have_the_operation_that_started_them(tmp_path: Path) -> None:
-    space = xplane_pb2.XSpace()
-    plane = space.planes.add(name="/device:GPU:0")
-    plane.event_metadata[1].name, plane.stat_metadata[2].name = "sgemm_128x64", "tf_op"
-    plane.stat_metadata[3].name = "dense/MatMul:MatMul"
-    event = plane.lines.add(id=7, name="Stream #7").events.add(metadata_id=1, offset_ps=10, duration_ps=4 * 10**9)
-    event.stats.add(metadata_id=2, ref_value=3)
-    (tmp_path / "a.xplane.pb").write_bytes(space.SerializeToString())
-    (found,) = read_executed(tmp_path / "a.xplane.pb")
-    assert (found.thread[0], found.type, found.name, found.secs) == ("/device:GPU:0", "MatMul", "dense/MatMul", 0.004)
-    path, shown = write_table(tmp_path / "a.xplane.pb")
-    assert path.name == "operations.txt" and "4.000   100.0     4.000      1  MatMul  dense/MatMul" in shown
-    assert "4.000   100.0     4.000      1  GPU:0   MatMul  dense/MatMul" in path.read_text()
-
-
-def test_a_profile_as_text_is_a_table_on_the_screen_and_beside_the_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = ("run.profile=2-3", "run.profile_format=text", "train.max_steps=6", "model.fn=" + __name__ + ".deep")
-    assert run(tmp_path, *settings) == 0
-    (table,) = (tmp_path / "run" / "plugins" / "profile").glob("*/operations.txt")
-    said = capsys.readouterr().err.splitlines()
-    first = next(number for number, text in enumerate(said) if text.startswith("Profiled steps 2-3: "))
-    assert said[first] == f"Profiled steps 2-3: {table}"
-    assert said[first + 1].startswith("operations by self time, 10 of ")
-    assert said[first + 2].split() == ["self", "ms", "self", "%", "total", "ms", "count", "type", "operation"]
-    assert all(len(text) <= 80 for text in said[first + 1 : first + 13])
-    rows = [text.split() for text in table.read_text().splitlines()[2:]]
-    times = [float(row[0]) for row in rows]
-    assert times == sorted(times, reverse=True) and abs(sum(float(row[1]) for row in rows) - 100) < 5
-    counts = {(row[5], row[6]): int(row[3]) for row in rows if len(row) > 6}
-    (of_layer,) = [
-        count for (type, name), count in counts.items() if name.endswith("far/from/here/with/a/long/name/MatMul")
-    ]
-    assert of_layer == 2, "once a step"
-    (event,) = [event for event in noted(tmp_path) if event.get("event") == "profile"]
-    assert event["table"] == str(table)
-
-
-def test_a_format_without_steps_to_profile_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"run.profile_format=text has no effect without run.profile=100-110\."):
-        parsed("run.profile_format=text")
-
-
-def deep(features: Any, labels: Any, mode: str, params: Any) -> Any:
-    """`line` with an operation whose name is long."""
-    with tf.name_scope("an/operation/far/from/here/with/a/long/name"):
-        features = tf.reshape(tf.matmul(features[:, None], [[1.0]], name="MatMul"), [-1])
-    return line(features, labels, mode, params)

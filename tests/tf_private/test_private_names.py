@@ -59,7 +59,6 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.constraint",
     "tensorflow.python.ops.summary_ops_v2:_summary_state.writer",
     "tensorflow.python.summary.summary:_should_invoke_v2_op",
-    "tensorflow.tsl.profiler.protobuf.xplane_pb2:XSpace",
     "tensorflow.python.training.checkpoint_utils:_set_checkpoint_initializer",
     "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue.put_back",
     "tensorflow.python.eager.context:anonymous_name",
