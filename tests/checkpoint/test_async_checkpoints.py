@@ -21,9 +21,9 @@ from runner.checkpoint.reader import Reader
 from runner.checkpoint.snapshot import Snapshot, SnapshotMemory
 from runner.checkpoint.writer import CheckpointWriter, DiskFullError
 from runner.tf_private import tensor_bundle
-from runner.tracking.journal import Journal, read_journal
 from tests.support import jobs
 from tests.support.checkpoints import list_checkpoints
+from tests.support.journal import events_in, journal_of
 from tests.support.line import line, points
 
 v1 = tf.compat.v1
@@ -228,9 +228,9 @@ def test_who_asks_for_a_checkpoint_gets_a_durable_one(tmp_path: Path) -> None:
 
 
 def test_what_a_checkpoint_cost_is_in_the_journal(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
+    journal = journal_of(tmp_path / "journal.jsonl")
     Estimator(line, tmp_path / "run", config(), journal=journal).train(points(repeat=True), max_steps=4)
-    events = [one for one in read_journal(tmp_path / "journal")[0] if one.get("event") == "checkpoint"]
+    events = events_in(tmp_path / "journal.jsonl", "checkpoint")
     assert [(one["step"], one["path"], one["asynchronous"]) for one in events] == [
         (2, f"{tmp_path}/run/model.ckpt-2", True), (4, f"{tmp_path}/run/model.ckpt-4", False),
     ]  # fmt: skip

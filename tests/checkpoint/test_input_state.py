@@ -22,8 +22,8 @@ from runner.data import inputs
 from runner.system.files import write_json
 from runner.task.inspect_run import inspect
 from runner.tf_private import datasets
-from runner.tracking.journal import Journal
 from tests.integration.test_exactness import LossRecorder
+from tests.support.journal import journal_of
 from tests.support.line import mirrored
 
 v1 = tf.compat.v1
@@ -210,7 +210,7 @@ def test_a_full_disk_names_what_the_state_of_the_input_needs(small_disk: Path) -
 
 
 def test_a_full_disk_is_said_by_whoever_notes_something_on_it(small_disk: Path) -> None:
-    journal = Journal(small_disk / "events.chief-0.jsonl")
+    journal = journal_of(small_disk / "events.chief-0.jsonl")
     with pytest.raises(OSError, match="no space left") as caught:
         while True:
             journal.metrics(1, {"train/loss": 1.0})

@@ -15,7 +15,7 @@ from runner.checkpoint import async_saver
 from runner.tf_private import tensor_bundle
 from runner.tracing import partitioned_variable
 from runner.tracing.partitioned_variable import PartitionedVariable, UnreadableVariableError, restore, value_of
-from runner.tracking.journal import Journal, read_journal
+from tests.support.journal import events_in, journal_of
 from tests.support.line import line, points
 
 LARGE = [600, 512]  # 1.2 MB
@@ -94,9 +94,9 @@ def trained(tmp_path: Path, steps: int, asynchronous: Any) -> list[bool]:
     config = RunConfig(
         tf_random_seed=1, save_checkpoints_steps=2, steps_per_loop=1, save_checkpoints_asynchronously=asynchronous
     )
-    journal = Journal(tmp_path / "journal")
+    journal = journal_of(tmp_path / "journal.jsonl")
     Estimator(line, tmp_path, config, journal=journal).train(points(repeat=True), max_steps=steps)
-    return [one["asynchronous"] for one in read_journal(tmp_path / "journal")[0] if one.get("event") == "checkpoint"]
+    return [one["asynchronous"] for one in events_in(tmp_path / "journal.jsonl", "checkpoint")]
 
 
 def test_auto_saves_at_once_where_the_copy_does_not_fit_and_says_so_once(

@@ -20,8 +20,8 @@ from runner.checkpoint.writer import CheckpointWriter
 from runner.config.schema import ConfigError
 from runner.run_config import WarmStart
 from runner.system.console import PlainProgress
-from runner.tracking.journal import Journal, read_journal
 from tests.config.test_config import parsed
+from tests.support.journal import events_in, journal_of
 
 v1 = tf.compat.v1
 
@@ -107,11 +107,11 @@ def test_every_kind_of_checkpoint_is_read(tmp_path: Path, write: Any, as_folder:
 
 def test_the_table_and_the_journal_say_what_became_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = ours(tmp_path / "old", prefix="bert/")
-    journal = Journal(tmp_path / "journal")
+    journal = journal_of(tmp_path / "journal.jsonl")
     config = RunConfig(warm_start=WarmStart(path, rename={"hidden/": "bert/hidden/"}), tensorboard=False)
     progress = PlainProgress()
     Estimator(native, tmp_path / "new", config, {}, journal=journal, progress=progress).train(data, max_steps=1)
-    (event,) = [one for one in read_journal(tmp_path / "journal")[0] if one.get("event") == "warm_start"]
+    (event,) = events_in(tmp_path / "journal.jsonl", "warm_start")
     assert event["loaded"] == {"hidden/kernel": "bert/hidden/kernel", "hidden/bias": "bert/hidden/bias"}
     assert sorted(event["not_found"]) == ["norm/beta", "norm/gamma", "out/bias", "out/kernel"]
     assert event["skipped"]["norm/moving_mean"] == "not trainable"

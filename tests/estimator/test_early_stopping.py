@@ -24,9 +24,9 @@ from runner import (
 )
 from runner.config.schema import ConfigError
 from runner.estimator.early_stopping import FILE
-from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.config.test_config import parsed
 from tests.support import jobs
+from tests.support.journal import events_in, journal_of
 from tests.support.line import line, points
 from tests.support.tiers import slow_but
 
@@ -114,7 +114,7 @@ class Interrupter(Hook):
 def run(
     folder: Path, rule: EarlyStopping = RULE, max_steps: int = 40, killer: Any = None, stop: Any = None
 ) -> TrainingResult:
-    journal = Journal(journal_path(folder))
+    journal = journal_of(folder)
     trainer = Estimator(around_six, folder, RunConfig(save_checkpoints_steps=2, steps_per_loop=1), journal=journal)
     hooks = [] if stop is None else [stop]
     spec = TrainSpec(points(repeat=True), max_steps, hooks, early_stopping=rule)
@@ -122,7 +122,7 @@ def run(
 
 
 def said(folder: Path) -> list[str]:
-    return [line["text"] for line in read_journal(journal_path(folder))[0] if line.get("event") == "stopped_early"]
+    return [line["text"] for line in events_in(folder, "stopped_early")]
 
 
 REASON = "eval/distance has not improved for 2 evaluations; best 0 at step 6"

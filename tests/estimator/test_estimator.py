@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunConfig
-from runner.tracking.journal import Journal, read_journal
+from tests.support.journal import journal_of, recorded
 from tests.support.line import LINES, line, mirrored, points, read_events, steps_of
 
 v1 = tf.compat.v1
@@ -649,11 +649,11 @@ def test_lookup_tables_that_model_fn_makes_are_filled(devices: int, tmp_path: Pa
 
 
 def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
+    journal = journal_of(tmp_path / "journal.jsonl")
     config = RunConfig(log_step_count_steps=2, steps_per_loop=1, save_checkpoints_asynchronously=False)
     trainer = Estimator(line, tmp_path / "run", config, journal=journal)
     trainer.train(points()).evaluate(points(), name="test")
-    lines, _ = read_journal(tmp_path / "journal")
+    lines = recorded(tmp_path / "journal.jsonl")
     assert [line["context"] for line in lines if line.get("event") == "dataset"] == ["train", "eval_test"]
     speeds = ["train/examples_per_sec", "train/learning_rate", "train/loss", "train/steps_per_sec"]
     evaluated = ["eval_test/loss", "eval_test/mae"]
@@ -670,9 +670,9 @@ def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
 
 def test_a_resumed_run_notes_that_it_restored(tmp_path: Path) -> None:
     Estimator(line, tmp_path / "run").train(points(repeat=True), steps=2)
-    journal = Journal(tmp_path / "journal")
+    journal = journal_of(tmp_path / "journal.jsonl")
     Estimator(line, tmp_path / "run", journal=journal).train(points(repeat=True), steps=2)
-    lines, _ = read_journal(tmp_path / "journal")
+    lines = recorded(tmp_path / "journal.jsonl")
     assert [one["step"] for one in lines if one.get("event") == "first_step"] == [3]
     assert journal.phases["restore"] > 0 and set(journal.phases) == {"build", "trace", "restore", "train", "save"}
 
@@ -681,7 +681,7 @@ def test_phases_are_noted_when_they_fail(tmp_path: Path) -> None:
     def broken(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         raise ValueError("no")
 
-    journal = Journal(tmp_path / "journal")
+    journal = journal_of(tmp_path / "journal.jsonl")
     with pytest.raises(ValueError, match="no"):
         Estimator(broken, tmp_path / "run", journal=journal).train(points())
     assert "trace" in journal.phases

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Hook, Input, RunConfig
 from runner.run_config import WarmStart
-from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.support import jobs
+from tests.support.journal import events_in, journal_of
 from tests.support.line import mirrored
 
 v1 = tf.compat.v1
@@ -51,7 +51,7 @@ def normalized(features: Any, labels: Any, mode: str) -> EstimatorSpec:
 
 def trainer(folder: Path, model_fn: Any = normalized, **config: Any) -> Estimator:
     settings = RunConfig(**{"save_checkpoints_steps": 5, **config})
-    return Estimator(model_fn, folder, settings, journal=Journal(journal_path(folder)))
+    return Estimator(model_fn, folder, settings, journal=journal_of(folder))
 
 
 def train(folder: Path, steps: int = 20, bad: Sequence[int] = (7,), hooks: Any = (), **config: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def newest(folder: Path) -> tuple[int, bool]:
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in read_journal(journal_path(folder))[0] if line.get("event") == kind]
+    return events_in(folder, kind)
 
 
 @pytest.mark.parametrize("saving", list(SAVING))
@@ -83,7 +83,7 @@ def test_it_is_not_saved_and_ends_the_run(strategy: Any, saving: str, tmp_path: 
     assert "(the last finite checkpoint is of step 5)" in said and "run.debug=nan names the feature" in said
     assert said.endswith("Non-finite variables: norm/gamma, norm/moving_mean, norm/moving_variance.")
     assert newest(tmp_path) == (5, True)
-    (noted,) = events(tmp_path, "nan")
+    (noted,) = events_in(tmp_path, "nan")
     assert noted["step"] == 10 and noted["variables"][0] == "norm/gamma"
 
 
@@ -132,7 +132,7 @@ def test_rollback_goes_on_from_the_last_checkpoint(strategy: Any, saving: str, t
     settings: dict[str, Any] = {"train_distribute": strategy, "nan": "rollback", **SAVING[saving]}
     with caplog.at_level(logging.WARNING, "runner"):
         found = train(tmp_path / "a", **settings)
-    rolled = [(line["step"], line["back_to"]) for line in events(tmp_path / "a", "rollback")]
+    rolled = [(line["step"], line["back_to"]) for line in events_in(tmp_path / "a", "rollback")]
     assert rolled == [(10, 5)] and newest(tmp_path / "a") == (20, True)
     assert "Variables became non-finite by step 10, and are not saved: rolled back to step 5;" in caplog.text
     expected = train(tmp_path / "b", without=[6, 7, 8, 9, 10], **settings)
@@ -144,7 +144,7 @@ def test_after_a_rollback_at_the_last_save_training_goes_on(tmp_path: Path) -> N
     settings: dict[str, Any] = {"nan": "rollback", "save_checkpoints_steps": None}
     found = train(tmp_path / "a", **settings)
     expected = train(tmp_path / "b", without=range(1, 21), **settings)
-    assert found["global_step"] == 20 and not events(tmp_path / "b", "rollback")
+    assert found["global_step"] == 20 and not events_in(tmp_path / "b", "rollback")
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, EvalSpec, ReduceLROnPlateau, RunConfig, TrainSpec, train_and_evaluate
 from runner.estimator.reduce_lr_on_plateau import FILE
-from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.estimator.test_early_stopping import Interrupter, Killer, refused_by
 from tests.support import jobs
+from tests.support.journal import events_in, journal_of, recorded
 from tests.support.line import mirrored, native_line, points
 
 v1 = tf.compat.v1
@@ -96,7 +96,7 @@ def run(
 ) -> dict[str, Any]:
     """Train `around_six`; return the values of its variables."""
     settings = RunConfig(**{"save_checkpoints_steps": 2, "steps_per_loop": 1, "log_step_count_steps": 1} | of)
-    trainer = Estimator(around_six, folder, settings, journal=Journal(journal_path(folder)))
+    trainer = Estimator(around_six, folder, settings, journal=journal_of(folder))
     spec = TrainSpec(points(repeat=True), max_steps, [] if stop is None else [stop], reduce_lr_on_plateau=rule)
     train_and_evaluate(trainer, spec, EvalSpec(points(), hooks=[] if killer is None else [killer]))
     return {name: trainer.get_variable_value(name).tolist() for name in trainer.get_variable_names()}
@@ -104,12 +104,12 @@ def run(
 
 def logged(folder: Path, name: str = "train/learning_rate") -> dict[int, float]:
     """Return step -> value, the later line of a step."""
-    lines = read_journal(journal_path(folder))[0]
+    lines = recorded(folder)
     return {one["step"]: one["metrics"][name] for one in lines if name in one.get("metrics", {})}
 
 
 def said(folder: Path) -> list[dict[str, Any]]:
-    return [one for one in read_journal(journal_path(folder))[0] if one.get("event") == "learning_rate_reduced"]
+    return events_in(folder, "learning_rate_reduced")
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +174,10 @@ def bad_batch() -> tf.data.Dataset:
 
 def test_a_rollback_keeps_the_rate_that_followed_the_checkpoint(tmp_path: Path) -> None:
     settings = RunConfig(save_checkpoints_steps=2, steps_per_loop=1, log_step_count_steps=1, nan="rollback")
-    trainer = Estimator(around_six, tmp_path, settings, journal=Journal(journal_path(tmp_path)))
+    trainer = Estimator(around_six, tmp_path, settings, journal=journal_of(tmp_path))
     spec = TrainSpec(bad_batch, 13, reduce_lr_on_plateau=RULE)
     train_and_evaluate(trainer, spec, EvalSpec(points()))
-    assert [one["back_to"] for one in read_journal(journal_path(tmp_path))[0] if one.get("event") == "rollback"] == [10]
+    assert [one["back_to"] for one in events_in(tmp_path, "rollback")] == [10]
     rates = logged(tmp_path)
     assert (rates[10], rates[11], rates[13]) == (pytest.approx(0.01), pytest.approx(0.005), pytest.approx(0.005))
 

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig
-from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.support import jobs
+from tests.support.journal import events_in, journal_file, journal_of, recorded
 from tests.support.line import line, mirrored
 
 NUMBERS = np.random.RandomState(0).rand(60, 2).astype(np.float32)
@@ -48,13 +48,13 @@ class Killer(Hook):
 
 def train(folder: Path, input_fn: Any, steps: int = 20, hooks: Any = (), **config: Any) -> dict[str, Any]:
     settings = RunConfig(**{"save_checkpoints_steps": 5, "nan": "rollback", **config})
-    trainer = Estimator(line, folder, settings, journal=Journal(journal_path(folder)))
+    trainer = Estimator(line, folder, settings, journal=journal_of(folder))
     trainer.train(input_fn, hooks=list(hooks), max_steps=steps)
     return {name: trainer.get_variable_value(name).tolist() for name in trainer.get_variable_names()}
 
 
 def rollbacks(folder: Path) -> list[tuple[int, int]]:
-    lines = read_journal(journal_path(folder))[0]
+    lines = recorded(folder)
     return [(line["step"], line["back_to"]) for line in lines if line.get("event") == "rollback"]
 
 
@@ -120,13 +120,13 @@ def many_layers(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorS
 
 def test_the_error_names_three_of_many_variables_and_counts_the_others(tmp_path: Path) -> None:
     """Of a model of 300 layers it was 20 kB of names."""
-    journal = journal_path(tmp_path)
-    trainer = Estimator(many_layers, tmp_path, RunConfig(steps_per_loop=1), journal=Journal(journal))
+    journal = journal_file(tmp_path)
+    trainer = Estimator(many_layers, tmp_path, RunConfig(steps_per_loop=1), journal=journal_of(journal))
     with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
         trainer.train(lambda: batches(3)().batch(2), max_steps=10)
     assert str(raised.value).startswith("the loss became nan at step 2. Try a lower learning rate")
     assert str(raised.value).endswith(" Non-finite variables: w0, w1, w2 and 3 more.")
-    (noted,) = [line["variables"] for line in read_journal(journal)[0] if line.get("event") == "nan"]
+    (noted,) = [line["variables"] for line in events_in(journal, "nan")]
     assert noted == [f"w{number}" for number in range(6)]
 
 

@@ -17,8 +17,8 @@ import runner
 from runner import Estimator, EvalSpec, RunConfig, TrackingConfig, TrainSpec, train_and_evaluate
 from runner.distribute.cluster import Cluster
 from runner.tracking.backends import session
-from runner.tracking.journal import Journal, journal_path, read_journal
 from tests.support.jobs import serving_input_receiver_fn
+from tests.support.journal import Lines, journal_file, journal_of, recorded
 from tests.support.line import line, points
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ def test_train_and_evaluate_and_what_follows_is_one_run(folder: Path, capfd: pyt
     table = pd.read_csv(folder / "run" / "tracking" / "metrics.csv", index_col="step")
     assert list(table.index) == [1, 2, 3, 4, 5, 6] and list(table["eval_test/mae"].dropna().index) == [6]
     assert list(table["eval_beside/mae"].dropna().index) == [6], "what the evaluator's own journal holds"
-    assert journal_path(folder / "run", "evaluator").exists()
+    assert journal_file(folder / "run", "evaluator").exists()
 
 
 @pytest.mark.processes
@@ -141,12 +141,12 @@ def test_without_tracking_there_is_no_journal_and_with_none_no_process(
     Estimator(line, folder / "one", RunConfig()).train(points(), steps=2)
     assert not list((folder / "one").glob("*.jsonl")) and capsys.readouterr().err == ""
     Estimator(line, folder / "two", RunConfig(tracking="none", log_step_count_steps=1)).train(points(), steps=2)
-    lines = read_journal(journal_path(folder / "two"))[0]
+    lines = recorded(folder / "two")
     assert [one["step"] for one in lines if "train/loss" in one.get("metrics", {})] == [1, 2]
     assert "step 2/2" in capsys.readouterr().err and not (folder / "two" / "tracking").exists()
-    given = Journal(folder / "given.jsonl")
+    given = journal_of(folder / "given.jsonl")
     Estimator(line, folder / "three", RunConfig(tracking="none"), journal=given).train(points(), steps=2)
-    assert not list((folder / "three").glob("*.jsonl")) and read_journal(folder / "given.jsonl")[0]
+    assert not list((folder / "three").glob("*.jsonl")) and recorded(folder / "given.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_script_that_was_killed_leaves_a_run_that_was_interrupted(folder: Path
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=env, text=True) as process:
         assert process.stdin is not None
         print(json.dumps(told), file=process.stdin, flush=True)
-        journal = Journal(journal_path(folder / "run"))
+        journal = Lines(folder / "run")
         journal.event("first_step", step=1)
         journal.metrics(1, {"train/loss": 0.5})
         process.stdin.close()  # as it is when the script is killed

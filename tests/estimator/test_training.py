@@ -26,8 +26,8 @@ from runner import (
 from runner.checkpoint.retention import metrics_of
 from runner.estimator.context import Models
 from runner.run_config import KeepBest
-from runner.tracking.journal import Journal, read_journal
 from tests.support.jobs import serving_input_receiver_fn
+from tests.support.journal import journal_of, recorded
 from tests.support.line import line, points, read_events, steps_of
 
 v1 = tf.compat.v1
@@ -243,7 +243,7 @@ class Ends(Hook):
 def test_what_an_ended_run_did_not_evaluate_the_next_does_and_keeps_and_exports(
     at_step: int, ends: str, tmp_path: Path
 ) -> None:
-    journal = Journal(tmp_path / "journal")
+    journal = journal_of(tmp_path / "journal.jsonl")
 
     def run(hooks: list[Any], eval_hooks: list[Any]) -> None:
         config = RunConfig(
@@ -261,7 +261,7 @@ def test_what_an_ended_run_did_not_evaluate_the_next_does_and_keeps_and_exports(
             run([], [Ends(at_step)])
     run([], [])
     assert steps_of(tmp_path / "run/eval", "loss") == steps_of(tmp_path / "run/eval_small", "loss") == [2, 4, 6]
-    lines = [one for one in read_journal(tmp_path / "journal")[0] if "metrics" in one]
+    lines = [one for one in recorded(tmp_path / "journal.jsonl") if "metrics" in one]
     assert [one["step"] for one in lines if "train/loss" in one["metrics"]] == [1, 4], "no point for a resumed run"
     assert metrics_of(tmp_path / f"run/model.ckpt-{at_step}").keys() >= {"eval/loss", "eval_small/loss"}
     assert len(list((tmp_path / "run/export/latest").glob("[0-9]*"))) == 3

@@ -14,7 +14,7 @@ import pytest
 
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
-from runner.tracking.journal import journal_path, read_journal
+from tests.support.journal import recorded
 from tests.support.killed import CASES, MAX_STEPS
 from tests.support.tiers import slow_but
 
@@ -43,7 +43,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def losses(folder: Path) -> dict[int, float]:
     """Step -> loss; of a step that was taken several times, the last."""
-    lines = read_journal(journal_path(folder))[0]
+    lines = recorded(folder)
     return {line["step"]: line["metrics"]["train/loss"] for line in lines if "train/loss" in line.get("metrics", {})}
 
 

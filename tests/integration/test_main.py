@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from runner.tracking.journal import journal_path, read_journal
 from tests.support.command_line import CommandLine
+from tests.support.journal import recorded
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def start_long_run(tmp_path: Path, **overrides: str) -> subprocess.Popen[str]:
         [*command, "tracking=none"], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 120
-    while not any(line.get("step", 0) >= 100 for line in read_journal(journal_path(tmp_path / "run"))[0]):
+    while not any(line.get("step", 0) >= 100 for line in recorded(tmp_path / "run")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -140,7 +140,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(tmp_path: Path, command_line: Co
     )
     assert resumed.returncode == 0, resumed.stderr
     assert summary_in(tmp_path / "run")["global_step"] == step + 5
-    first_after = [line["step"] for line in read_journal(journal_path(tmp_path / "run"))[0] if "step" in line]
+    first_after = [line["step"] for line in recorded(tmp_path / "run") if "step" in line]
     assert step + 1 in first_after  # went on, did not begin anew
 
 

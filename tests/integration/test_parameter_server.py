@@ -16,9 +16,9 @@ import pytest
 from runner.checkpoint import reader
 from runner.config import parsing, schema
 from runner.task import main
-from runner.tracking.journal import journal_path, read_journal
 from tests.config.test_config import composed
 from tests.support.command_line import CommandLine
+from tests.support.journal import events_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,8 +256,8 @@ def test_the_command_gives_the_variables_of_a_single_process_with_one_worker(
     for name in alone.names():
         a, b = served.get(name), alone.get(name)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max(initial=0)), err_msg=name)
-    (result,) = (line for line in read_journal(journal_path(tmp_path / "alone"))[0] if line.get("event") == "result")
+    (result,) = events_in(tmp_path / "alone", "result")
     summary = json.loads((tmp_path / "served" / "summary.json").read_text())
     assert summary["metrics"] == pytest.approx(result["metrics"], rel=1e-4)
-    events = [line for line in read_journal(journal_path(tmp_path / "served"))[0] if line.get("event") == "evaluated"]
+    events = events_in(tmp_path / "served", "evaluated")
     assert [event["examples"] for event in events] == [360]

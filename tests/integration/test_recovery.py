@@ -23,9 +23,9 @@ import pytest
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
 from runner.distribute.cluster import Cluster
-from runner.tracking.journal import journal_path, read_journal
 from tests.launch.test_gang import wait_until
 from tests.support.jobs import SMALL
+from tests.support.journal import events_in
 
 # Its runs take a minute. tests/launch/test_gang.py has the same restarts with tasks that do not import TensorFlow.
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def start(folder: Path, *changes: str) -> subprocess.Popen[str]:
 
 
 def noted(folder: Path, event: str, role: str = "chief") -> list[dict[str, Any]]:
-    return [line for line in read_journal(journal_path(folder / "run", role))[0] if line.get("event") == event]
+    return events_in(folder / "run", event, role)
 
 
 def task(folder: Path, role: str) -> psutil.Process:

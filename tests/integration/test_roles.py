@@ -35,7 +35,7 @@ from runner.task import commands
 from runner.task.commands import TaskContext
 from runner.task.stop_hook import StopRequest
 from runner.tracking.exit_codes import INTERRUPTED
-from runner.tracking.journal import Journal, NullJournal, journal_path, read_journal
+from runner.tracking.journal import NullJournal
 from runner.tracking.training_status import TrainingStatus, generation_in, read_ending, remove_ending, write_ending
 from tests.config.test_config import composed
 from tests.estimator.test_early_stopping import Interrupter, around_six
@@ -43,6 +43,7 @@ from tests.support import jobs
 from tests.support.checkpoints import list_checkpoints
 from tests.support.command_line import CommandLine
 from tests.support.evaluator import BEST, PLACE, evaluator, specs, untuned
+from tests.support.journal import events_in, journal_of
 from tests.support.line import points, steps_of
 
 ROOT = Path(__file__).parents[2]
@@ -101,8 +102,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 def evaluated(folder: Path) -> list[int]:
     """The steps that the evaluator has noted, in order."""
-    lines, _ = read_journal(journal_path(folder, "evaluator"))
-    return [line["step"] for line in lines if line.get("event") == "evaluated"]
+    return [line["step"] for line in events_in(folder, "evaluated", "evaluator")]
 
 
 class Patient(Hook):
@@ -139,7 +139,7 @@ def chief(
 ) -> TrainingResult:
     """What the process that trains does: a step a loop, a checkpoint every two."""
     settings: dict[str, Any] = {"save_checkpoints_steps": 2, "steps_per_loop": 1, "has_evaluator": True, **config}
-    journal = Journal(journal_path(folder))
+    journal = journal_of(folder)
     trainer = Estimator(around_six, folder, RunConfig(**settings), journal=journal)
     train_spec, eval_spec = specs(patience=patience)
     train_spec = dataclasses.replace(
@@ -163,8 +163,7 @@ def test_evaluator_follows_the_checkpoints_and_ends_with_training(companion: Com
     ending = read_ending(tmp_path)
     assert (ending.status, ending.global_step) == ("finished", 7)
     assert not (tmp_path / retention.LEASE).exists()
-    noted, _ = read_journal(journal_path(tmp_path))
-    assert not [line for line in noted if line.get("event") == "evaluated"], "the chief does not evaluate"
+    assert not events_in(tmp_path, "evaluated"), "the chief does not evaluate"
 
 
 def test_evaluator_ends_when_the_input_does(companion: Companion, tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ def test_early_stop_of_the_evaluator_ends_training(companion: Companion, tmp_pat
     assert result.stopped_early == answer["early"] == REASON
     assert 10 <= result.global_step == answer["step"] == read_ending(tmp_path).global_step < 10_000
     assert read_ending(tmp_path).status == "stopped_early"
-    said = [line for line in read_journal(journal_path(tmp_path))[0] if line.get("event") == "stopped_early"]
+    said = events_in(tmp_path, "stopped_early")
     assert [line["text"] for line in said] == [f"stopped early: {REASON}"]
 
     companion.begin(tmp_path, generation=0, patience=2)

@@ -21,9 +21,9 @@ from runner import Estimator, RunConfig
 from runner.config import parsing
 from runner.config.schema import ConfigError
 from runner.hooks.hook import Hook, Run
-from runner.tracking.journal import Journal, read_journal
 from runner.types import StepResult
 from tests.config.test_config import composed, parsed
+from tests.support.journal import events_in, journal_of
 from tests.support.models import STYLES, eval_input, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -98,9 +98,9 @@ def evaluated(model: str, train: str, evaluation: str, folder: Path, journal: Pa
     config = RunConfig(
         train_distribute=STRATEGIES[train], eval_distribute=EVALUATIONS[evaluation], tensorboard=False
     )  # fmt: skip
-    estimator = Estimator(STYLES[model], folder, config, journal=Journal(journal))
+    estimator = Estimator(STYLES[model], folder, config, journal=journal_of(journal))
     metrics = estimator.evaluate(eval_input(8, dtype="float64"))
-    (event,) = [one for one in read_journal(journal)[0] if one.get("event") == "evaluated"]
+    (event,) = events_in(journal, "evaluated")
     return metrics, event["examples"]
 
 

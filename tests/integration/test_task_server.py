@@ -18,8 +18,8 @@ import pytest
 
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
-from runner.tracking.journal import journal_path, read_journal
 from tests.support.jobs import SMALL
+from tests.support.journal import events_in, recorded
 from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_the_jobs_of_a_sweep_come_to_the_bits_of_runs_that_import_tensorflow_the
     jobs = [path for path in folder.iterdir() if (path / "summary.json").exists()]
     assert len(jobs) == 2
     for job in jobs:
-        (imported,) = [line["secs"] for line in read_journal(journal_path(job))[0] if line.get("name") == "import"]
+        (imported,) = [line["secs"] for line in recorded(job) if line.get("name") == "import"]
         assert imported < 0.5
     (job,) = [path for path in jobs if "network: conv" in (path / "config.yaml").read_text()]  # the second one
     command = [sys.executable, "-m", "runner", *SETTINGS, "model_dir=run"]
@@ -93,7 +93,7 @@ def test_a_run_whose_task_and_server_are_killed_starts_cold_says_so_once_and_res
     process = psutil.Popen(command, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def noted(event: str) -> list[dict[str, Any]]:
-        return [line for line in read_journal(journal_path(tmp_path / "run"))[0] if line.get("event") == event]
+        return events_in(tmp_path / "run", event)
 
     def wait_for_start(number: int) -> int:
         wait_until(lambda: len(noted("first_step")) == number and len(noted("checkpoint")) >= number)

@@ -26,9 +26,9 @@ from runner.launch import gang, restarts, supervisor, task_group
 from runner.launch.gang import GangResult, Task
 from runner.launch.restarts import Restarts, pause_secs
 from runner.tracking.exit_codes import rank_of
-from runner.tracking.journal import journal_path, read_journal
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_supervisor import config_of, summary_in
+from tests.support.journal import recorded
 from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: 
 
 
 def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
-    return read_journal(journal_path(folder / "run", role, index))[0]
+    return recorded(folder / "run", role, index)
 
 
 def started(folder: Path, *names: str, generation: int = 1) -> list[int]:

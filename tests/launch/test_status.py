@@ -29,14 +29,14 @@ sys.exit(app.run_command_line())
 TASK = """
 import os, signal, sys, time
 from pathlib import Path
-from runner.tracking.journal import Journal, journal_path
+from tests.support.journal import Lines
 from runner.system.child_process import end_with_parent
 end_with_parent(os.environ)
 from runner.tracking.run_lock import only_task_in
 model_dir = Path(sys.argv[1]).parent
 held = only_task_in(model_dir)
 held.__enter__()
-journal = Journal(journal_path(model_dir))
+journal = Lines(model_dir)
 journal.event("built", num_replicas=1)
 journal.event("first_step", step=1)
 def save(*a):

@@ -38,9 +38,9 @@ ROOT = Path(__file__).parents[2]
 TASK = """
 import os, sys, time, signal, pathlib
 from pathlib import Path
-from runner.tracking.journal import Journal, journal_path
+from tests.support.journal import Lines
 model_dir = Path(sys.argv[1]).parent
-journal = Journal(journal_path(model_dir))
+journal = Lines(model_dir)
 journal.event("built", num_replicas=2, devices="2 x NVIDIA H200")
 journal.event("first_step", step=1)
 """

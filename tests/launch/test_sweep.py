@@ -41,11 +41,11 @@ TASK = """
 import os, sys, time, signal
 from pathlib import Path
 import yaml
-from runner.tracking.journal import Journal, journal_path
+from tests.support.journal import Lines
 config = yaml.safe_load(Path(sys.argv[1]).read_text())
 model_dir, params = Path(config["model_dir"]), config["model"]["params"]
 rate = params["learning_rate"]
-journal = Journal(journal_path(model_dir))
+journal = Lines(model_dir)
 journal.event("built", num_replicas=1)
 def finish():
     metrics = {"eval/loss": 1 - rate, "eval/accuracy": rate}

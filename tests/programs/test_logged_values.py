@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import tensorflow as tf
 import runner
 from runner import Estimator, EstimatorSpec, ModeKeys, RunConfig
 from runner.system.console import Progress
-from runner.tracking.journal import Journal
+from tests.support.journal import journal_of, metrics_of_steps
 from tests.support.line import Weight, mirrored, points, read_events
 from tests.support.tiers import slow_but
 
@@ -72,7 +71,7 @@ def train(folder: Path, params: Any, strategy: str = "default", **settings: Any)
     """Train three steps, four examples each; go on where the folder has a run. Returns: step -> all the journal has."""
     settings = {"log_step_count_steps": 1, "save_summary_steps": 1, **settings}
     steps = settings.pop("steps", None)
-    journal = Journal(folder / "events.jsonl")
+    journal = journal_of(folder / "events.jsonl")
     config = RunConfig(train_distribute=strategy_of(strategy), **settings)
     trainer = Estimator(logging_fn, folder / "model", config, params=params, journal=journal)
     trainer.train(points(TWELVE, SIZE[strategy]), steps=steps)
@@ -82,10 +81,10 @@ def train(folder: Path, params: Any, strategy: str = "default", **settings: Any)
 
 def journaled(folder: Path) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
-    for line in map(json.loads, (folder / "events.jsonl").read_text().splitlines()):
-        for name, value in line.get("metrics", {}).items():
-            assert name not in found.setdefault(line["step"], {}), f"{name} twice at {line['step']}"
-            found[line["step"]][name] = float(value)
+    for step, values in metrics_of_steps(folder / "events.jsonl"):
+        for name, value in values.items():
+            assert name not in found.setdefault(step, {}), f"{name} twice at {step}"
+            found[step][name] = value
     return found
 
 
@@ -111,7 +110,7 @@ def test_logged_values_are_those_of_the_step_and_not_of_the_steps_between(tmp_pa
 
 def test_points_of_a_long_loop_are_those_of_single_steps(tmp_path: Path) -> None:
     def run(folder: Path, steps_per_loop: int) -> tuple[Any, Any]:
-        journal = Journal(folder / "events.jsonl")
+        journal = journal_of(folder / "events.jsonl")
         config = RunConfig(log_step_count_steps=1, save_summary_steps=1, steps_per_loop=steps_per_loop)
         trainer = Estimator(
             logging_fn, folder / "model", config, params={"optimizer": "keras schedule"}, journal=journal
@@ -193,15 +192,15 @@ def test_the_norm_of_the_gradient_is_that_of_the_global_batch_before_clipping(
 
 
 def test_a_step_that_a_loss_scale_leaves_out_has_no_norm_and_no_rate(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "events.jsonl")
+    journal = journal_of(tmp_path / "events.jsonl")
     config = RunConfig(precision="mixed_float16", log_gradient_norm=True, log_step_count_steps=1)
     params = {"log": False, "optimizer": "keras schedule"}
     trainer = Estimator(logging_fn, tmp_path / "model", config, params=params, journal=journal)
     trainer.train(points(4, 4, repeat=True), max_steps=2)  # a scale of 2^15 is too much for the first gradients
     journal.close()
-    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    found = [line["metrics"] for line in lines if "metrics" in line]
-    by_step = {line["step"]: line["metrics"] for line in lines if "train/gradient_norm" in line.get("metrics", ())}
+    lines = metrics_of_steps(tmp_path / "events.jsonl")
+    found = [values for _, values in lines]
+    by_step = {step: values for step, values in lines if "train/gradient_norm" in values}
     assert len(found) > len(by_step) == 2 and by_step[1]["train/gradient_norm"] == pytest.approx(30, rel=1e-2)
     assert [one["train/learning_rate"] for one in by_step.values()] == pytest.approx([0.01, 0.005])
     assert "nan" not in str([one.get("train/gradient_norm") for one in found])
@@ -273,7 +272,7 @@ def test_two_optimizers_have_two_rates(tmp_path: Path) -> None:
         second = v1.train.AdamOptimizer(0.25).minimize(loss, var_list=[b])
         return EstimatorSpec(mode, loss=loss, train_op=tf.group(first, second))
 
-    journal = Journal(tmp_path / "events.jsonl")
+    journal = journal_of(tmp_path / "events.jsonl")
     Estimator(model_fn, tmp_path / "model", RunConfig(), journal=journal).train(points(4, 4))
     journal.close()
     found = journaled(tmp_path)[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from runner.hooks.hook import Hook
-from runner.tracking.journal import Journal
+from tests.support.journal import journal_of, metrics_of_steps
 from tests.support.line import LINES, mirrored, points, read_events
 from tests.support.measured import KINDS, journaled, measured, summarised_values, train_measured, wide_points
 from tests.support.tiers import slow_but
@@ -141,14 +140,14 @@ def test_metrics_of_training_do_not_depend_on_the_strategy_or_the_length_of_loop
 @pytest.mark.parametrize("strategy", slow_but(SIZE, "default"))
 def test_an_evaluation_in_between_leaves_the_metrics_of_training_alone(strategy: str, tmp_path: Path) -> None:
     expected = run(tmp_path / "alone", strategy=strategy)
-    journal = Journal(tmp_path / "events.jsonl")
+    journal = journal_of(tmp_path / "events.jsonl")
     config = RunConfig(train_distribute=strategy_of(strategy), log_step_count_steps=2, save_checkpoints_steps=3)
     trainer = Estimator(measured, tmp_path / "model", config, params={"style": "native"}, journal=journal)
     evaluate = EvalSpec(wide_points(6, 2), steps=None, throttle_secs=0)
     train_and_evaluate(trainer, TrainSpec(wide_points(23, 4), max_steps=6), evaluate)
     journal.close()
-    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    found = {one["step"]: one["metrics"] for one in lines if "train/kept" in one.get("metrics", ())}
+    lines = metrics_of_steps(tmp_path / "events.jsonl")
+    found = {step: values for step, values in lines if "train/kept" in values}
     assert found.keys() == expected.keys()
     for step, values in found.items():
         assert values["train/kept"] == expected[step]["train/kept"]

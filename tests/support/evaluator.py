@@ -14,8 +14,8 @@ import tensorflow as tf
 from runner import EarlyStopping, Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from runner.distribute.cluster import Cluster
 from runner.run_config import KeepBest
-from runner.tracking.journal import Journal, journal_path
 from tests.estimator.test_early_stopping import around_six
+from tests.support.journal import journal_of
 from tests.support.line import points
 
 # What its TF_CONFIG would say: among others, and yet alone with all examples.
@@ -25,7 +25,7 @@ BEST = KeepBest("eval/distance")
 
 def evaluator(folder: Path, **config: Any) -> Estimator:
     """An Estimator that only evaluates."""
-    journal = Journal(journal_path(folder, "evaluator"))
+    journal = journal_of(folder, "evaluator")
     return Estimator(around_six, folder, RunConfig(cluster=PLACE, keep_best=BEST, **config), journal=journal)
 
 

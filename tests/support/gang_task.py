@@ -17,8 +17,8 @@ from typing import Any
 from runner.distribute.cluster import Cluster
 from runner.system.child_process import end_with_parent
 from runner.system.heartbeat import Heartbeat
-from runner.tracking.journal import Journal, journal_path
 from runner.tracking.run_lock import only_task_in
+from tests.support.journal import journal_of
 
 end_with_parent(os.environ)
 heart = Heartbeat(os.environ)
@@ -27,7 +27,7 @@ place = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
 folder = Path.cwd()
 model_dir = folder / "run"
 generation = int(os.environ["RUNNER_GENERATION"])
-journal = Journal(journal_path(model_dir, place.role, place.task_index))
+journal = journal_of(model_dir, place.role, place.task_index)
 
 
 def fail(text: str, code: int) -> None:

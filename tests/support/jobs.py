@@ -14,8 +14,8 @@ import tensorflow as tf
 from runner import EstimatorSpec, ModeKeys, TensorServingInputReceiver
 from runner.config import parsing, schema
 from runner.task import main
-from runner.tracking.journal import journal_path, read_journal
 from tests.config.test_config import composed
+from tests.support.journal import recorded
 from tests.support.line import line
 
 SMALL = (
@@ -116,7 +116,7 @@ def run(folder: Path, *overrides: str) -> int:
 
 def noted(folder: Path) -> list[dict[str, Any]]:
     """The journal of the run in `folder/run`."""
-    return read_journal(journal_path(folder / "run"))[0]
+    return recorded(folder / "run")
 
 
 def results(folder: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, Input, RunConfig, build_strategy
-from runner.tracking.journal import Journal, journal_path
+from tests.support.journal import journal_of
 
 v1 = tf.compat.v1
 
@@ -159,7 +159,7 @@ def train(folder: Path, case: str, files: list[str], ending: Callable[[], list[H
         save_checkpoints_asynchronously=not case.endswith("synchronous"),
         log_step_count_steps=1,
     )
-    trainer = Estimator(model_fn, folder, config, journal=Journal(journal_path(folder)))
+    trainer = Estimator(model_fn, folder, config, journal=journal_of(folder))
     trainer.train(Input(input_fn, params={"files": files}, batch_size=6), hooks=ending(), max_steps=MAX_STEPS)
 
 

@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from runner.tracking.journal import journals_in, read_journal
-from tests.support import chains
+from tests.support import chains, journal
 from tests.support.processes import is_gone
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +113,7 @@ class Start:
 
     def __init__(self, folder: Path, settings: Sequence[str]) -> None:
         self.folder = folder
-        self._sizes = {path: path.stat().st_size for path in journals_in(folder / "run")}
+        self._sizes = {path: path.stat().st_size for path in journal.journals(folder / "run")}
         self._began = time.monotonic()
         with open(folder / "said.txt", "a") as said:
             said.write(f"--- {time.time():.1f} {' '.join(settings)}\n")
@@ -142,7 +141,7 @@ class Start:
         if kill.moment == "clock":
             return True
         path = self.folder / "run" / "events.chief-0.jsonl"
-        lines = read_journal(path, self._sizes.get(path, 0))[0]
+        lines = journal.recorded(path, after=self._sizes.get(path, 0))
         return len([line for line in lines if kill.moment in (line.get("event"), *line)]) >= kill.count
 
     def kill(self, kill: Kill) -> bool:
@@ -228,7 +227,7 @@ def recorded(folder: Path) -> tuple[str, History]:
 
 def evaluated_steps(folder: Path) -> set[int]:
     """Return the steps whose evaluation is in the journal."""
-    lines = read_journal(folder / "run" / "events.chief-0.jsonl")[0]
+    lines = journal.recorded(folder / "run")
     return {line["step"] for line in lines if "eval/loss" in line.get("metrics", {}) and "event" not in line}
 
 

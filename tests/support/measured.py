@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig
-from runner.tracking.journal import Journal
+from tests.support.journal import journal_of, metrics_of_steps
 from tests.support.line import read_events
 
 v1 = tf.compat.v1
@@ -51,7 +50,7 @@ def wide_points(num_examples: int, batch_size: int) -> Input:
 
 def train_measured(folder: Path, config: RunConfig, style: str) -> None:
     """Train on 1..23, four a step, with a journal."""
-    journal = Journal(folder / f"events.{config.cluster.worker_index}.jsonl")
+    journal = journal_of(folder / f"events.{config.cluster.worker_index}.jsonl")
     trainer = Estimator(measured, folder / "model", config, params={"style": style}, journal=journal)
     trainer.train(wide_points(23, 4))
     journal.close()
@@ -60,9 +59,9 @@ def train_measured(folder: Path, config: RunConfig, style: str) -> None:
 def journaled(folder: Path) -> dict[int, dict[str, float]]:
     """Return step -> what the journal of the chief has of a step whose loss is logged; not scalars of summaries."""
     found: dict[int, dict[str, float]] = {}
-    for line in map(json.loads, (folder / "events.0.jsonl").read_text().splitlines()):
-        if "train/loss" in line.get("metrics", ()):
-            found.setdefault(line["step"], {}).update(line["metrics"])
+    for step, values in metrics_of_steps(folder / "events.0.jsonl"):
+        if "train/loss" in values:
+            found.setdefault(step, {}).update(values)
     return found
 
 

@@ -20,7 +20,7 @@ from runner.distribute.strategy import build_parameter_server
 from runner.export.receivers import build_raw_serving_input_receiver_fn
 from runner.programs.ps_programs import Coordinator
 from runner.tf_private.tensor_bundle import read_entries
-from runner.tracking.journal import Journal, read_journal
+from tests.support.journal import events_in, journal_of
 from tests.support.models import STYLES, data, train_input
 from tests.support.parameter_server_cases import Servers, after
 
@@ -469,9 +469,9 @@ def pairs(style: str) -> Any:
         for kind, strategy in {"same": None, **one}.items():
             config = RunConfig(train_distribute=around.strategy, eval_distribute=strategy)
             file = around.folder / f"{name}-{kind}.jsonl"
-            evaluator = Estimator(STYLES[style], around.folder / name, config, journal=Journal(file))
+            evaluator = Estimator(STYLES[style], around.folder / name, config, journal=journal_of(file))
             metrics[kind] = evaluator.evaluate(eval_input())
-            (event,) = [line for line in read_journal(file)[0] if line.get("event") == "evaluated"]
+            (event,) = events_in(file, "evaluated")
             examples[kind] = event["examples"]
         found = {"step": step_of(estimator), "expected": expected, "metrics": metrics}
         return {**found, "examples": examples, "num_examples": len(data()[1])}

@@ -10,8 +10,8 @@ import pytest
 
 from runner.config.schema import ConfigError
 from runner.task import inspect_run
-from runner.tracking.journal import Journal, journal_path
 from tests.support.jobs import run
+from tests.support.journal import Lines
 
 
 @pytest.fixture
@@ -81,20 +81,18 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(trained: Path, capsys: p
 
 
 def test_as_many_metrics_as_a_screen_takes(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = Journal(journal_path(trained))
+    journal = Lines(trained)
     journal.metrics(4, {f"eval_many/m{index}": float(index) for index in range(8)} | {"train/loss": 1.0})
-    journal.close()
     said = inspected(trained, capsys)
     assert "eval_many/m3  state\n" in said and "train/loss" not in said
     assert "... and 4 more metrics: eval_many/m4, eval_many/m5, eval_many/m6, eval_many/m7" in said
 
 
 def test_the_last_evaluation_of_a_step_counts(tmp_path: Path) -> None:
-    journal = Journal(journal_path(tmp_path))
+    journal = Lines(tmp_path)
     for accuracy in (0.5, 0.75):
         journal.metrics(10, {"eval/accuracy": accuracy})
         journal.event("evaluated", step=10)
-    journal.close()
     assert inspect_run.eval_metrics(tmp_path) == {10: {"eval/accuracy": 0.75}}
 
 

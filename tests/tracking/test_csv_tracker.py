@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from runner.tracking.backends.csv_tracker import CsvTracker
-from runner.tracking.journal import Journal, journal_path
 from runner.tracking.run_record import RunRecord
 from runner.tracking.shipper import Shipper
 from runner.tracking.tracker import Point, RunDescription
+from tests.support.journal import Lines
 
 
 def metrics_of(model_dir: Path) -> Any:
@@ -26,7 +26,7 @@ def points(step: int, **values: float) -> list[Point]:
 
 
 def ship(model_dir: Path, lines: Sequence[tuple[int, dict[str, float]]], *, is_reader: bool = False) -> None:
-    journal = Journal(journal_path(model_dir))
+    journal = Lines(model_dir)
     for step, values in lines:
         journal.metrics(step, values)
     shipper = Shipper(

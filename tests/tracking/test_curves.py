@@ -13,14 +13,14 @@ import pytest
 
 from runner.tracking import curves
 from runner.tracking.curves import draw_curves, panels_of, read_metrics
-from runner.tracking.journal import Journal, journal_path
+from tests.support.journal import Lines
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(journal_path(tmp_path))
+def journal(tmp_path: Path) -> Lines:
+    return Lines(tmp_path)
 
 
 def drawn_figure(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -41,7 +41,7 @@ def drawn_figure(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_loss_of_training_and_evaluation_share_a_panel_and_speeds_come_last(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (100, 200, 300):
         journal.metrics(step, {"train/loss": 1 / step, "train/steps_per_sec": 50.0})
@@ -60,7 +60,7 @@ def test_the_loss_of_training_and_evaluation_share_a_panel_and_speeds_come_last(
     assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_where_a_resumed_run_went_back_the_later_lines_count(tmp_path: Path, journal: Journal) -> None:
+def test_where_a_resumed_run_went_back_the_later_lines_count(tmp_path: Path, journal: Lines) -> None:
     for step in (10, 20, 30):
         journal.metrics(step, {"train/loss": 1.0, "eval/loss": 3.0})
     for step in (15, 25, 35):  # resumed at 10, with another cadence
@@ -72,22 +72,22 @@ def test_where_a_resumed_run_went_back_the_later_lines_count(tmp_path: Path, jou
     }
 
 
-def test_the_journals_of_all_tasks_are_drawn(tmp_path: Path, journal: Journal) -> None:
+def test_the_journals_of_all_tasks_are_drawn(tmp_path: Path, journal: Lines) -> None:
     journal.metrics(1, {"train/loss": 1.0})
-    Journal(journal_path(tmp_path, "evaluator")).metrics(1, {"eval/loss": 2.0})
+    Lines(tmp_path, "evaluator").metrics(1, {"eval/loss": 2.0})
     assert {panel.title: list(panel.curves) for panel in panels_of(read_metrics(tmp_path))} == {
         "loss": ["train", "eval"]
     }
 
 
-def test_there_is_no_picture_of_nothing(tmp_path: Path, journal: Journal) -> None:
+def test_there_is_no_picture_of_nothing(tmp_path: Path, journal: Lines) -> None:
     journal.event("started")
     assert draw_curves(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == ["events.chief-0.jsonl"]
 
 
 def test_a_single_point_and_one_between_gaps_are_marked(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in range(100):
         journal.metrics(step, {"train/loss": 1.0 if step in (0, 50, 98, 99) else math.nan})
@@ -100,7 +100,7 @@ def test_a_single_point_and_one_between_gaps_are_marked(
 
 
 def test_many_points_are_thinned_to_means_in_a_band(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in range(4000):
         journal.metrics(step, {"train/loss": 1.0 + step % 2})
@@ -128,7 +128,7 @@ def test_the_scale_fits_the_values(
     values: tuple[float, float],
     scale: str,
     tmp_path: Path,
-    journal: Journal,
+    journal: Lines,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for step, value in enumerate(values):
@@ -150,14 +150,14 @@ def test_the_scale_fits_the_values(
     ids=["nan", "huge", "formulas", "names", "many", "still"],
 )
 def test_draws_whatever_there_is(
-    metrics: dict[str, float], tmp_path: Path, journal: Journal, capfd: pytest.CaptureFixture[str]
+    metrics: dict[str, float], tmp_path: Path, journal: Lines, capfd: pytest.CaptureFixture[str]
 ) -> None:
     journal.metrics(0, metrics)
     assert draw_curves(tmp_path) is not None
     assert capfd.readouterr() == ("", "")
 
 
-def test_more_metrics_than_fit_are_counted(tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_metrics_than_fit_are_counted(tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     journal.metrics(1, {f"eval/metric_{number}": 1.0 for number in range(40)})
     figure = drawn_figure(tmp_path, monkeypatch)
     assert len(figure.axes) == 25
@@ -165,7 +165,7 @@ def test_more_metrics_than_fit_are_counted(tmp_path: Path, journal: Journal, mon
 
 
 def test_the_picture_is_replaced_whole_or_not_at_all(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal.metrics(1, {"train/loss": 1.0})
     draw_curves(tmp_path)
@@ -185,7 +185,7 @@ def test_the_picture_is_replaced_whole_or_not_at_all(
 def test_several_threads_draw_at_once(tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:
-        Journal(journal_path(folder)).metrics(1, {"train/loss": 1.0, "eval/accuracy": 0.5})
+        Lines(folder).metrics(1, {"train/loss": 1.0, "eval/accuracy": 0.5})
     threads = [threading.Thread(target=draw_curves, args=(folder,)) for folder in folders]
     for thread in threads:
         thread.start()
@@ -197,7 +197,7 @@ def test_several_threads_draw_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_matplotlib_is_imported_only_to_draw_and_pyplot_never(tmp_path: Path) -> None:
-    Journal(journal_path(tmp_path)).metrics(1, {"train/loss": 1.0})
+    Lines(tmp_path).metrics(1, {"train/loss": 1.0})
     code = (
         "import sys; from pathlib import Path; from runner.tracking.curves import draw_curves, read_metrics\n"
         "read_metrics(Path(sys.argv[1])); assert 'matplotlib' not in sys.modules\n"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from runner.tracking.journal import Journal, read_journal
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.tracker import ExportedModel, NullTracker, exported_models
 from tests.support.export_models import NUMBERS, WORDS, predicted, raw_receiver, trained_words, words_once
+from tests.support.journal import events_in, journal_of
 
 LOADING = """
 import json, sys, mlflow, numpy as np, pandas as pd
@@ -32,10 +32,10 @@ print(json.dumps([answer["y"].tolist() for answer in answers]))
 @pytest.mark.processes
 @pytest.mark.usefixtures("mlflow_database")
 def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> None:
-    words = trained_words(tmp_path, journal=Journal(tmp_path / "events.jsonl"))
+    words = trained_words(tmp_path, journal=journal_of(tmp_path / "events.jsonl"))
     words.export_saved_model(tmp_path / "export" / "best", raw_receiver())
     words.export_saved_model(tmp_path / "export" / "best", raw_receiver())
-    lines = [line for line in read_journal(tmp_path / "events.jsonl")[0] if line.get("event") == "exported"]
+    lines = events_in(tmp_path / "events.jsonl", "exported")
     (model,) = exported_models(lines)  # the newest of its folder
     assert model.name == "best" and model.path == Path(lines[1]["path"])
     tracker = MlflowTracker(f"sqlite:///{tmp_path}/mlflow.db", "models")

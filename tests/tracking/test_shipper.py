@@ -1,4 +1,4 @@
-"""Journals on their way to the tracker: in order, once, and never in the way."""
+"""What shipping has of MLflow's: runs that were killed or lost, curves, servers. Else see test_shipping.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,20 +18,19 @@ from filelock import FileLock
 
 from runner.config.schema import ConfigError
 from runner.tracking import shipper as shipping
-from runner.tracking.journal import Journal, journal_path
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_record import RunRecord
 from runner.tracking.shipper import Shipper, close_abandoned
-from runner.tracking.tracker import NullTracker, Point, RunDescription, Tracker
+from runner.tracking.tracker import Point, RunDescription, Tracker
+from tests.support.journal import Lines, journal_file
 
 ROOT = Path(__file__).parents[2]
 
 
 class RecordingTracker(Tracker):
-    """Keeps what it is told; fails the first `failures` calls."""
+    """Keeps what it is told."""
 
-    def __init__(self, failures: int = 0) -> None:
-        self.failures = failures
+    def __init__(self) -> None:
         self.points: list[Point] = []
         self.tags: dict[str, str] = {}
         self.files: list[str] = []
@@ -43,20 +41,16 @@ class RecordingTracker(Tracker):
         self.settled: dict[str, tuple[str, Mapping[str, str], float]] = {}
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        self._maybe_fail()
         self.started_with.append(run_id)
         return run_id or "run-1"
 
     def join(self, run_id: str) -> bool:
-        self._maybe_fail()
         return run_id in self.known
 
     def log_points(self, points: Sequence[Point]) -> None:
-        self._maybe_fail()
         self.points += points
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        self._maybe_fail()
         self.tags.update(tags)
 
     def log_model(self, model: Any) -> None: ...
@@ -65,7 +59,6 @@ class RecordingTracker(Tracker):
         self.files.append(path.name)
 
     def end(self, status: str) -> None:
-        self._maybe_fail()
         self.status = status
 
     def running_on(self, host: str) -> Mapping[str, str]:
@@ -73,11 +66,6 @@ class RecordingTracker(Tracker):
 
     def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
         self.settled[run_id] = (status, tags, time)
-
-    def _maybe_fail(self) -> None:
-        self.failures -= 1
-        if self.failures >= 0:
-            raise ConnectionError("server is away\nlong text")
 
 
 def ship(
@@ -93,94 +81,11 @@ def ship(
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(journal_path(tmp_path))
+def journal(tmp_path: Path) -> Lines:
+    return Lines(tmp_path)
 
 
-def test_ships_all_metrics_in_order_and_closes_the_run(tmp_path: Path, journal: Journal) -> None:
-    journal.event("started")
-    for step in (1, 2, 3):
-        journal.metrics(step, {"train/loss": 1.0 / step})
-    tracker = RecordingTracker()
-    run_id, shipper = ship(tmp_path, tracker)
-    (tmp_path / "summary.json").write_text("{}")
-    shipper.close("FINISHED", {"status": "finished"}, [tmp_path / "summary.json", tmp_path / "missing"])
-    assert run_id == "run-1"
-    assert [(p.step, p.value) for p in tracker.points] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
-    assert (tracker.status, tracker.tags) == ("FINISHED", {"status": "finished"})
-    assert tracker.files == ["summary.json", "learning_curves.png"]
-
-
-def test_the_next_process_goes_on_with_the_run_where_the_last_stopped(tmp_path: Path, journal: Journal) -> None:
-    journal.metrics(1, {"m": 1.0})
-    ship(tmp_path, RecordingTracker())
-    journal.metrics(2, {"m": 2.0})
-    tracker = RecordingTracker()
-    run_id, _ = ship(tmp_path, tracker)
-    assert run_id == "run-1"
-    assert tracker.started_with == ["run-1"]
-    assert [p.step for p in tracker.points] == [2]
-
-
-def test_steps_that_a_resumed_run_repeats_are_not_shipped_twice(tmp_path: Path, journal: Journal) -> None:
-    for step in (10, 20, 30):
-        journal.metrics(step, {"m": 1.0})
-    ship(tmp_path, RecordingTracker())
-    for step in (20, 30, 40):  # resumed from a checkpoint at 10
-        journal.metrics(step, {"m": 1.0, "other": 2.0})
-    tracker = RecordingTracker()
-    ship(tmp_path, tracker)
-    assert [p.step for p in tracker.points if p.name == "m"] == [40]
-    assert [p.step for p in tracker.points if p.name == "other"] == [20, 30, 40]
-
-
-def test_a_tracker_that_is_away_costs_one_warning_and_is_caught_up_later(tmp_path: Path, journal: Journal) -> None:
-    journal.metrics(1, {"m": 1.0})
-    warnings: list[str] = []
-    away = RecordingTracker(failures=1000)
-    run_id, shipper = ship(tmp_path, away, warnings)
-    shipper.close("FINISHED", {}, [])
-    assert run_id is None and away.points == []
-    assert len(warnings) == 1
-    assert warnings[0].startswith("tracking: server is away (training continues; the journals in ")
-    back = RecordingTracker()
-    ship(tmp_path, back)
-    assert [p.step for p in back.points] == [1]
-
-
-def test_steps_that_were_repeated_while_the_tracker_was_away_are_shipped_once(tmp_path: Path, journal: Journal) -> None:
-    for step in (10, 20, 30, 20, 30, 40):  # resumed from a checkpoint at 10
-        journal.metrics(step, {"m": 1.0})
-    tracker = RecordingTracker()
-    ship(tmp_path, tracker)
-    assert [p.step for p in tracker.points] == [10, 20, 30, 40]
-
-
-def test_a_new_run_in_the_place_of_a_lost_one_gets_everything(tmp_path: Path, journal: Journal) -> None:
-    journal.metrics(1, {"m": 1.0})
-    ship(tmp_path, RecordingTracker())
-    journal.metrics(2, {"m": 2.0})
-    tracker = RecordingTracker()
-    tracker.start = lambda *args: "run-2"  # type: ignore[method-assign]
-    run_id, _ = ship(tmp_path, tracker)
-    assert run_id == "run-2" == RunRecord.read(tmp_path).mlflow_run_id
-    assert [p.step for p in tracker.points] == [1, 2]
-
-
-def test_an_untracked_start_keeps_the_mlflow_run_of_the_others(tmp_path: Path, journal: Journal) -> None:
-    journal.metrics(1, {"m": 1.0})
-    ship(tmp_path, RecordingTracker())
-    journal.metrics(2, {"m": 2.0})
-    run_id, shipper = ship(tmp_path, NullTracker())
-    shipper.close("FINISHED", {}, [])
-    assert run_id is None
-    assert not (tmp_path / "learning_curves.png").exists()
-    tracker = RecordingTracker()
-    assert ship(tmp_path, tracker)[0] == "run-1"
-    assert [p.step for p in tracker.points] == [2]
-
-
-def test_a_reader_adds_metrics_and_files_and_nothing_else(tmp_path: Path, journal: Journal) -> None:
+def test_a_reader_adds_metrics_and_files_and_nothing_else(tmp_path: Path, journal: Lines) -> None:
     journal.metrics(5, {"eval/loss": 1.0})
     ship(tmp_path, RecordingTracker())
     journal.metrics(5, {"eval/loss": 0.5})  # evaluated once more
@@ -194,13 +99,11 @@ def test_a_reader_adds_metrics_and_files_and_nothing_else(tmp_path: Path, journa
     assert tracker.files == ["summary.json", "learning_curves.png"]
     status, tags, when = tracker.settled["run-1"]  # does nothing to a run that has ended
     assert (status, tags) == ("KILLED", {"status": "interrupted"})
-    assert when == journal_path(tmp_path).stat().st_mtime
+    assert when == journal_file(tmp_path).stat().st_mtime
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["untracked", "lost"])
-def test_a_reader_of_a_run_that_mlflow_does_not_know_makes_one(
-    recorded: bool, tmp_path: Path, journal: Journal
-) -> None:
+def test_a_reader_of_a_run_that_mlflow_does_not_know_makes_one(recorded: bool, tmp_path: Path, journal: Lines) -> None:
     RunRecord("gone" if recorded else None).save(tmp_path)
     tracker = RecordingTracker()
     run_id, shipper = ship(tmp_path, tracker, is_reader=True)
@@ -209,26 +112,8 @@ def test_a_reader_of_a_run_that_mlflow_does_not_know_makes_one(
     assert (tracker.status, tracker.tags) == ("FINISHED", {"status": "finished"})
 
 
-def test_a_short_outage_is_retried(tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping, "PERIOD_SECS", 0.01)
-    journal.metrics(1, {"m": 1.0})
-    tracker = RecordingTracker(failures=2)
-    ship(tmp_path, tracker)
-    assert [p.step for p in tracker.points] == [1]
-
-
-def test_a_failure_while_closing_still_ends_the_run(tmp_path: Path, journal: Journal) -> None:
-    warnings: list[str] = []
-    tracker = RecordingTracker()
-    _, shipper = ship(tmp_path, tracker, warnings)
-    tracker.failures = 1
-    shipper.close("FAILED", {"a": "b"}, [])
-    assert tracker.status == "FAILED"
-    assert len(warnings) == 1
-
-
 def test_curves_that_cannot_be_drawn_do_not_keep_the_run_open(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def draw(model_dir: Path) -> None:
         raise RuntimeError("no fonts")
@@ -240,26 +125,6 @@ def test_curves_that_cannot_be_drawn_do_not_keep_the_run_open(
     shipper.close("FINISHED", {}, [])
     assert tracker.status == "FINISHED"
     assert warnings == ["tracking: no learning curves: no fonts"]
-
-
-def test_ships_while_the_run_goes_on(tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipping, "PERIOD_SECS", 0.01)
-    arrived = threading.Event()
-    tracker = RecordingTracker()
-    monkeypatch.setattr(tracker, "log_points", lambda points: arrived.set())
-    shipper = Shipper(tmp_path, tracker, RunRecord(), RunDescription("name", {}, {}), lambda text: None)
-    shipper.start()
-    journal.metrics(1, {"m": 1.0})
-    assert arrived.wait(10)
-    shipper.drain()
-
-
-def test_the_journals_of_all_tasks_are_shipped(tmp_path: Path, journal: Journal) -> None:
-    journal.metrics(1, {"train/loss": 1.0})
-    Journal(journal_path(tmp_path, "evaluator", 0)).metrics(1, {"eval/loss": 2.0})
-    tracker = RecordingTracker()
-    ship(tmp_path, tracker)
-    assert {p.name for p in tracker.points} == {"train/loss", "eval/loss"}
 
 
 def test_the_record_survives_and_ignores_what_a_newer_version_wrote(tmp_path: Path) -> None:
@@ -326,8 +191,8 @@ def test_a_run_whose_supervisor_is_dead_gets_the_status_it_ended_with(
 
 def test_a_run_ended_when_its_tasks_last_noted_something(tmp_path: Path) -> None:
     tracker = abandoned(tmp_path, None)
-    Journal(journal_path(tmp_path / "dead")).event("started")
-    os.utime(journal_path(tmp_path / "dead"), (1000, 1000))
+    Lines(tmp_path / "dead").event("started")
+    os.utime(journal_file(tmp_path / "dead"), (1000, 1000))
     close_abandoned(tracker, "host")
     assert tracker.settled["dead-id"][2] == 1000
 
@@ -387,7 +252,7 @@ def test_the_lock_is_held_while_a_run_is_closed_and_free_afterwards(tmp_path: Pa
 
 
 def test_each_start_closes_what_was_abandoned_and_a_failure_there_costs_one_warning(
-    tmp_path: Path, journal: Journal
+    tmp_path: Path, journal: Lines
 ) -> None:
     journal.metrics(1, {"m": 1.0})
     tracker = abandoned(tmp_path, None)
@@ -469,7 +334,7 @@ shipper.close("FINISHED", {}, [])
 def test_several_runs_without_a_server_all_end_with_one_warning(tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:
-        Journal(journal_path(folder)).metrics(1, {"m": 1.0})
+        Lines(folder).metrics(1, {"m": 1.0})
     before = time.monotonic()
     runs = [
         subprocess.Popen([sys.executable, "-c", WITHOUT_A_SERVER, folder], cwd=ROOT, stdout=subprocess.PIPE)
@@ -487,7 +352,7 @@ def test_several_runs_without_a_server_all_end_with_one_warning(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_server_that_never_answers_costs_no_more_than_its_time_limit(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setattr(shipping, "CLOSING_TIMEOUT_SECS", 1.5)
@@ -502,37 +367,6 @@ def test_a_server_that_never_answers_costs_no_more_than_its_time_limit(
         assert run_id is None
         assert len(warnings) == 1 and "hunter2" not in warnings[0]
         shipper._thread.join(60)
-
-
-def test_leaves_the_machine_to_a_task_until_its_first_step(tmp_path: Path) -> None:
-    journal = Journal(journal_path(tmp_path))
-    journal.event("first_step", step=1)  # of an earlier start
-    tracker = RecordingTracker()
-    shipper = Shipper(
-        tmp_path, tracker, RunRecord(), RunDescription("name", {}, {}), lambda text: None, patience_secs=60
-    )
-    glanced = threading.Event()
-    events = shipper._journals.events
-
-    def glance(event: str) -> dict[str, list[dict[str, Any]]]:
-        found = events(event)
-        assert found or not tracker.started_with
-        glanced.set()
-        return found
-
-    shipper._journals.events = glance  # type: ignore[method-assign]
-    journal.event("built")
-    shipper.start()
-    assert glanced.wait(60)
-    assert not tracker.started_with
-    journal.metrics(1, {"train/loss": 1.0})
-    journal.event("first_step", step=1)
-    deadline = time.monotonic() + 120
-    while not tracker.started_with:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert shipper.drain() == "run-1"
-    assert [point.step for point in tracker.points] == [1]
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
@@ -557,30 +391,3 @@ def test_goes_on_in_the_run_of_a_start_that_was_killed_before_it_could_note_it(t
     shipper.start()
     shipper.drain()
     assert tracker.started_with == ["of-this"]
-
-
-@pytest.mark.parametrize("blocked", ["log_points", "set_tags", "log_file", "end"])
-def test_a_tracker_that_freezes_holds_the_end_of_a_run_for_a_limited_time(
-    blocked: str, tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shipping, "CLOSING_TIMEOUT_SECS", 0.5)
-    woken = threading.Event()
-    tracker = RecordingTracker()
-    warnings: list[str] = []
-    monkeypatch.setattr(tracker, blocked, lambda *arguments: woken.wait(60))
-    journal.metrics(1, {"m": 1.0})
-    described = RunDescription("name", {}, {})
-    later = "python -m runner model_dir=x"
-    shipper = Shipper(tmp_path, tracker, RunRecord(), described, warnings.append, ship_later=later)
-    shipper.start()
-    before = time.monotonic()
-    shipper.drain()
-    (tmp_path / "summary.json").write_text("{}")
-    shipper.close("FINISHED", {}, [tmp_path / "summary.json"])
-    assert time.monotonic() - before < 20
-    woken.set()
-    assert warnings == [
-        "tracking: no answer for 0.5 s; the run ends without waiting for it. Nothing is lost: the journals in "
-        f"{tmp_path} have everything. "
-        f"Ship later with: {later}"
-    ]

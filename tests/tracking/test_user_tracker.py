@@ -20,10 +20,10 @@ from runner.config.schema import TrackingConfig
 from runner.tracking import shipper as shipping
 from runner.tracking.backends import user_tracker
 from runner.tracking.backends.build import build_trackers
-from runner.tracking.journal import ARTIFACT, DATASET, Journal, journal_path
 from runner.tracking.run_record import RunRecord
 from runner.tracking.shipper import Shippers
 from runner.tracking.tracker import RunDescription
+from tests.support.journal import Lines
 from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -95,8 +95,8 @@ def calls(folder: Path, kind: str = "") -> list[Any]:
     return [call[1:] for call in found if call[0] == kind] if kind else found
 
 
-def noted(folder: Path, steps: range) -> Journal:
-    journal = Journal(journal_path(folder), clock=lambda: 5.0)
+def noted(folder: Path, steps: range) -> Lines:
+    journal = Lines(folder, clock=lambda: 5.0)
     for step in steps:
         journal.metrics(step, {"train/loss": step / 2})
     return journal
@@ -109,8 +109,8 @@ def points(folder: Path) -> list[int]:
 def test_a_class_gets_everything_once_and_in_order_over_two_starts_and_an_evaluation(folder: Path) -> None:
     journal = noted(folder, range(1, 4))
     (folder / "notes.txt").write_text("x")
-    journal.event(ARTIFACT, path="notes.txt", folder="texts")
-    journal.event(DATASET, context="train", name="n", digest="d", source={}, profile={})
+    journal.event("artifact", path="notes.txt", folder="texts")
+    journal.event("dataset", context="train", name="n", digest="d", source={}, profile={})
     backend = {"fn": "mine.Records", "params": {"project": "p"}}
     assert ship(folder, backend) == ([], {"mine.Records": "https://mine/7"})
     ((project, pid),) = calls(folder, "made")
@@ -208,9 +208,8 @@ def test_a_class_that_hangs_is_ended_with_the_run_and_delays_no_other(
     wait_until(lambda: points(folder) == [1, 2, 3], 20)
     hangs = folder / "hangs.jsonl"
     wait_until(lambda: hangs.exists() and '"start"' in hangs.read_text(), 20)
-    journal = noted(folder, range(4, 7))
+    noted(folder, range(4, 7))
     wait_until(lambda: points(folder) == [1, 2, 3, 4, 5, 6], 20)
-    journal.close()
     pid = json.loads(hangs.read_text().splitlines()[0])[2]
     began = time.monotonic()
     shipped.drain()
