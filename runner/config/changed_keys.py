@@ -65,8 +65,8 @@ ADDED: Mapping[str, Any] = {
         "min_lr": 0.0,
     },
 }  # fmt: skip
-"""Key or group that was added after commit 8664505 -> its default, with which a job computes the same as without it. Also
-if it was removed since."""
+"""Key or group that was added after commit 8664505, and perhaps removed since -> its default, with which a job computes
+the same as without it."""
 
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:
