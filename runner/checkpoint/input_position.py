@@ -71,13 +71,11 @@ def source_of(input_fn: Any, pipeline: InputPipeline) -> str:
     `<settings>` is a digest of the function's bound arguments, the fields of `Input` and the element spec. It is a
     digest because params may be too long or too private for a checkpoint. A module-level function is identified by its
     name alone, so that its code may change. Lambdas and local functions share names, so they have a digest of their
-    code, too. A lambda's name also has its line number, which is compared only with checkpoints of earlier versions.
+    code, too.
     """
     settings = [plain_params(getattr(input_fn, "params", None))]
     settings += [getattr(input_fn, name, None) for name in ("batch_size", "shuffle_seed")]
-    # Added only if set, so that all other digests stay those of earlier versions.
-    if getattr(input_fn, "first_batch_only", False):
-        settings.append("first_batch_only")
+    settings += ["first_batch_only"] if getattr(input_fn, "first_batch_only", False) else []
     fn, bound = getattr(input_fn, "fn", input_fn), ""
     while isinstance(fn, functools.partial):
         keywords = {name: _named(value) for name, value in fn.keywords.items()}
@@ -95,32 +93,15 @@ def _name_and_code(fn: Any) -> list[str]:
     code = getattr(fn, "__code__", None)
     if code is None or "<" not in name:
         return [name]
-    return [f"{name}:{code.co_firstlineno}" if name.endswith(_LAMBDA) else name, _digest(_facts(code))]
+    return [name, _digest(_facts(code))]
 
 
 def _named(value: Any) -> Any:
     """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
     found = _name_and_code(value)
-    return [_LINE.sub("", found[0]), *found[1:]] if len(found) > 1 else value
+    return found if len(found) > 1 else value
 
 
-def _is_same_source(saved: str, source: str) -> bool:
-    """Report whether two results of `source_of` mean the same input.
-
-    Checkpoints of earlier versions hold `<module>.<function>:<line> <settings>`. Their line is compared only for
-    lambdas, because nothing else distinguishes two lambdas of a module.
-    """
-    name, settings, *code = source.split(" ")
-    saved_name, saved_settings, *saved_code = saved.split(" ")
-    if not saved_code:
-        code = []
-    if saved_code or not saved_name.rpartition(":")[0].endswith(_LAMBDA):
-        name, saved_name = _LINE.sub("", name), _LINE.sub("", saved_name)
-    return (name, settings, code) == (saved_name, saved_settings, saved_code)
-
-
-_LAMBDA = "<lambda>"
-_LINE = re.compile(r":\d*$")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -151,7 +132,7 @@ def was_read_to_its_end(source: str, latest: str | None, pipeline: InputPipeline
       pipeline: the input.
     """
     saved = _saved_position(latest)
-    is_at_end = bool(saved) and saved["ended"] and _is_same_source(saved["source"], source)
+    is_at_end = bool(saved) and saved["ended"] and saved["source"] == source
     return is_at_end and not _has_more(saved, pipeline)
 
 
@@ -172,8 +153,8 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     start = InputPosition.at_start(source, pipeline)
     if latest is None or not saved:
         return pipeline.open(), start
-    start.passes = saved.get("passes", 0.0)
-    is_same, is_divided_alike = _is_same_source(saved["source"], source), _is_divided_alike(saved, pipeline)
+    start.passes = saved["passes"]
+    is_same, is_divided_alike = saved["source"] == source, _is_divided_alike(saved, pipeline)
     is_at_end = saved["ended"] and not _has_more(saved, pipeline)
     if not is_same and not saved["ended"]:
         _log.info("The training input differs from that of %s, so it starts from its beginning.", latest)
@@ -182,22 +163,21 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
             "%s was trained on %s, and this run reads %s: the input starts from its beginning and repeats some "
             "examples of this epoch. Set shard=examples before training to resume at the next example with any number "
             "of workers.",
-            latest, _parts(saved.get("num_pipelines", 1)), _parts(pipeline.num_pipelines),
+            latest, _parts(saved["num_pipelines"]), _parts(pipeline.num_pipelines),
         )  # fmt: skip
     if not is_same or is_at_end or not is_divided_alike:
         return pipeline.open(), start if is_same and is_at_end else _counted_anew(saved, start, pipeline, latest)
     position = dataclasses.replace(start, elements=saved["elements"])
-    same_passes = saved.get("num_epochs") == pipeline.num_epochs
+    same_passes = saved["num_epochs"] == pipeline.num_epochs
     if pipeline.service is not None and pipeline.service.job_name is not None:
         # Other runs may share the job of the tf.data service, so this run reads the elements that are left.
         return pipeline.open(), position
     if pipeline.why_no_state is None and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
-        iterator, skipped = _restored(pipeline, latest, saved.get("skipped"))
-        return iterator, dataclasses.replace(position, skipped=skipped)
+        return _restored(pipeline, latest, saved["skipped"]), dataclasses.replace(position, skipped=saved["skipped"])
     # Do not open a second iterator to skip: two iterators of a dataset would share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
     say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
-    if saved.get("seed") not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
+    if saved["seed"] not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
         say(
             "The batches were shuffled with run.seed=%d, and now with %d: some examples of this epoch may be seen "
             "twice, others not at all.",
@@ -206,28 +186,19 @@ def continued(pipeline: InputPipeline, source: str, latest: str | None) -> tuple
     return pipeline.open(position.elements), dataclasses.replace(position, skipped=position.elements)
 
 
-def _restored(pipeline: InputPipeline, latest: str, skipped: int | None) -> tuple[Any, int]:
-    """Return (iterator restored from `latest`, number of elements that its dataset skips).
-
-    Args:
-      pipeline: the input.
-      latest: path of the checkpoint.
-      skipped: number of elements that the saved iterator's dataset skipped; None: a checkpoint of an earlier version,
-        which does not say.
+def _restored(pipeline: InputPipeline, latest: str, skipped: int) -> Any:
+    """Return an iterator restored from `latest`, whose dataset skips `skipped` elements.
 
     Raises:
       ValueError: the dataset is not built like the saved one.
     """
-    # If `skipped` is unknown, try without and with a `skip` stage. The saved state holds how far `skip` has got, so any
-    # number fits.
-    choices = [0, 1] if skipped is None else [skipped]
     errors = []
     # A second iterator over the dataset is harmless here: the restored state includes the shuffles that they share.
-    for alike, number in itertools.product(_prefetching_alike(pipeline), choices):
-        iterator = alike.open(number)
+    for alike in _prefetching_alike(pipeline):
+        iterator = alike.open(skipped)
         try:
             reader.restore_iterator(latest, pipeline.pipeline_index, iterator)
-            return iterator, number
+            return iterator
         except ValueError as error:
             errors.append(error)
     raise errors[0]
@@ -248,13 +219,13 @@ def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
 
 def _is_divided_alike(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
     """Report whether the processes divide the data as they did when `saved` was written."""
-    parts, shard = saved.get("num_pipelines", 1), saved.get("shard") or pipeline.shard
-    return parts == pipeline.num_pipelines and (parts == 1 or shard == pipeline.shard)
+    parts = saved["num_pipelines"]
+    return parts == pipeline.num_pipelines and (parts == 1 or saved["shard"] == pipeline.shard)
 
 
 def _counted_anew(saved: Any, start: InputPosition, pipeline: InputPipeline, latest: str) -> InputPosition:
     """Add the passes up to the position `saved` to `start`, warn if they overrun a limit of passes, and return it."""
-    if saved.get("size", -1) > 0:
+    if saved["size"] > 0:
         start.passes += saved["elements"] / saved["size"] * (saved["num_epochs"] or 1)
     if start.num_epochs and saved["elements"] and pipeline.is_chief:
         _log.warning(
@@ -275,7 +246,7 @@ def _parts(number: int) -> str:
 
 def _has_more(saved: Mapping[str, Any], pipeline: InputPipeline) -> bool:
     """Report whether the number of passes was raised since the input was read to its end."""
-    counted = saved.get("num_epochs")
+    counted = saved["num_epochs"]
     if pipeline.num_epochs is None and counted is not None and pipeline.remaining_steps() == math.inf:
         return True  # the input ended because of num_epochs, which is no longer set
     return (pipeline.num_epochs or 1) > (counted or 1)

@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -191,17 +190,14 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
     `dataset.repeat(3)` made an operation `count`. So a `tf.Variable(name="count")` was named `count_1`, and its slots
     `count_1/Adam`. In a checkpoint of the runner, `count_1` is another variable, and is not considered.
 
-    In a checkpoint of an earlier version of the runner, a variable made in a branch of `tf.cond` has the branch's scope
-    as a prefix: `cond/beta1_power`.
-
     Args:
       reader: the checkpoint.
       shapes: variable name -> shape, of the model's variables.
     """
+    if reader.is_of_a_run:
+        return {}
     there = reader.names()
     missing = {name: shape for name, shape in shapes.items() if name not in there}
-    if reader.is_of_a_run:
-        return _named_by_branches(reader, shapes, missing)
 
     def is_free(key: str, shape: tf.TensorShape) -> bool:
         return key in there and key not in shapes and shape.is_compatible_with(there[key][0])
@@ -219,31 +215,6 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
             shown,
         )
     return found
-
-
-def _named_by_branches(
-    reader: Reader, shapes: Mapping[str, tf.TensorShape], missing: Mapping[str, tf.TensorShape]
-) -> dict[str, str]:
-    """Return variable name -> its name in the checkpoint, which begins with the scope of a `tf.cond` or `while` loop.
-
-    Args:
-      reader: a checkpoint of the runner, perhaps of an earlier version.
-      shapes: variable name -> shape, of all of the model's variables.
-      missing: those of `shapes` that the checkpoint lacks.
-    """
-    there, found = reader.names(), {}
-    for name, shape in missing.items():
-        scoped = [
-            key
-            for key, (size, _) in there.items()
-            if key.endswith(f"/{name}") and key not in shapes and _BRANCH.search(key) and shape.is_compatible_with(size)
-        ]
-        if len(scoped) == 1:
-            found[name] = scoped[0]
-    return found
-
-
-_BRANCH = re.compile(r"(^|/)(cond|while)(_\d+)?/")
 
 
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:

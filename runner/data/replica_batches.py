@@ -258,6 +258,11 @@ def micro_batch_of(batch: ReplicaBatch, index: tf.Tensor, num_micro_batches: int
     return ReplicaBatch(features, labels, count)
 
 
+def micro_batch_counts(batch: ReplicaBatch, num_micro_batches: int) -> tf.Tensor:
+    """Return the numbers of examples of all micro-batches, int64 `[num_micro_batches]`."""
+    return _even_parts(batch.count, tf.range(num_micro_batches, dtype=tf.int64), num_micro_batches)[2]
+
+
 def _even_parts(rows: tf.Tensor, index: tf.Tensor, num_parts: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Return (first row, row after the last, rows to count) of part `index`: int64, shaped like `index`.
 

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from runner.config.metric_names import evaluation_of, mode_of, unknown_metric
 from runner.system.files import read_json, write_json
@@ -21,15 +21,16 @@ FILE = "early_stopping.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyStopping:
-    """The rule by which training ends before its last step.
+class MetricRule:
+    """A rule that acts when an evaluation's metric no longer improves: it ends training, or reduces the learning rate.
 
     Attributes:
-      metric: the metric's name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: training never ends early.
+      metric: the metric's name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: the rule never acts.
       mode: "min" or "max", whether smaller or larger is better; None: decided by the metric's name.
-      patience_evals: number of successive evaluations without improvement after which training ends.
+      patience_evals: number of successive evaluations without improvement after which the rule acts.
       min_delta: an improvement counts if it is larger than this, in the unit of the metric.
-      min_steps: training does not end before this global step.
+      key: the rule's key in the config.
+      file: name of the file in model_dir that holds the metric's values.
 
     Raises:
       ValueError: a value is not allowed.
@@ -39,82 +40,73 @@ class EarlyStopping:
     mode: str | None = None
     patience_evals: int = 1
     min_delta: float = 0.0
-    min_steps: int = 0
 
-    key: ClassVar[str] = "train.early_stopping"
-    file: ClassVar[str] = FILE
+    key: ClassVar[str]
+    file: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_rule(self, patience_evals=1, min_delta=0, min_steps=0)
+        kind = type(self).__name__
+        if self.metric is not None and "/" not in self.metric:
+            raise ValueError(
+                f"{kind}(metric={self.metric!r}): prefix the metric with its evaluation: eval/{self.metric}."
+            )
+        if self.mode not in (None, "min", "max"):
+            raise ValueError(f"{kind}(mode={self.mode!r}): mode must be 'min', 'max' or None.")
+        for name in (field.name for field in dataclasses.fields(self)[2:]):  # all others are numbers
+            smallest = 1 if name == "patience_evals" else 0
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{kind}({name}={getattr(self, name)}): {name} must be at least {smallest}.")
 
     @property
     def evaluation(self) -> str | None:
         """The name of the evaluation to which the metric belongs; "" if it has no name; None if there is no metric."""
         return None if self.metric is None else evaluation_of(self.metric)
 
+    @property
+    def sign(self) -> int:
+        """1 if smaller is better, -1 if larger is."""
+        return -1 if mode_of(self.metric or "", self.mode) == "max" else 1
+
     def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        """Return why training ends at `step`; None: it continues.
+        """Return why the rule acts at `step`; None: it does not.
 
         Args:
           values: step -> the metric, for the evaluations up to `step`.
           step: the global step of the last evaluation.
         """
+        raise NotImplementedError
+
+    def has_not_improved(self, evaluations: int, best: float, best_step: int | None) -> str:
+        """Return a reason as text; `best_step` None: the metric was never a number."""
+        best_so_far = "it was never a number" if best_step is None else f"best {best:.6g} at step {best_step}"
+        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        plural = "" if evaluations == 1 else "s"
+        return f"{self.metric} has not improved{by} for {evaluations} evaluation{plural}; {best_so_far}"
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping(MetricRule):
+    """The rule by which training ends before its last step.
+
+    Attributes:
+      min_steps: training does not end before this global step.
+    """
+
+    min_steps: int = 0
+
+    key = "train.early_stopping"
+    file = FILE
+
+    def reason(self, values: Mapping[int, float], step: int) -> str | None:
         best, best_step, without = math.nan, None, 0
-        sign = -1 if mode_of(self.metric or "", self.mode) == "max" else 1
         for at in sorted(at for at in values if at <= step):
             without += 1
             is_first = best_step is None and not math.isnan(values[at])
-            if is_first or sign * (best - values[at]) > self.min_delta:
+            if is_first or self.sign * (best - values[at]) > self.min_delta:
                 best, best_step, without = values[at], at, 0
         if without < self.patience_evals or step < self.min_steps:
             return None
-        known = "it was never a number" if best_step is None else f"best {best:.6g} at step {best_step}"
-        evaluations = f"{without} evaluation{'' if without == 1 else 's'}"
-        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
-        return f"{self.metric} has not improved{by} for {evaluations}; {known}"
-
-
-class Rule(Protocol):
-    """A rule that acts on the values of an evaluation's metric: it ends training, or reduces the learning rate.
-
-    Attributes:
-      key: the rule's key in the config.
-      file: name of the file in model_dir that holds the values.
-    """
-
-    key: ClassVar[str]
-    file: ClassVar[str]
-
-    @property
-    def metric(self) -> str | None: ...
-
-    @property
-    def mode(self) -> str | None: ...
-
-    @property
-    def evaluation(self) -> str | None: ...
-
-    def reason(self, values: Mapping[int, float], step: int) -> str | None: ...
-
-
-def check_rule(rule: Rule, **least: float) -> None:
-    """Check the fields of a rule.
-
-    Args:
-      rule: the rule.
-      least: field name -> its smallest value.
-
-    Raises:
-      ValueError: a field is out of its limits.
-    """
-    kind = type(rule).__name__
-    if rule.metric is not None and "/" not in rule.metric:
-        raise ValueError(f"{kind}(metric={rule.metric!r}): prefix the metric with its evaluation: eval/{rule.metric}.")
-    if rule.mode not in (None, "min", "max"):
-        raise ValueError(f"{kind}(mode={rule.mode!r}): mode must be 'min', 'max' or None.")
-    for name, smallest in least.items():
-        if getattr(rule, name) < smallest:
-            raise ValueError(f"{kind}({name}={getattr(rule, name)}): {name} must be at least {smallest}.")
+        return self.has_not_improved(without, best, best_step)
 
 
 class MetricHistory:
@@ -128,7 +120,7 @@ class MetricHistory:
       rates: step -> the learning rate that was set because of the evaluation of that step.
     """
 
-    def __init__(self, rule: Rule, model_dir: str | Path) -> None:
+    def __init__(self, rule: MetricRule, model_dir: str | Path) -> None:
         self.rule = rule
         self._path = Path(model_dir) / rule.file
         known = read_json(self._path) or {}

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from runner.data.wait_timer import SHORT_STEP_SECS, NullWaitTimer, WaitTimer
 from runner.distribute.collectives import Collectives
 
 # Long enough that Python's overhead per loop is small, short enough to answer signals and clocks soon.
@@ -72,6 +73,66 @@ class Grouping:
         if self._is_possible is None and remaining >= _GROUPED_STEPS:
             self._is_possible = self._ask()
         return bool(self._is_possible)
+
+
+@dataclasses.dataclass(frozen=True)
+class NextLoop:
+    """How the next loop is run.
+
+    Attributes:
+      num_steps: its number of steps.
+      is_sampled: a timing iterator measures how long each step waits for its batch.
+      in_groups: the loop reads its batches in groups.
+    """
+
+    num_steps: int
+    is_sampled: bool
+    in_groups: bool
+
+
+class Pace:
+    """Decides how loops are run: their length, which of them read batches in groups, and which are timed.
+
+    Args:
+      length: the length of loops.
+      grouping: which loops read batches in groups.
+      wait: times the wait for batches.
+
+    Attributes:
+      secs: seconds in loops, without saves and evaluations.
+    """
+
+    def __init__(self, length: LoopLength, grouping: Grouping, wait: WaitTimer | NullWaitTimer) -> None:
+        self._length, self._grouping, self.wait = length, grouping, wait
+        self.secs = 0.0
+
+    def num_steps(self, limit: float) -> int:
+        """Return the number of steps of the next loop, at least one and at most `limit`."""
+        sampled = self.wait.steps_to_sample(self.secs)
+        length = self._length.next(limit)
+        return max(1, min(length, sampled) if sampled else length)
+
+    def next_loop(self, num_steps: int, remaining: float) -> NextLoop:
+        """Return how a loop of `num_steps` is run; `remaining` is the number of steps to the end of the run."""
+        is_sampled = self.wait.steps_to_sample(self.secs) > 0
+        is_grouped = not is_sampled and self._grouping.is_due(num_steps, self._length.secs_per_step, remaining)
+        return NextLoop(num_steps, is_sampled, is_grouped)
+
+    def took(self, loop: NextLoop, num_steps: int, secs: float) -> tuple[bool, float | None]:
+        """Note that `loop` took `num_steps` in `secs`.
+
+        Returns:
+          (whether its speed is that of the run, the share of time spent waiting if the loop completes a sample).
+        """
+        self.secs += secs
+        # Timing slows a sample of short steps, so the sample does not count as speed.
+        is_short = (
+            loop.is_sampled and self._length.next(math.inf) > loop.num_steps and secs < num_steps * SHORT_STEP_SECS
+        )
+        if not is_short:
+            self._length.took(num_steps, secs)
+        share = self.wait.took(num_steps, secs, self.secs) if loop.is_sampled and num_steps else None
+        return not is_short, share
 
 
 @dataclasses.dataclass(frozen=True)

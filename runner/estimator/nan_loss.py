@@ -56,7 +56,7 @@ class NanPolicy:
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, checkpoints: RunCheckpoints) -> None:
-        self.rollbacks = 0 if setup.latest is None else int(Reader(setup.latest).extra().get("rollbacks") or 0)
+        self.rollbacks = 0 if setup.latest is None else int(Reader(setup.latest).extra().get("rollbacks", 0))
         self._context, self._setup, self._checkpoints = context, setup, checkpoints
         self._policy = setup.config.nan
         self._allowed: Sequence[str] = ()  # the variables that were not finite at the last save, or at the start

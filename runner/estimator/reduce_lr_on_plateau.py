@@ -11,66 +11,44 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from runner.config.metric_names import evaluation_of, mode_of
 from runner.distribute.collectives import Collectives
-from runner.estimator.early_stopping import MetricHistory, check_rule
+from runner.estimator.early_stopping import MetricHistory, MetricRule
 
 FILE = "reduce_lr_on_plateau.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class ReduceLROnPlateau:
+class ReduceLROnPlateau(MetricRule):
     """The rule by which the learning rate is reduced.
 
     Attributes:
-      metric: the metric's name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: the rate is never reduced.
-      mode: "min" or "max", whether smaller or larger is better; None: decided by the metric's name.
       factor: multiplies the rate at a reduction; between 0 and 1.
-      patience_evals: number of successive evaluations without improvement after which the rate is reduced.
-      min_delta: an improvement counts if it is larger than this, in the unit of the metric.
       cooldown_evals: number of evaluations after a reduction that do not count towards patience_evals.
       min_lr: lower limit of the rate.
-
-    Raises:
-      ValueError: a value is not allowed.
     """
 
-    metric: str | None = None
-    mode: str | None = None
-    factor: float = 0.1
     patience_evals: int = 10
     min_delta: float = 1e-4
+    factor: float = 0.1
     cooldown_evals: int = 0
     min_lr: float = 0.0
 
-    key: ClassVar[str] = "train.reduce_lr_on_plateau"
-    file: ClassVar[str] = FILE
+    key = "train.reduce_lr_on_plateau"
+    file = FILE
 
     def __post_init__(self) -> None:
-        check_rule(self, patience_evals=1, min_delta=0, cooldown_evals=0, min_lr=0)
         if not 0 < self.factor < 1:
             raise ValueError(f"ReduceLROnPlateau(factor={self.factor}): factor must be between 0 and 1.")
-
-    @property
-    def evaluation(self) -> str | None:
-        """The name of the evaluation to which the metric belongs; "" if it has no name; None if there is no metric."""
-        return None if self.metric is None else evaluation_of(self.metric)
+        super().__post_init__()
 
     def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        """Return why the rate is reduced at `step`; None: it is not.
-
-        The algorithm is that of `keras.callbacks.ReduceLROnPlateau.on_epoch_end`, except that a NaN is never the best
-        value, and that `min_lr` is ignored: the caller leaves a rate at that limit unchanged.
-
-        Args:
-          values: step -> the metric, for the evaluations up to `step`.
-          step: the global step of the last evaluation.
-        """
-        sign = -1 if mode_of(self.metric or "", self.mode) == "max" else 1
+        # The algorithm is that of keras.callbacks.ReduceLROnPlateau.on_epoch_end, except that a NaN is never the best
+        # value, and that `min_lr` is ignored: the caller leaves a rate at that limit unchanged.
+        sign = self.sign
         best, best_step, waited, cooldown, is_reduced = math.inf, None, 0, 0, False
         for at in sorted(at for at in values if at <= step):
             value, is_reduced = sign * values[at], False
@@ -84,12 +62,7 @@ class ReduceLROnPlateau:
                 waited += 1
                 if waited >= self.patience_evals:
                     is_reduced, cooldown, waited = True, self.cooldown_evals, 0
-        if not is_reduced:
-            return None
-        known = "it was never a number" if best_step is None else f"best {sign * best:.6g} at step {best_step}"
-        evaluations = f"{self.patience_evals} evaluation{'' if self.patience_evals == 1 else 's'}"
-        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
-        return f"{self.metric} has not improved{by} for {evaluations}; {known}"
+        return self.has_not_improved(self.patience_evals, sign * best, best_step) if is_reduced else None
 
 
 class RunWithRate(Protocol):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
-from runner.programs.train_loop import Schedule
+from runner.programs.train_loop import NO_RECORDS, Schedule
 from runner.programs.train_scalars import RESERVED, over_workers
 from runner.system.console import Epochs
 from runner.tracking import tensorboard
@@ -82,19 +82,22 @@ class TrainLog:
         """Report whether any summaries are written."""
         return self._summary_every.steps is not None
 
-    def are_summaries_due(self, step: int, last_step: int) -> bool:
-        """Report whether one of the steps after `step` up to `last_step` writes summaries."""
-        is_first = self._summary_every.steps is not None and step == self._first_step
-        return is_first or self._summary_every.due(step, last_step)
+    def schedule(self, step: int, num_steps: int, advance: int, *, in_loops: bool) -> Schedule:
+        """Return which of the `num_steps` steps after `step` write summaries.
 
-    def schedule(self, step: int, num_steps: int) -> Schedule:
-        """Return which of the `num_steps` steps after `step` write summaries; each step must advance the global step by
-        one.
+        Args:
+          step: the global step before the loop.
+          num_steps: number of steps of the loop.
+          advance: the number that a step adds to the global step.
+          in_loops: any step may write summaries; False: only the last one.
         """
-        every = self._summary_every.steps or num_steps + 1
-        first = int(min(self._summary_every.steps_until_due(step), every)) - 1
-        if step == self._first_step and self._summary_every.steps is not None:
-            first = num_steps - 1  # the first loop is short, and its last step writes summaries
+        every, is_first = self._summary_every.steps, step == self._first_step
+        if every is None:
+            return NO_RECORDS
+        if not in_loops or is_first:  # the first loop is short
+            is_due = is_first or self._summary_every.due(step, step + num_steps * advance)
+            return Schedule(num_steps - 1, every, int(is_due and num_steps > 0))
+        first = int(self._summary_every.steps_until_due(step)) - 1
         return Schedule(first, every, max(0, (num_steps - 1 - first) // every + 1))
 
     def steps_until_due(self, step: int, *, in_loops: bool = False) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import time
@@ -14,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from runner.data.batch_groups import are_small
-from runner.data.wait_timer import SHORT_STEP_SECS, NullWaitTimer, WaitTimer
+from runner.data.wait_timer import NullWaitTimer, WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
-from runner.estimator.loop_boundary import Boundary, Grouping, LoopLength
+from runner.estimator.loop_boundary import Boundary, Grouping, LoopLength, Pace
 from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
@@ -44,7 +43,6 @@ class TrainingRun:
 
     Attributes:
       examples: number of examples trained on by this run.
-      secs: seconds in loops, without saves and evaluations.
       stop_reason: why the run ends after this loop; None: it continues.
       interrupted: the run ends without evaluations, because it was asked to stop.
     """
@@ -60,7 +58,7 @@ class TrainingRun:
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
     ) -> None:
         self.model_dir = context.model_dir
-        self.examples, self.secs = 0, 0.0
+        self.examples = 0
         self.stop_reason: str | None = None
         self.interrupted = False
         self._context, self._setup, self._checkpoints, self._log = context, setup, checkpoints, log
@@ -69,17 +67,19 @@ class TrainingRun:
         self._step = self._first_step = setup.model.store.global_step
         self._advance = 1  # the number that a step adds to the global step; two optimizers that share it add 2
         self._next = Boundary(0, False, None, False)
-        self._length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
         self._always_splits = False
         self._is_end_saved = False  # whether the last checkpoint says that the data has ended
         self._saves_here = False  # whether the cadence asks for a save at this step, even if the run is asked to stop
         setup.session_hooks.session.take_batch = self._take_batch
         # Only the chief measures the wait for input, because it decides the length of loops.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
-        self._wait = WaitTimer() if is_timed else NullWaitTimer()
-        self._iterator: Any = setup.input.iterator
-        self._grouping = Grouping(self._can_group)
-        self._is_grouped = False  # whether the current loop reads batches in groups
+        length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
+        self._pace = Pace(length, Grouping(self._can_group), WaitTimer() if is_timed else NullWaitTimer())
+
+    @property
+    def secs(self) -> float:
+        """Seconds in loops, without saves and evaluations."""
+        return self._pace.secs
 
     @property
     def global_step(self) -> int:
@@ -120,7 +120,7 @@ class TrainingRun:
     @property
     def input_bound(self) -> float | None:
         """The share of step time spent waiting for input, from 0 to 1; None: it was not measured."""
-        return self._wait.share
+        return self._pace.wait.share
 
     @property
     def learning_rate(self) -> float:
@@ -272,77 +272,53 @@ class TrainingRun:
         ]
         logged = self._log.steps_until_due(self._step, in_loops=self._records_in_loops)
         steps = min(self._target - self._step, logged, *(cadence.steps_until_due(self._step) for cadence in cadences))
-        sampled = self._wait.steps_to_sample(self.secs)
-        length = self._length.next(-(-steps // self._advance))
-        return max(1, min(length, sampled) if sampled else length)
+        return self._pace.num_steps(-(-steps // self._advance))
 
     def _take_steps(self, num_steps: int) -> StepResult:
-        """Run one loop. Its last step has the summaries that are due, and the fetches of session hooks that are due."""
-        program = self._setup.program
-        self._setup.model.show_weights()  # an evaluation may have loaded other values
-        is_sampled = self._wait.steps_to_sample(self.secs) > 0
-        self._iterator = self._setup.input.iterator
-        if is_sampled:
-            self._iterator = self._wait.timed(self._iterator)
-        self._is_grouped = not is_sampled and self._grouping.is_due(
-            num_steps, self._length.secs_per_step, min(self._target - self._step, self._setup.input.remaining)
-        )
-        first, started = self._step + 1, time.perf_counter()
-        before = self._step
-        self._setup.model.values_of = None
-        last_step = self._step + num_steps * self._advance
-        summaries = self._log.are_summaries_due(self._step, last_step)
+        """Run one loop; write the summaries of its steps, and pass to session hooks what its last step fetches."""
+        model, program, train_input = self._setup.model, self._setup.program, self._setup.input
+        hooks, before, started = self._setup.session_hooks, self._step, time.perf_counter()
+        model.show_weights()  # an evaluation may have loaded other values
+        model.values_of = None
         request = StepRequest()
         with self._data_may_end():
-            request = self._setup.session_hooks.request(last_step)
-        if self._setup.input.position.ended and not request:
-            num_steps, summaries = 0, False  # a hook asked for a batch after the last one, so no step is taken
-        # The last step is taken alone if it has fetches, so that other steps do not pay for them.
-        splits = (summaries and not self._records_in_loops) or request or self._always_splits
-        num_plain = num_steps - 1 if splits else num_steps
-        parts: list[LoopResult] = []
-        if self._records_in_loops:
-            parts.append(self._loop_with_records(num_steps))
-        elif num_plain:
-            parts.append(self._loop(StepRequest(), num_plain, summaries=False))
-        is_whole = not parts or (parts[0].num_steps == num_plain and self._nan.accepts(parts[0].losses))
-        recorded = self._loop(request, 1, summaries=summaries) if num_plain < num_steps and is_whole else None
-        if recorded is not None:
-            parts.append(recorded)
-        taken = sum(part.num_steps for part in parts)
-        self._count(parts, taken)
+            request = hooks.request(before + num_steps * self._advance)
+        if train_input.position.ended and not request:
+            num_steps = 0  # a hook asked for a batch after the last one, so no step is taken
+        plan = self._pace.next_loop(num_steps, min(self._target - before, train_input.remaining))
+        schedule = self._log.schedule(before, num_steps, self._advance, in_loops=self._records_in_loops)
+        records = self._records_in_loops or schedule.number > 0
+        loop = program.loop(request, records=records, in_groups=plan.in_groups, splits=self._always_splits)
+        iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
+        may_end = train_input.may_end_within(num_steps)
+        found = loop(iterator, num_steps, may_end=may_end, schedule=schedule, values=request.values)
+        if train_input.advance(found):
+            self.request_stop("the training input ended")
+        losses = self._context.collectives.sum(found.losses) if program.has_local_losses else found.losses
+        self._count(found)
         result = StepResult(
-            first_step=first,
+            first_step=before + 1,
             last_step=self._step,
-            losses=np.concatenate([part.losses for part in parts] or [np.zeros(0)]),
-            examples=sum(part.examples for part in parts),
+            losses=np.asarray(losses, found.losses.dtype),
+            examples=found.examples,
             secs=time.perf_counter() - started,
         )
-        # Timing slows a sample of short steps, so the sample does not count as speed.
-        is_short = is_sampled and self._length.next(math.inf) > num_steps and result.secs < taken * SHORT_STEP_SECS
-        if not is_short:
-            self._length.took(taken, result.secs)
-        self.examples += result.examples
-        self.secs += result.secs
-        if recorded is not None and recorded.num_steps:
-            # The fetches are in this order: metrics, summaries, hooks' fetches.
-            values = [value[-1] for value in recorded.values[min(1, len(program.scalars.metrics)) :]]
-            num_summaries = program.num_summary_values if summaries else 0
-            if summaries:
-                self._log.summaries(values[:num_summaries], self._step)
+        self.examples += found.examples
+        logs_speed, share = self._pace.took(plan, found.num_steps, result.secs)
+        num_summaries = program.num_summary_values if records else 0
+        for place, values in found.records:  # the summaries of a step, then what hooks fetch
+            if records:
+                self._log.summaries(values[:num_summaries], before + (place + 1) * self._advance)
             if request:
                 with self._data_may_end():
-                    self._setup.session_hooks.after_run(values[num_summaries:])
-        for place, record in parts[0].records if parts else ():
-            self._log.summaries(record, before + (place + 1) * self._advance)
-        if result.num_steps:
-            metrics = [part.values[0] for part in parts if part.num_steps] if program.scalars.metrics else []
-            rows = np.concatenate(metrics) if metrics else np.zeros([taken, 0])
-            self._log.note(result, rows, logs_speed=not is_short)
-            if is_sampled:
-                self._note_wait(self._wait.took(taken, result.secs, self.secs))
+                    hooks.after_run(values[num_summaries:])
+        if found.num_steps:
+            rows = found.values[0] if program.scalars.metrics else np.zeros([found.num_steps, 0])
+            self._log.note(result, rows, logs_speed=logs_speed)
+        if share is not None:
+            self._context.journal.metrics(self._step, {"train/input_bound": share})
         if self._nan.check(self, result, self._advance):
-            self._step = self._setup.model.store.global_step
+            self._step = model.store.global_step
         return result
 
     def _can_group(self) -> bool:
@@ -352,18 +328,9 @@ class TrainingRun:
         rows = self.examples / max(1, elements)
         is_possible = program.can_group and are_small(pipeline.element_spec, rows) and pipeline.may_read_ahead
         if is_possible and not self._nan.needs_place:
-            loop = program.grouped_recording_loop if self._records_in_loops else program.grouped_loop
-            loop.prepare(self._setup.input.iterator)
+            program.loop(records=self._records_in_loops, in_groups=True).prepare(self._setup.input.iterator)
             return True
         return False
-
-    def _loop(self, request: StepRequest, num_steps: int, *, summaries: bool) -> LoopResult:
-        program, train_input = self._setup.program, self._setup.input
-        may_end = train_input.may_end_within(num_steps)
-        if self._is_grouped and not (request or summaries):
-            return self._taken(program.grouped_loop(self._iterator, num_steps, may_end=may_end))
-        loop = program.loop(request, summaries=summaries)
-        return self._taken(loop(self._iterator, num_steps, may_end=may_end, values=request.values))
 
     def _take_batch(self, request: StepRequest) -> Sequence[Any]:
         """Run what a hook requests on the next batch, which is no step, and return the values.
@@ -392,34 +359,13 @@ class TrainingRun:
             if not self._setup.input.position.ended:
                 raise
 
-    def _loop_with_records(self, num_steps: int) -> LoopResult:
-        program, train_input = self._setup.program, self._setup.input
-        loop = program.grouped_recording_loop if self._is_grouped else program.recording_loop
-        schedule, may_end = self._log.schedule(self._step, num_steps), train_input.may_end_within(num_steps)
-        return self._taken(loop.take(self._iterator, num_steps, schedule, may_end=may_end))
-
-    def _taken(self, result: LoopResult) -> LoopResult:
-        """Note how much a loop has read, and return its result with the losses summed over all workers."""
-        program, train_input = self._setup.program, self._setup.input
-        if program.has_local_losses:
-            losses = np.asarray(self._context.collectives.sum(result.losses), result.losses.dtype)
-            result = dataclasses.replace(result, losses=losses)
-        if train_input.advance(result):
-            self.request_stop("the training input ended")
-        return result
-
-    def _note_wait(self, share: float | None) -> None:
-        if share is not None:
-            self._context.journal.metrics(self._step, {"train/input_bound": share})
-
-    def _count(self, parts: Sequence[LoopResult], taken: int) -> None:
+    def _count(self, found: LoopResult) -> None:
         """Read the global step, and compute the number that a step adds to it."""
-        before, self._step = self._step, self._setup.model.store.global_step
+        before, self._step, taken = self._step, self._setup.model.store.global_step, found.num_steps
         if not taken:
             return
-        repeated = sum(part.repeated_steps for part in parts)
-        if repeated:  # the lost worker may have taken some of these steps; only the global step shows how many
-            self._log.repeated(self._step, repeated, (self._step - before) // self._advance - taken)
+        if found.repeated_steps:  # the lost worker may have taken some of them; only the global step shows how many
+            self._log.repeated(self._step, found.repeated_steps, (self._step - before) // self._advance - taken)
             return
         self._advance = max(1, (self._step - before) // taken)
         if self._step == before and self._setup.program.loss_scale is not None:

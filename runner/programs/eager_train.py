@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,15 @@ import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
+from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.reductions import Reductions, ReplicaWeights
-from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.model_log import logging_values
-from runner.programs.batch_losses import WholeBatch, losses_over_batches, model_fn_has
-from runner.programs.optimizer_step import Update, apply_update, gradients_of, objective
+from runner.model_fn import EstimatorSpec
+from runner.programs.batch_losses import losses_over_batches
+from runner.programs.mixed_precision import ModelCall
 from runner.programs.program import ModelToTrace, replica_inputs, step_inputs
-from runner.programs.train import TrainedReplica, TrainProgram
-from runner.programs.train_loop import LoopResult
-from runner.programs.train_scalars import ReplicaScalars, StepScalars, replica_scalars
+from runner.programs.train import TrainedReplica, TrainProgram, train_replica
+from runner.programs.train_loop import NO_RECORDS, LoopResult, Schedule, Step
+from runner.programs.train_scalars import StepScalars
 from runner.tf_private import graphs
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.summaries import EagerCollector, SummaryScalar, collecting_eagerly
@@ -40,7 +40,6 @@ from runner.types import StepRequest
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
-_NOTHING = StepRequest()
 
 _NEEDS_OPTIMIZER = (
     "run.eager=true needs EstimatorSpec(optimizer=...): a train_op is an operation of a graph. To see the values of "
@@ -48,21 +47,8 @@ _NEEDS_OPTIMIZER = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Taken:
-    """The results of one eager step: like TrainedReplica, but with values instead of graph tensors.
-
-    Attributes:
-      spec: the return value of model_fn.
-      made: the update and the values that it reports.
-      scalars: the numbers that the step reports beside its loss.
-      summaries: the step's summaries; None if the step collects none.
-    """
-
-    spec: EstimatorSpec
-    made: Update
-    scalars: ReplicaScalars
-    summaries: EagerCollector | None
+Taken = tuple[TrainedReplica, EagerCollector | None]
+"""The results of one eager step, with values instead of graph tensors; its summaries, None if it collects none."""
 
 
 class EagerStep:
@@ -82,7 +68,8 @@ class EagerStep:
     requested: RequestedVariables
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any) -> None:
-        self._model, self._pipeline, self._writer = model, pipeline, summary_writer
+        self._model = dataclasses.replace(model, call=functools.partial(_with_optimizer, model.call))
+        self._pipeline, self._writer = pipeline, summary_writer
 
     def __call__(self, inputs: Sequence[tf.Tensor], *, summaries: bool = False, discovers: bool = False) -> Taken:
         """Take one step: update the model with one batch.
@@ -101,31 +88,17 @@ class EagerStep:
             reductions = Reductions(tf.distribute.get_strategy(), weights)
             replica = Replica(0, inputs[:-3], weights, reductions, self.requested, store, store[GLOBAL_STEP])
             time = moment(replica.global_step.read_value(), tf.constant(0, tf.int64))
-            with drawing_from(EagerStream(f"{store.seed}/train/0", time)):
-                features, labels = replica_inputs(self._pipeline, replica)
-                has_summaries = (summaries or discovers) and config.tensorboard
-                with (
-                    _summarising(self._writer, replica, writes=summaries)
-                    if has_summaries
-                    else contextlib.nullcontext() as collected,
-                    tf.GradientTape() as tape,
-                    model_fn_has(WholeBatch()),
-                    logging_values() as logged,
-                    _explained(),
-                ):
-                    spec = self._model.call(features, labels, ModeKeys.TRAIN)
-                    if spec.optimizer is None:
-                        raise ValueError(_NEEDS_OPTIMIZER)
-                    loss = objective(spec, replica)
-                is_logged = bool(config.log_step_count_steps)
-                noted = () if collected is None else collected.scalars
-                metrics, own = (spec.eval_metric_ops, logged) if is_logged else (None, None)
-                scalars = replica_scalars(noted, metrics, own, replica)
-                made = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
-                rate = rate_of_v1(spec.optimizer) if isinstance(spec.optimizer, v1.train.Optimizer) else None
-                if is_logged and rate is not None:
-                    made = dataclasses.replace(made, values={**made.values, "learning_rate": rate})
-                return Taken(spec, made, scalars, collected)
+            collected: Any = contextlib.nullcontext(None)
+            if (summaries or discovers) and config.tensorboard:
+                collected = _summarising(self._writer, replica, writes=summaries)
+            with drawing_from(EagerStream(f"{store.seed}/train/0", time)), collected as found, _explained():
+                taken = train_replica(self._model, self._pipeline, replica, found)
+            optimizer, made = taken.spec.optimizer, taken.made
+            rate = rate_of_v1(optimizer) if isinstance(optimizer, v1.train.Optimizer) else None
+            if config.log_step_count_steps and rate is not None and made is not None:
+                made = dataclasses.replace(made, values={**made.values, "learning_rate": rate})
+                taken = dataclasses.replace(taken, made=made)
+            return taken, found
 
     def discover(self) -> None:
         """Create the variables by taking a step on the first batch, and then undo the changes of that step."""
@@ -139,47 +112,35 @@ class EagerStep:
 
 
 class EagerLoop:
-    """A loop of eager steps in Python; it is called like a `train_loop.Loop`.
+    """A loop of eager steps in Python; it is called like a `train_loop.Loop`."""
 
-    Args:
-      step: takes one step.
-      pipeline: the training input.
-      values_of: returns the values that a step reports beside its loss.
-      stop_at_nan: stop after the first step whose loss is not finite.
-      summaries: each step writes summaries.
-    """
+    def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
+        self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
 
-    def __init__(
+    def __call__(
         self,
-        step: EagerStep,
-        pipeline: InputPipeline,
-        values_of: Callable[[Taken], list[Any]],
+        iterator: Any,
+        num_steps: int,
         *,
-        stop_at_nan: bool,
-        summaries: bool,
-    ) -> None:
-        self._step, self._pipeline, self._values_of = step, pipeline, values_of
-        self._stop_at_nan, self._summaries = stop_at_nan, summaries
-
-    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
-        losses: list[Any] = []
+        may_end: bool,
+        schedule: Schedule = NO_RECORDS,
+        values: Sequence[tf.Tensor] = (),
+    ) -> LoopResult:
+        del may_end, schedule  # a SplitLoop records
         found: list[list[Any]] = []
-        examples, ended = 0, False
-        while len(losses) < num_steps and not ended:
+        examples, ended, is_fine = 0, False, True
+        while len(found) < num_steps and is_fine:
             with self._pipeline.reading():
                 element = iterator.get_next_as_optional()
                 ended = not bool(element.has_value())
                 if ended:
                     break
-                inputs = step_inputs(*self._pipeline.division.replica_batches(element.get_value(), iterator))
-            taken = self._step(inputs, summaries=self._summaries)
-            losses.append(taken.made.loss.numpy())
-            found.append(self._values_of(taken))
-            examples += int(inputs[-1])
-            if self._stop_at_nan and not np.isfinite(losses[-1]):
-                break
-        stacked = [np.stack(value) for value in zip(*found, strict=True)]
-        return LoopResult(len(losses), np.array(losses), examples, stacked, data_ended=ended)
+                batches, count = self._pipeline.division.replica_batches(element.get_value(), iterator)
+            found.append(self._step.take(batches, count, values))
+            examples += int(count)
+            is_fine = not self._stop_at_nan or bool(np.isfinite(found[-1][0]))
+        losses, *others = [np.stack(value) for value in zip(*found, strict=True)] or [np.zeros(0)]
+        return LoopResult(len(found), losses, examples, others, data_ended=ended)
 
     def trace(self, iterator: Any) -> None:
         """Do nothing: there is no graph to build."""
@@ -199,7 +160,8 @@ class EagerTrainProgram(TrainProgram):
         self._eager_step = EagerStep(model, pipeline, summary_writer)
         self._eager_step.discover()
         self._left_out: set[str] = set()
-        self._summaries = self._eager_step.first.summaries
+        first, self._summaries = self._eager_step.first
+        self._first = dataclasses.replace(first, loss=tf.zeros([], first.spec.loss.dtype), summaries=(), images=())
         super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
         if self._summaries is not None:
             values = self._values_of_step()
@@ -214,30 +176,23 @@ class EagerTrainProgram(TrainProgram):
     def summary_names(self) -> set[str]:
         return set() if self._summaries is None else {one.tag for one in self._summaries.scalars}
 
-    def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Any:
-        """Return the loop over steps.
-
-        Args:
-          request: must be empty, because an eager step has no graph tensors that hooks could fetch.
-          summaries: each step writes summaries.
-
-        Raises:
-          ValueError: a hook requests the values of graph tensors.
-        """
+    def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         if request.fetches:
             raise ValueError(
                 "A SessionRunHook fetches values, but run.eager=true has no graph to fetch them from. Remove the "
                 "hook, or use a runner.Hook."
             )
-        values_of = functools.partial(self._values_of, summaries=summaries)
-        return EagerLoop(
-            self._eager_step, self._pipeline, values_of, stop_at_nan=self._stop_at_nan, summaries=summaries
-        )
 
-    def _values_of(self, taken: Taken, *, summaries: bool) -> list[Any]:
+        def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> list[Any]:
+            taken, found = self._eager_step(step_inputs(batches, global_count), summaries=summaries)
+            return [taken.loss.numpy(), *self._values_of(taken, found if summaries else None)]
+
+        return Step(take, ())
+
+    def _values_of(self, taken: TrainedReplica, collected: EagerCollector | None) -> list[Any]:
         """Return the values of a step beside its loss, packed in the order that `Fetched` declares."""
         zero = (0.0, 0.0)
-        of_step = {name: (value, 1.0) for name, value in taken.made.values.items()}
+        of_step = {name: (value, 1.0) for name, value in taken.made.values.items()} if taken.made else {}
         sums = {**of_step, **taken.scalars.metric_sums, **taken.scalars.logged_sums}
         left_out = set(sums) - set(self.scalars.metrics) - self._left_out
         if left_out:
@@ -249,17 +204,17 @@ class EagerTrainProgram(TrainProgram):
             )
         pairs = [sums.get(name, zero) for name in self.scalars.metrics]
         found = [_in_turn(zip(*pairs, strict=True))] if pairs else []
-        if not summaries or taken.summaries is None:
+        if collected is None:
             return found
-        scalars: dict[str, SummaryScalar] = {one.key: one for one in taken.summaries.scalars}
+        scalars: dict[str, SummaryScalar] = {one.key: one for one in collected.scalars}
         rows = []
         for key in self.scalars.summaries:
             there = scalars.get(key)
             is_written = there is not None and (there.condition is None or bool(there.condition))
             own_step = -1 if there is None or there.step is None else there.step
             rows.append((*taken.scalars.summary_sums.get(key, zero), is_written, own_step))
-        images = {one.tag: one.value.numpy() for one in taken.summaries.images}
-        protos = [proto.numpy() for proto in taken.summaries.protos]
+        images = {one.tag: one.value.numpy() for one in collected.images}
+        protos = [proto.numpy() for proto in collected.protos]
         protos += [b""] * (len(self.summary_protos) - len(protos))
         return [
             *found,
@@ -272,9 +227,7 @@ class EagerTrainProgram(TrainProgram):
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
     ) -> TrainedReplica:
         replica_inputs(pipeline, replica)  # called for its effect: hooks then find the global step
-        first = self._eager_step.first
-        loss = tf.zeros([], first.spec.loss.dtype)
-        return TrainedReplica(first.spec, loss, (), (), (), first.scalars, first.made)
+        return self._first
 
     def _metrics_with_state(self) -> KeptMetrics:
         self.trace.requested = self._eager_step.requested  # includes the variables of the metrics
@@ -311,6 +264,13 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
         requested = RequestedVariables(keras, training=True)
         with store.making(requested):
             yield requested
+
+
+def _with_optimizer(model_call: ModelCall, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    spec = model_call(features, labels, mode)
+    if spec.optimizer is None:
+        raise ValueError(_NEEDS_OPTIMIZER)
+    return spec
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.data.replica_batches import ReplicaBatch, micro_batch_of
+from runner.data.replica_batches import ReplicaBatch, micro_batch_counts, micro_batch_of
 from runner.distribute.collectives import Collectives
 from runner.distribute.reductions import scale
 from runner.model_fn import EstimatorSpec
@@ -198,12 +198,16 @@ class AccumulatedStep:
             most = tf.reduce_max(tf.stack([batch.count for batch in batches]))
             num_micro_batches = tf.minimum(num_micro_batches, most)
 
+        # One collective for all micro-batches, before their loop. Inside of that loop a collective never found its peer
+        # if the step itself is in a branch, as it is where the input may end (TensorFlow 2.21): all workers hung.
+        own = tf.add_n([micro_batch_counts(batch, self.num_micro_batches) for batch in batches])
+        counts = tf.maximum(self.collectives.sum_in_graph(own), 1)
+
         def run(
             program: MicroBatchProgram, index: tf.Tensor, before: Sequence[tf.Tensor]
         ) -> tuple[list[tf.Tensor], Any]:
             micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
-            count = self.collectives.sum_in_graph(tf.add_n([one.count for one in micro_batches]))
-            sums, extra = program(*step_inputs(micro_batches, tf.maximum(count, 1), index), *given)
+            sums, extra = program(*step_inputs(micro_batches, counts[index], index), *given)
             return self._added(before, [tensor for each in sums for tensor in each]), extra
 
         fed = [(one, sparse) for cut in self.cuts for one, sparse in zip(cut.fed, cut.is_sparse, strict=True)]

@@ -20,7 +20,7 @@ from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
 from runner.programs.evaluate import EvalProgram, EvalResult, Sums, added, in_float64, on_host
 from runner.programs.program import ModelToTrace, read_batches
-from runner.programs.train_loop import LoopResult, Step
+from runner.programs.train_loop import NO_RECORDS, LoopResult, Schedule, Step
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
 
@@ -239,19 +239,25 @@ class RangeLoop:
     data.
     """
 
-    def __init__(self, step: Step, pipeline: InputPipeline, coordinator: Coordinator, *, stop_at_nan: bool) -> None:
+    def __init__(self, step: Step, pipeline: InputPipeline, *, coordinator: Coordinator, stop_at_nan: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
         self._requests = Requests(coordinator, self._range, self._element)
 
     def __call__(
-        self, iterator: RangeIterator, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()
+        self,
+        iterator: RangeIterator,
+        num_steps: int,
+        *,
+        may_end: bool,
+        schedule: Schedule = NO_RECORDS,
+        values: Sequence[tf.Tensor] = (),
     ) -> LoopResult:
         """Take up to `num_steps` steps, and return when all of them are done.
 
         Raises:
           ValueError: hooks feed placeholders (`values` is not empty).
         """
-        del may_end  # each range reports the end of the data itself
+        del may_end, schedule  # each range reports the end of the data itself, and a SplitLoop records
         if values:
             raise ValueError(
                 "A hook feeds a placeholder (SessionRunArgs(feed_dict=...)). With parameter servers, other processes "

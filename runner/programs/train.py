@@ -26,9 +26,16 @@ from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import GroupedLoop, GroupedRecordingLoop, Loop, RecordingLoop, Step
+from runner.programs.train_loop import Loop, SplitLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
-from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
+from runner.tf_private.summaries import (
+    Collector,
+    EagerCollector,
+    SummaryImage,
+    SummaryScalar,
+    collecting,
+    summaries_noted,
+)
 from runner.tracing import xla
 from runner.tracing.graph_operations import needed, operations
 from runner.tracing.metric_states import KeptMetrics, is_pair
@@ -104,7 +111,7 @@ class TrainProgram(Program):
     ) -> None:
         config, num_replicas = model.config, model.store.num_replicas
         self._config = config
-        self._loops: dict[Any, Loop] = {}
+        self._loops: dict[Any, Any] = {}
         self.loss_scale = LossScale(model.store) if config.precision == "mixed_float16" else None
 
         with summaries_noted():
@@ -143,7 +150,7 @@ class TrainProgram(Program):
         # Not with several workers: they must make the same collectives in the same order, and the chief's program with
         # summaries may differ from theirs.
         self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
-        """Report whether steps with summaries are taken inside loops, by `recording_loop`, not between loops."""
+        """Report whether steps with summaries are taken inside loops, not between loops."""
         self.loops_in_graph = loop_type is None
         """Report whether a loop reads its iterator in a graph of this process."""
         self._loop_type = loop_type or functools.partial(Loop, meets_others=meets_others)
@@ -164,7 +171,7 @@ class TrainProgram(Program):
         with _summaries(summary_writer, replica):
             collected = collecting(summary_writer) if model.config.tensorboard else contextlib.nullcontext(None)
             with collected as summaries:
-                return _train_replica(model, pipeline, replica, summaries)
+                return train_replica(model, pipeline, replica, summaries)
 
     @property
     def has_summaries(self) -> bool:
@@ -184,21 +191,42 @@ class TrainProgram(Program):
         names = [tf.get_static_value(one.inputs[_INPUT_OF_NAME[one.type]]) for one in of_summaries]
         return {np.asarray(name).item().decode() for name in names if name is not None}
 
-    def loop(self, request: StepRequest = _NOTHING, *, summaries: bool = False) -> Loop:
-        """Return the loop over steps, with the fetches of `request` and, if wanted, with summaries.
+    def loop(
+        self,
+        request: StepRequest = _NOTHING,
+        *,
+        records: bool = False,
+        in_groups: bool = False,
+        splits: bool = False,
+    ) -> Any:
+        """Return the loop over steps: a Loop, or an object that is called like one.
 
         Args:
-          request: the tensors whose values the loop returns, in order; the loop is called with the values of its feeds.
-          summaries: write the summaries of `tf.summary`, and return the serialized v1 summaries before the fetches.
+          request: the tensors that the last step fetches; the loop is called with the values of its feeds.
+          records: the loop has steps that write summaries: those of its schedule if `records_in_loops`, else the last.
+            It returns the summaries of such a step before the fetches.
+          in_groups: the loop fetches batches in groups, but for a last step with fetches; only if `can_group`.
+          splits: the last step is a call of its own in any case, because it is one on another worker.
 
         Raises:
           ValueError: a placeholder is not fed, or the step consists of several programs and cannot be fed.
         """
-        key = (summaries, request.key)
+        key = (records, in_groups, splits, request.key)
         if key not in self._loops:
-            step = self._step(request, summaries=summaries)
-            self._loops[key] = self._loop_type(step, self._pipeline, stop_at_nan=self._stop_at_nan)
+            self._loops[key] = self._build_loop(request, records=records, in_groups=in_groups, splits=splits)
         return self._loops[key]
+
+    def _build_loop(self, request: StepRequest, *, records: bool, in_groups: bool, splits: bool) -> Any:
+        build = functools.partial(self._loop_type, pipeline=self._pipeline, stop_at_nan=self._stop_at_nan)
+        in_graph = records and self.records_in_loops and not request and not splits
+        if in_graph or not (records or request or splits):
+            more: dict[str, Any] = {"in_groups": True} if in_groups else {}
+            more |= {"recorded": self._step(_NOTHING, summaries=True)} if in_graph else {}
+            return build(self._step(_NOTHING, summaries=False), **more)
+        # The last step is taken alone, so that the other steps do not pay for its fetches.
+        last = build(self._step(request, summaries=records)) if records or request else self.loop()
+        others = functools.partial(self.loop, in_groups=in_groups)
+        return SplitLoop(others, last, min(1, len(self.scalars.metrics)), stop_at_nan=self._stop_at_nan)
 
     def part(self, request: StepRequest) -> Loop:
         """Return the loop over operations that a hook runs on batches between steps, without the rest of a step.
@@ -226,12 +254,12 @@ class TrainProgram(Program):
                 return [tf.constant(0.0), *function(*step_inputs(batches, global_count), *values)]
 
             specs = [tf.TensorSpec([], tf.float32), *(tf.TensorSpec(one.shape, one.dtype) for one in tensors)]
-            self._loops[key] = Loop(Step(take, specs), self._pipeline, stop_at_nan=False, meets_others=False)
+            self._loops[key] = Loop(Step(take, specs), self._pipeline, stop_at_nan=False)
         return self._loops[key]
 
     @property
     def can_group(self) -> bool:
-        """Report whether loops may fetch their batches in groups, as `grouped_loop` does.
+        """Report whether loops may fetch their batches in groups.
 
         They may if all replicas belong to one process and are on CPUs. They may not if a kernel draws random numbers:
         each loop has its own kernels, which start their random numbers from the seed. They may not with XLA, which
@@ -240,26 +268,6 @@ class TrainProgram(Program):
         is_one = self.loops_in_graph and self._store.num_replicas == self._pipeline.num_replicas
         is_on_cpu = all("CPU" in device for device in step_devices(self._config.train_distribute))
         return is_one and is_on_cpu and not self._config.jit and not self.trace.kernel_random_ops()
-
-    @functools.cached_property
-    def grouped_loop(self) -> GroupedLoop:
-        """The loop over steps without summaries that fetches batches in groups; use it only if `can_group`."""
-        step = self._step(_NOTHING, summaries=False)
-        return GroupedLoop(step, self._pipeline, stop_at_nan=self._stop_at_nan)
-
-    @functools.cached_property
-    def recording_loop(self) -> RecordingLoop:
-        """The loop in which some steps write summaries; use it only if `records_in_loops`."""
-        return RecordingLoop(*self._steps_that_record(), self._pipeline, stop_at_nan=self._stop_at_nan)
-
-    @functools.cached_property
-    def grouped_recording_loop(self) -> GroupedRecordingLoop:
-        """A `recording_loop` that fetches batches in groups; use it only if `can_group`."""
-        return GroupedRecordingLoop(*self._steps_that_record(), self._pipeline, stop_at_nan=self._stop_at_nan)
-
-    def _steps_that_record(self) -> tuple[Step, Step]:
-        """Return (a step without summaries, a step with summaries)."""
-        return self._step(_NOTHING, summaries=False), self._step(_NOTHING, summaries=True)
 
     @property
     def _is_cut(self) -> bool:
@@ -430,9 +438,17 @@ class TrainProgram(Program):
         )
 
 
-def _train_replica(
-    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector | None
+def train_replica(
+    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector | EagerCollector | None
 ) -> TrainedReplica:
+    """Call model_fn for one replica and update the model: the step, in a graph or eagerly.
+
+    Args:
+      model: the model_fn and its variables.
+      pipeline: the training input.
+      replica: the replica.
+      collected: the summaries of model_fn; None: they are not collected.
+    """
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from runner.data.batch_groups import BatchGroups, Group
+from runner.data.batch_groups import BatchGroups
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch
 from runner.tf_private import graphs
@@ -59,311 +59,288 @@ class Schedule(NamedTuple):
     every: int
     number: int
 
+    @property
+    def places(self) -> Sequence[int]:
+        """The numbers of steps before each of them."""
+        return range(self.first, self.first + self.number * self.every, self.every)
+
+
+NO_RECORDS = Schedule(0, 1, 0)
+
+State = Sequence[Any]
+"""(steps taken: int32, examples: int64, whether the loop goes on: bool, then what a part of the loop adds)."""
+
+
+class Source(NamedTuple):
+    """The batches of some steps.
+
+    Attributes:
+      elements_of: returns an iterator over the elements of a step, given the number of steps before it in the loop.
+      may_end: the iterator may end before the last of these steps.
+    """
+
+    elements_of: Callable[[tf.Tensor], Any]
+    may_end: bool
+
 
 class Loop:
     """`for _ in range(n)` around a training step inside one graph; the host reads the results once.
+
+    It is composed of one to three loops, one inside the other:
+
+        for each group of batches:                      if `in_groups`
+            for each step with summaries in the group:  if `recorded`
+                for each step before it: step
+                recorded
+
+    A separate graph call for a step with summaries, with a read by the host before and after it, took 3.7 ms. Groups
+    are for steps that are shorter than the wait for one batch; see `BatchGroups`. A loop with groups takes the same
+    steps, and reads only batches on which it takes a step, with two exceptions. After a loss that is not finite,
+    further batches may have been read. And if a batch cannot be read, no step is taken on any batch of its group. The
+    run fails in both cases.
 
     Args:
       step: the step.
       pipeline: the training input.
       stop_at_nan: end after the first step whose loss is not finite.
+      recorded: a step with summaries; it returns the outputs of `step` first. None: no step writes summaries.
+      in_groups: read batches in groups; only if all replicas belong to one process and the data does not depend on the
+        steps.
       meets_others: the step has collectives with other processes.
     """
 
-    def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool, meets_others: bool) -> None:
-        self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
+    def __init__(
+        self,
+        step: Step,
+        pipeline: InputPipeline,
+        *,
+        stop_at_nan: bool,
+        recorded: Step | None = None,
+        in_groups: bool = False,
+        meets_others: bool = False,
+    ) -> None:
+        self._step, self._recorded, self._pipeline = step, recorded, pipeline
+        self._stop_at_nan, self._in_groups = stop_at_nan, in_groups
+        self._num_shared = len(step.specs)
         # All iterations use the same key for a collective (TensorFlow 2.21). With train_op=, nothing in an iteration
         # waits for the previous one, so it could start the collective while it still runs; then workers hang.
         self._parallel_iterations = 1 if meets_others else 10
-        self._bounded = tf.function(functools.partial(self._run, ends=False), autograph=False)
-        self._ending = tf.function(functools.partial(self._run, ends=True), autograph=False)
+        self._bounded = tf.function(functools.partial(self._run, may_end=False), autograph=False)
+        self._ending = tf.function(functools.partial(self._run, may_end=True), autograph=False)
 
-    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
+    def __call__(
+        self,
+        iterator: Any,
+        num_steps: int,
+        *,
+        may_end: bool,
+        schedule: Schedule = NO_RECORDS,
+        values: Sequence[tf.Tensor] = (),
+    ) -> LoopResult:
         """Take up to `num_steps` steps.
 
         Args:
           iterator: iterator over the input.
           num_steps: the largest number of steps.
           may_end: the input may end before `num_steps`; checking for its end makes each step a little slower.
+          schedule: the steps that write summaries, if the loop has such steps.
           values: values of the placeholders that the steps are fed.
         """
-        run = self._ending if may_end else self._bounded
+        run = self._ending if may_end and not self._in_groups else self._bounded  # groups always say where data ends
         try:
             with self._pipeline.reading(), graphs.optimised_once(), xla.explained(), numeric_checks.explained():
-                result = run(iterator, tf.constant(num_steps), tuple(values))
+                result = run(iterator, tf.constant(num_steps), tf.constant(schedule), tuple(values))
         except tf.errors.OutOfRangeError:
             if not self._pipeline.division.ends_together:
                 raise
             return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # no replica has any example
-        taken = int(result["taken"])
-        losses, *values = (value.numpy()[:taken] for value in result["stacked"])
-        return LoopResult(taken, losses, int(result["examples"]), values, data_ended=bool(result["ended"]))
+        taken, found = int(result["taken"]), [value.numpy() for value in result["stacked"]]
+        losses, *steps = (value[:taken] for value in found[: self._num_shared])
+        is_fine = not (self._stop_at_nan and taken and not np.isfinite(losses[-1]))
+        data_ended = is_fine and not bool(result["goes_on"])
+        if data_ended and self._in_groups and not may_end:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+        records = [
+            (place, [value[number] for value in found[self._num_shared :]])
+            for number, place in enumerate(schedule.places)
+            if place < taken
+        ]
+        return LoopResult(taken, losses, int(result["examples"]), steps, data_ended, records=records)
 
     def trace(self, iterator: Any) -> None:
         """Build the loop for iterators like this one, without taking a step."""
-        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), ())
-
-    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        taken, examples, ended, _, *arrays = tf.while_loop(
-            functools.partial(_running, num_steps),
-            self._body(self._step, iterator, values, _written, ends=ends),
-            (*_start(), *_arrays(self._step.specs, num_steps)),
-            parallel_iterations=self._parallel_iterations,
-        )
-        stacked = [_stacked(array, spec, taken) for array, spec in zip(arrays, self._step.specs, strict=True)]
-        return {"taken": taken, "examples": examples, "ended": ended, "stacked": stacked}
-
-    def _body(
-        self,
-        taken_step: Step,
-        iterator: Any,
-        values: Sequence[tf.Tensor],
-        write: Callable[..., list[Any]],
-        *,
-        ends: bool,
-    ) -> Callable[..., Any]:
-        """Return the body of a loop: one step on the next element; `write` puts its outputs into the arrays."""
-
-        def at_end(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
-            return (taken, examples, tf.constant(True), fine, *arrays)
-
-        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, arrays: Sequence[Any]) -> Any:
-            batches, count = self._pipeline.division.replica_batches(element, iterator)
-
-            def take() -> Any:
-                outputs = taken_step.take(batches, count, values)
-                fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
-                written = write(arrays, taken, outputs)
-                return (taken + 1, examples + count, tf.constant(False), fine, *written)
-
-            if not self._pipeline.division.ends_together:
-                return take()
-            return tf.cond(count > 0, take, lambda: at_end(taken, examples, fine, arrays))
-
-        def body(taken: tf.Tensor, examples: tf.Tensor, _: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
-            if not ends or self._pipeline.division.ends_together:
-                return step(next(iterator), taken, examples, fine, arrays)
-            element = iterator.get_next_as_optional()
-            return tf.cond(
-                element.has_value(),
-                lambda: step(element.get_value(), taken, examples, fine, arrays),
-                lambda: at_end(taken, examples, fine, arrays),
-            )
-
-        return body
-
-
-class RecordingLoop(Loop):
-    """A loop in which some steps write summaries: an outer loop over these steps, with inner loops over the steps
-    between.
-
-    A separate graph call for a step with summaries, with a read by the host before and after it, took 3.7 ms.
-
-    Args:
-      step: a step without summaries.
-      recorded: a step with summaries; it returns the outputs of `step` first.
-      pipeline, stop_at_nan: as in Loop.
-    """
-
-    def __init__(self, step: Step, recorded: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
-        super().__init__(step, pipeline, stop_at_nan=stop_at_nan, meets_others=False)
-        self._recorded = recorded
-        self._num_shared = len(step.specs)
-
-    def take(self, iterator: Any, num_steps: int, schedule: Schedule, *, may_end: bool) -> LoopResult:
-        """Take up to `num_steps` steps, of which those in `schedule` write summaries."""
-        result = self(iterator, num_steps, may_end=may_end, values=[tf.constant(schedule)])
-        values, found = result.values[: self._num_shared - 1], result.values[self._num_shared - 1 :]  # no losses
-        places = [schedule.first + number * schedule.every for number in range(schedule.number)]
-        records = [
-            (place, [value[number] for value in found])
-            for number, place in enumerate(places)
-            if place < result.num_steps
-        ]
-        return dataclasses.replace(result, values=values, records=records)
-
-    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        every, due, arrays = self._start_of(values[0], num_steps)
-        is_running = functools.partial(_running, num_steps)
-
-        def body(due: tf.Tensor, number: tf.Tensor, *state: Any) -> Any:
-            plain, others = state[: 4 + self._num_shared], state[4 + self._num_shared :]
-            plain = tf.while_loop(
-                lambda taken, *rest: is_running(taken, *rest) & (taken < due),
-                self._body(self._step, iterator, (), _written, ends=ends),
-                plain,
-                parallel_iterations=self._parallel_iterations,
-            )
-            record = self._body(self._recorded, iterator, (), self._writer_of(number), ends=ends)
-            state = tf.cond(is_running(*plain), lambda: record(*plain, *others), lambda: (*plain, *others))
-            return (due + every, number + 1, *state)
-
-        _, _, taken, examples, ended, _, *arrays = tf.while_loop(
-            lambda due, number, *state: is_running(*state),
-            body,
-            (due, tf.constant(0), *_start(), *arrays),
-            parallel_iterations=1,
-        )
-        return {"taken": taken, "examples": examples, "ended": ended, "stacked": [array.stack() for array in arrays]}
-
-    def _start_of(self, schedule: tf.Tensor, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Sequence[Any]]:
-        """Return (steps between two steps with summaries, number of steps before the first of them, empty arrays)."""
-        first, every, count = tf.unstack(schedule, 3)
-        arrays = _arrays(self._step.specs, num_steps) + _arrays(self._recorded.specs[self._num_shared :], count)
-        return every, tf.where(count > 0, first, num_steps), arrays
-
-    def _writer_of(self, number: tf.Tensor) -> Callable[..., list[Any]]:
-        """Return a function that writes the outputs of a step with summaries; these steps are numbered from 0."""
-
-        def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
-            shared = self._num_shared
-            others = _written(arrays[shared:], number, outputs[shared:])
-            return [*_written(arrays[:shared], taken, outputs[:shared]), *others]
-
-        return write
-
-
-class GroupedLoop(Loop):
-    """A loop that reads batches in groups, for steps that are shorter than the wait for one batch; see `BatchGroups`.
-
-    It takes the same steps as Loop, and reads only batches on which it takes a step, with two exceptions. After a loss
-    that is not finite, further batches may have been read. And if a batch cannot be read, no step is taken on any batch
-    of its group. The run fails in both cases.
-
-    Use it only if all replicas belong to one process and the data does not depend on the steps.
-    """
-
-    def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
-        super().__init__(step, pipeline, stop_at_nan=stop_at_nan, meets_others=False)
-
-    def __call__(self, iterator: Any, num_steps: int, *, may_end: bool, values: Sequence[tf.Tensor] = ()) -> LoopResult:
-        """Take up to `num_steps` steps, like Loop."""
-        result = super().__call__(iterator, num_steps, may_end=True, values=values)  # both values need the same graph
-        if result.data_ended and not may_end:
-            raise tf.errors.OutOfRangeError(None, None, "End of sequence")
-        return result
+        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([3], tf.int32), ())
 
     def prepare(self, iterator: Any) -> None:
         """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
         self(iterator, 0, may_end=True)
 
-    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        def take(group: Group, first: tf.Tensor, *state: Any) -> Any:
-            return self._plain_steps(group, first, first + group.num_steps, (first, *state))
-
-        taken, examples, ended, _, *arrays = self._over_groups(
-            iterator, num_steps, take, _arrays(self._step.specs, num_steps)
+    def _run(
+        self, iterator: Any, num_steps: tf.Tensor, schedule: tf.Tensor, values: Sequence[tf.Tensor], *, may_end: bool
+    ) -> dict[str, Any]:
+        specs: Sequence[tf.TensorSpec] = self._step.specs
+        state: State = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(True))
+        sizes, take = [num_steps] * len(specs), functools.partial(self._plain, values)
+        if self._recorded is not None:
+            first, every, number = tf.unstack(schedule)
+            take = functools.partial(self._with_records, take, every)
+            specs = self._recorded.specs
+            sizes += [number] * (len(specs) - len(sizes))
+            state = (*state, tf.where(number > 0, first, num_steps), tf.constant(0))
+        num_before = len(state)
+        empty = (
+            tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec, size in zip(specs, sizes, strict=True)
         )
-        stacked = [_stacked(array, spec, taken) for array, spec in zip(arrays, self._step.specs, strict=True)]
-        return {"taken": taken, "examples": examples, "ended": ended, "stacked": stacked}
+        state = (*state, *empty)
+        if self._in_groups:
+            state = self._over_groups(iterator, num_steps, take, state)
+        else:
+            state = take(Source(lambda _: iterator, may_end), num_steps, state)
+        taken, examples, goes_on, arrays = *state[:3], state[num_before:]
+        counts = [taken] * self._num_shared + [state[num_before - 1]] * (len(specs) - self._num_shared)
+        stacked = [_stacked(*each) for each in zip(arrays, specs, counts, strict=True)]
+        return {"taken": taken, "examples": examples, "goes_on": goes_on, "stacked": stacked}
 
-    def _over_groups(
-        self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., Any], others: Sequence[Any]
-    ) -> Sequence[Any]:
-        """Take the steps of all groups.
-
-        Args:
-          iterator: iterator over the input.
-          num_steps: the largest number of steps.
-          take: takes the steps of one group: (group, number of steps before it, examples, whether the loss is finite,
-            *others) -> (steps taken, examples, whether the loss is finite, *others).
-          others: the state that `take` gets with the first group.
-
-        Returns:
-          (steps taken, examples, whether the data ended, whether the loss is finite, *others).
-        """
+    def _over_groups(self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., State], state: State) -> State:
+        """Take the steps of all groups; `take` takes those of one group, called like `_plain`."""
         groups = BatchGroups(iterator, num_steps, self._pipeline.division.elements_per_step)
 
-        def body(first: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *others: Any) -> Any:
+        def body(first: tf.Tensor, *state: Any) -> State:
             group = groups.get_next()
-            taken, examples, fine, *others = take(group, first, examples, fine, *others)
-            return (taken, examples, group.is_last & fine, fine, *others)
+            source = Source(lambda taken: group.elements_of(taken - first), may_end=False)
+            taken, examples, goes_on, *others = take(source, first + group.num_steps, (first, *state))
+            return (taken, examples, goes_on & ~group.is_last, *others)
 
-        start = (*_start(), *others)
-        state: Sequence[Any] = tf.while_loop(functools.partial(_running, num_steps), body, start, parallel_iterations=1)
-        return state
+        return _while_before(num_steps, body, state)
 
-    def _plain_steps(self, group: Group, first: tf.Tensor, end: tf.Tensor, state: Sequence[Any]) -> Sequence[Any]:
-        """Take steps without summaries on a group, up to the step `end`, and return the state after them.
+    def _with_records(
+        self, plain: Callable[..., State], every: tf.Tensor, source: Source, end: tf.Tensor, state: State
+    ) -> State:
+        """Take steps up to the step `end`, and those that are due with summaries.
 
         Args:
-          first: number of steps before the group.
-          state: (steps taken, examples, whether the loss is finite, *arrays).
+          plain: takes steps without summaries.
+          every: number of steps from one with summaries to the next.
+          source, end: as in `_plain`.
+          state: as in `_plain`, with two more numbers before the arrays: of steps before the next one with summaries,
+            and of those with summaries so far.
         """
+        shared = self._num_shared
 
-        def step(taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, *arrays: Any) -> Any:
-            return self._step_of(group, first, self._step, _written, (taken, examples, fine, *arrays))
+        def body(taken: tf.Tensor, examples: tf.Tensor, goes_on: tf.Tensor, *others: Any) -> State:
+            due, number, *arrays = others
+            before = plain(source, tf.minimum(due, end), (taken, examples, goes_on, *arrays[:shared]))
 
-        after: Sequence[Any] = tf.while_loop(
-            lambda taken, examples, fine, *_: (taken < end) & fine,
-            step,
-            state,
-            parallel_iterations=self._parallel_iterations,
+            def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
+                own = _written(arrays[shared:], number, outputs[shared:])
+                return [*_written(arrays[:shared], taken, outputs[:shared]), *own]
+
+            def record() -> State:
+                take = self._body(self._recorded, source, (), write)
+                taken, examples, goes_on, *after = take(*before, *arrays[shared:])
+                is_taken = taken - before[0]  # 0 if the data ended
+                return (taken, examples, goes_on, due + every * is_taken, number + is_taken, *after)
+
+            is_due = (before[0] == due) & (before[0] < end) & before[2]
+            return tf.cond(is_due, record, lambda: (*before[:3], due, number, *before[3:], *arrays[shared:]))
+
+        return _while_before(end, body, state)
+
+    def _plain(self, values: Sequence[tf.Tensor], source: Source, end: tf.Tensor, state: State) -> State:
+        """Take steps without summaries up to the step `end`, and return the state after them.
+
+        Args:
+          values: values of the placeholders that the steps are fed.
+          source: the batches.
+          end: number of steps of the loop after the last of them.
+          state: (steps taken, examples, whether the loop goes on, *arrays of the outputs).
+        """
+        return _while_before(end, self._body(self._step, source, values, _written), state, self._parallel_iterations)
+
+    def _body(
+        self, step: Any, source: Source, values: Sequence[tf.Tensor], write: Callable[..., list[Any]]
+    ) -> Callable[..., State]:
+        """Return the body of a loop: one step on the next element; `write` puts its outputs into the arrays."""
+        division = self._pipeline.division
+
+        def body(taken: tf.Tensor, examples: tf.Tensor, goes_on: tf.Tensor, *arrays: Any) -> State:
+            del goes_on
+            iterator = source.elements_of(taken)
+
+            def at_end() -> State:
+                return (taken, examples, tf.constant(False), *arrays)
+
+            def on(element: Any) -> State:
+                batches, count = division.replica_batches(element, iterator)
+
+                def take() -> State:
+                    outputs = step.take(batches, count, values)
+                    fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
+                    return (taken + 1, examples + count, fine, *write(arrays, taken, outputs))
+
+                return tf.cond(count > 0, take, at_end) if division.ends_together else take()
+
+            if not source.may_end or division.ends_together:
+                return on(next(iterator))
+            element = iterator.get_next_as_optional()
+            return tf.cond(element.has_value(), lambda: on(element.get_value()), at_end)
+
+        return body
+
+
+class SplitLoop:
+    """A loop whose last step is another one, which writes summaries or has fetches of hooks; called like `Loop`.
+
+    The last step is taken in a call of its own. Used where one graph cannot hold both steps.
+
+    Args:
+      plain: returns the loop over the other steps.
+      last: the loop over the last step; its outputs begin with those of `plain`.
+      num_shared: number of the values that `plain` returns.
+      stop_at_nan: the last step is not taken after a loss that is not finite.
+    """
+
+    def __init__(self, plain: Callable[[], Any], last: Any, num_shared: int, *, stop_at_nan: bool) -> None:
+        self._plain, self._last, self._num_shared, self._stop_at_nan = plain, last, num_shared, stop_at_nan
+
+    def __call__(
+        self,
+        iterator: Any,
+        num_steps: int,
+        *,
+        may_end: bool,
+        schedule: Schedule = NO_RECORDS,
+        values: Sequence[tf.Tensor] = (),
+    ) -> LoopResult:
+        """Take up to `num_steps` steps; the last one is recorded, whatever `schedule` says."""
+        parts: list[LoopResult] = []
+        if num_steps > 1:
+            parts.append(self._plain()(iterator, num_steps - 1, may_end=may_end))
+            is_fine = not self._stop_at_nan or np.isfinite(parts[0].losses).all()
+            if parts[0].num_steps < num_steps - 1 or not is_fine:
+                return parts[0]
+        last = self._last(iterator, min(num_steps, 1), may_end=may_end, values=values)
+        shared, own = last.values[: self._num_shared], last.values[self._num_shared :]
+        records = [(num_steps - 1, [value[0] for value in own])] if last.num_steps else []
+        parts.append(dataclasses.replace(last, values=shared, records=records))
+        taken = [part for part in parts if part.num_steps]
+        return LoopResult(
+            sum(part.num_steps for part in parts),
+            np.concatenate([part.losses for part in parts]),
+            sum(part.examples for part in parts),
+            [np.concatenate(some) for some in zip(*(part.values for part in taken), strict=True)],
+            last.data_ended,
+            sum(part.repeated_steps for part in parts),
+            records,
         )
-        return after
-
-    def _step_of(
-        self, group: Group, first: tf.Tensor, step: Step, write: Callable[..., list[Any]], state: Sequence[Any]
-    ) -> Sequence[Any]:
-        """Take one step on the next batch of a group, and return the state after it.
-
-        Args:
-          group, first, state: as in `_plain_steps`.
-          step, write: as in `_body`.
-        """
-        taken, examples, fine, *arrays = state
-        take = self._body(step, group.elements_of(taken - first), (), write, ends=False)
-        taken, examples, _, fine, *arrays = take(taken, examples, tf.constant(False), fine, *arrays)
-        return (taken, examples, fine, *arrays)
 
 
-class GroupedRecordingLoop(GroupedLoop, RecordingLoop):
-    """A loop that reads batches in groups and of which some steps write summaries."""
-
-    def __init__(self, step: Step, recorded: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
-        RecordingLoop.__init__(self, step, recorded, pipeline, stop_at_nan=stop_at_nan)
-
-    def prepare(self, iterator: Any) -> None:
-        """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
-        self.take(iterator, 0, Schedule(0, 1, 0), may_end=True)
-
-    def _run(self, iterator: Any, num_steps: tf.Tensor, values: Sequence[tf.Tensor], *, ends: bool) -> dict[str, Any]:
-        every, due, arrays = self._start_of(values[0], num_steps)
-
-        def take(group: Group, first: tf.Tensor, *state: Any) -> Any:
-            last = first + group.num_steps
-
-            def to_summaries(
-                taken: tf.Tensor, examples: tf.Tensor, fine: tf.Tensor, due: tf.Tensor, number: tf.Tensor, *arrays: Any
-            ) -> Any:
-                others = arrays[self._num_shared :]
-                state = (taken, examples, fine, *arrays[: self._num_shared])
-                taken, examples, fine, *plain = self._plain_steps(group, first, tf.minimum(due, last), state)
-
-                def record() -> Any:
-                    state = (taken, examples, fine, *plain, *others)
-                    after = self._step_of(group, first, self._recorded, self._writer_of(number), state)
-                    return (*after[:3], due + every, number + 1, *after[3:])
-
-                is_due = (taken == due) & (taken < last) & fine
-                return tf.cond(is_due, record, lambda: (taken, examples, fine, due, number, *plain, *others))
-
-            return tf.while_loop(
-                lambda taken, examples, fine, *_: (taken < last) & fine,
-                to_summaries,
-                (first, *state),
-                parallel_iterations=1,
-            )
-
-        start = (due, tf.constant(0), *arrays)
-        taken, examples, ended, _, _, number, *arrays = self._over_groups(iterator, num_steps, take, start)
-        counts = [taken] * self._num_shared + [number] * (len(arrays) - self._num_shared)
-        stacked = [_stacked(*each) for each in zip(arrays, self._recorded.specs, counts, strict=True)]
-        return {"taken": taken, "examples": examples, "ended": ended, "stacked": stacked}
-
-
-def _arrays(specs: Sequence[tf.TensorSpec], size: tf.Tensor) -> tuple[tf.TensorArray, ...]:
-    return tuple(tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec in specs)
+def _while_before(end: tf.Tensor, body: Callable[..., State], state: State, parallel_iterations: int = 1) -> State:
+    """Run `body` until `end` steps have been taken, or until the loop does not go on."""
+    after: State = tf.while_loop(
+        lambda taken, _, goes_on, *__: (taken < end) & goes_on, body, state, parallel_iterations=parallel_iterations
+    )
+    return after
 
 
 def _written(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
@@ -376,14 +353,3 @@ def _stacked(array: tf.TensorArray, spec: tf.TensorSpec, taken: tf.Tensor) -> tf
         return array.stack()
     nothing = tf.zeros([0, *(size or 0 for size in spec.shape.as_list())] if spec.shape.rank else [0], spec.dtype)
     return tf.cond(taken > 0, array.stack, lambda: nothing)
-
-
-def _running(
-    num_steps: tf.Tensor, taken: tf.Tensor, examples: tf.Tensor, ended: tf.Tensor, fine: tf.Tensor, *_: Any
-) -> tf.Tensor:
-    return (taken < num_steps) & fine & ~ended
-
-
-def _start() -> tuple[tf.Tensor, ...]:
-    """Return (steps taken, examples, whether the data ended, whether the loss is finite) before the first step."""
-    return tf.constant(0), tf.constant(0, tf.int64), tf.constant(False), tf.constant(True)

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from packaging.version import Version
 
 from runner import Estimator, Input, RunConfig
-from runner.checkpoint.input_position import InputPosition, continued, source_of
+from runner.checkpoint.input_position import continued, source_of
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
 from runner.data.inputs import InputPipeline, build_input_pipeline
@@ -40,29 +39,6 @@ def chain_of(limits: Any, data: str = "shipped") -> chains.Chain:
 def test_limits_that_change_between_starts_change_no_number(tmp_path: Path) -> None:
     chains.check(chain_of(LIMITS), tmp_path)
     assert Reader(tmp_path / "model.ckpt-25").extra()["input"]["skipped"] == chains.STEPS_PER_EPOCH
-
-
-@pytest.mark.skipif(
-    Version(tf.__version__) >= Version("2.22.0rc0"),
-    reason="TensorFlow 2.22 restores a skip stage with its own number only, which development versions did not save",
-)
-def test_a_checkpoint_of_before_whose_iterator_had_skipped_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
-    """It does not say so: the state alone tells."""
-
-    def as_extra(self: InputPosition) -> dict[str, Any]:
-        fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if name not in ("skipped", "shard")}
-
-    with monkeypatch.context() as patched:
-        patched.setattr(InputPosition, "as_extra", as_extra)
-        for start in chain_of(LIMITS[:2]).starts:
-            chains.train(chain_of(LIMITS), start, tmp_path, {})
-        assert "skipped" not in Reader(tmp_path / "model.ckpt-10").extra()["input"]
-    found: dict[int, float] = {}
-    for start in chain_of(((20, 20), (chains.TOTAL, 20))).starts:
-        chains.train(chain_of(LIMITS), start, tmp_path, found)
-    expected = chains.undisturbed("classic", "shipped", False, "default")[0]
-    assert found == {step: expected[step] for step in range(11, chains.TOTAL + 1)}
 
 
 # --- the place in the input -----------------------------------------------------------------------------------------

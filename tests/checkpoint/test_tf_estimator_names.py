@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, RunConfig
-from runner.checkpoint.reader import Reader, numbered
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
 from runner.export.receivers import receiver_fn_of_spec
@@ -66,13 +65,3 @@ def test_what_a_run_of_ours_wrote_is_another_variable(tmp_path: Path) -> None:
     folder = old(tmp_path, OF_2_15, rollbacks=0)
     with pytest.raises(ValueError, match="has no variable 'count', "):
         Estimator(model_fn, folder, RunConfig(tensorboard=False)).train(ones, steps=1)
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_what_an_earlier_version_named_by_its_branch_is_found(is_ours: bool, tmp_path: Path) -> None:
-    """An optimizer that was applied inside tf.cond; tf.estimator named its variables as they are named now."""
-    there = {"outer/cond/beta1_power": 0.5, "net/count": 1.0, "weight": 2.0, "cond/weight": 3.0}
-    old(tmp_path, there, **({"evaluate": {}} if is_ours else {}))
-    shapes = {name: tf.TensorShape([]) for name in ("beta1_power", "count", "weight")}
-    found = numbered(Reader(tmp_path / "model.ckpt-7"), shapes)
-    assert found == ({"beta1_power": "outer/cond/beta1_power"} if is_ours else {})

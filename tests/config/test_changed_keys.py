@@ -26,6 +26,7 @@ from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "runs_of_8664505"
+RUNS = ROOT / "tests" / "data" / "runs_of_b5fe916"
 VALUES = {"cluster.standby": "true", "eval_strategy.timeout_secs": "9", "eval_strategy.bytes_per_pack": "9"}
 
 
@@ -116,12 +117,18 @@ def test_a_removed_key_is_refused_with_what_to_do_instead(key: str, project: Pat
     assert f"{key}: this key was removed. {REMOVED[key].instead}" in said
 
 
+def left_by_8664505(project: Path, name: str) -> None:
+    """Write a run with the config.yaml of 8664505, and its user code, into a project."""
+    shutil.copytree(RUNS / name, project / "run")
+    shutil.copy(OLD / name / "config.yaml", project / "run")
+    shutil.copy(RUNS / "small_model.py", project)
+
+
 @pytest.mark.parametrize("name", ["default", "mirrored", "classic"])
 def test_removed_keys_at_their_defaults_in_an_old_run_are_not_mentioned(
     name: str, project: Path, configs_run: list[schema.Config]
 ) -> None:
-    shutil.copytree(OLD / name, project / "run")
-    shutil.copy(OLD / "small_model.py", project)
+    left_by_8664505(project, name)
     code, said = run("command=evaluate", "model_dir=run")
     assert code == 0
     assert "removed" not in said
@@ -131,8 +138,7 @@ def test_removed_keys_at_their_defaults_in_an_old_run_are_not_mentioned(
 def test_a_removed_key_with_another_value_in_an_old_run_is_dropped_with_one_line(
     project: Path, configs_run: list[schema.Config]
 ) -> None:
-    shutil.copytree(OLD / "default", project / "run")
-    shutil.copy(OLD / "small_model.py", project)
+    left_by_8664505(project, "default")
     config = project / "run" / "config.yaml"
     config.write_text(config.read_text().replace("standby: false", "standby: true"))
     code, said = run("command=evaluate", "model_dir=run")

@@ -109,13 +109,13 @@ def test_samples_change_no_number_and_no_place_in_the_input(
 @pytest.mark.usefixtures("sampled_at_once")
 def test_no_program_is_traced_for_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[bool] = []
-    body = train_loop.Loop._body
+    run_loop = train_loop.Loop._run
 
-    def noting(*args: Any, ends: bool) -> Any:
-        traced.append(ends)
-        return body(*args, ends=ends)
+    def noting(*args: Any, may_end: bool) -> Any:
+        traced.append(may_end)
+        return run_loop(*args, may_end=may_end)
 
-    monkeypatch.setattr(train_loop.Loop, "_body", noting)
+    monkeypatch.setattr(train_loop.Loop, "_run", noting)
     _, run = train(tmp_path, 2000)
     assert run.input_bound is not None
     assert traced == [False]

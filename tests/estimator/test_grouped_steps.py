@@ -16,7 +16,7 @@ from runner.checkpoint import reader
 from runner.data import wait_timer
 from runner.data.batch_groups import GROUP_SIZE
 from runner.estimator import loop_boundary
-from runner.programs.train_loop import GroupedLoop
+from runner.programs.train_loop import Loop
 from runner.task.error_report import explain
 from tests.integration.test_exactness import LossRecorder
 from tests.support.line import line, mirrored, read_events, steps_of
@@ -35,15 +35,15 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     # A loop whose waiting is timed takes batches one by one. A slow machine would come to the first of them here.
     monkeypatch.setattr(wait_timer, "FIRST_SECS", math.inf)
     taken: list[int] = []
-    call = GroupedLoop.__call__
+    call = Loop.__call__
 
-    def noted(self: GroupedLoop, iterator: Any, num_steps: int, **others: Any) -> Any:
+    def noted(self: Loop, iterator: Any, num_steps: int, **others: Any) -> Any:
         result = call(self, iterator, num_steps, **others)
-        if num_steps:  # not `prepare`
+        if self._in_groups and num_steps:  # not `prepare`
             taken.append(result.num_steps)
         return result
 
-    monkeypatch.setattr(GroupedLoop, "__call__", noted)
+    monkeypatch.setattr(Loop, "__call__", noted)
     return taken
 
 

@@ -1,6 +1,6 @@
-"""Runs that revision 8664505 left go on and are evaluated bit for bit (tests/data/runs_of_8664505).
+"""Runs that revision b5fe916 left go on and are evaluated bit for bit (tests/data/runs_of_b5fe916).
 
-Where nobody ran 8664505 on a CPU of this kind, they come to the numbers of another kind to a float32's precision.
+Where nobody ran b5fe916 on a CPU of this kind, they come to the numbers of another kind to a float32's precision.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.command_line import CommandLine
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "tests" / "data" / "runs_of_8664505"
+RUNS = ROOT / "tests" / "data" / "runs_of_b5fe916"
 
 _spec = importlib.util.spec_from_file_location("write_runs", RUNS / "write_runs.py")
 assert _spec is not None and _spec.loader is not None
