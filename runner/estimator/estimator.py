@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,12 +123,6 @@ class Estimator:
     def collectives(self) -> Collectives:
         """The collectives of the workers that train together."""
         return self._context.collectives
-
-    @property
-    def agreement(self) -> Collectives:
-        """The earlier name of `collectives`. Deprecated; will be removed in 0.2."""
-        warnings.warn("Estimator.agreement is now called Estimator.collectives.", DeprecationWarning, stacklevel=2)
-        return self.collectives
 
     # --- training ---------------------------------------------------------------------------------------------
 

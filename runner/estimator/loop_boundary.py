@@ -46,35 +46,6 @@ class LoopLength:
             self._steps = min(fitting, self._steps * _GROWTH)
 
 
-class Grouping:
-    """Decides which loops read their batches in groups (`GroupedLoop`): long loops of short steps.
-
-    Grouping saves about 15 us per step. Building the first grouped loop takes 0.1 to 0.3 s, so it is built only if
-    enough steps remain.
-
-    Args:
-      is_possible: reports whether model and input allow groups; called once, when the first such loop is due.
-    """
-
-    def __init__(self, is_possible: Callable[[], bool]) -> None:
-        self._ask = is_possible
-        self._is_possible: bool | None = None
-
-    def is_due(self, num_steps: int, secs_per_step: float, remaining: float) -> bool:
-        """Report whether a loop of `num_steps` reads its batches in groups.
-
-        Args:
-          num_steps: length of the loop.
-          secs_per_step: seconds of a step; infinite if unknown.
-          remaining: number of steps to the end of the run, unless it is stopped.
-        """
-        if num_steps < _GROUPED_LOOP_STEPS or secs_per_step > _GROUPED_STEP_SECS:
-            return False
-        if self._is_possible is None and remaining >= _GROUPED_STEPS:
-            self._is_possible = self._ask()
-        return bool(self._is_possible)
-
-
 @dataclasses.dataclass(frozen=True)
 class NextLoop:
     """How the next loop is run.
@@ -93,17 +64,21 @@ class NextLoop:
 class Pace:
     """Decides how loops are run: their length, which of them read batches in groups, and which are timed.
 
+    Long loops of short steps read their batches in groups (`BatchGroups`), which saves about 15 us per step. Building
+    the first such loop takes 0.1 to 0.3 s, so it is built only if enough steps remain.
+
     Args:
       length: the length of loops.
-      grouping: which loops read batches in groups.
+      can_group: reports whether model and input allow groups; called once, when the first such loop is due.
       wait: times the wait for batches.
 
     Attributes:
       secs: seconds in loops, without saves and evaluations.
     """
 
-    def __init__(self, length: LoopLength, grouping: Grouping, wait: WaitTimer | NullWaitTimer) -> None:
-        self._length, self._grouping, self.wait = length, grouping, wait
+    def __init__(self, length: LoopLength, can_group: Callable[[], bool], wait: WaitTimer | NullWaitTimer) -> None:
+        self._length, self._ask, self.wait = length, can_group, wait
+        self._can_group: bool | None = None
         self.secs = 0.0
 
     def num_steps(self, limit: float) -> int:
@@ -115,8 +90,10 @@ class Pace:
     def next_loop(self, num_steps: int, remaining: float) -> NextLoop:
         """Return how a loop of `num_steps` is run; `remaining` is the number of steps to the end of the run."""
         is_sampled = self.wait.steps_to_sample(self.secs) > 0
-        is_grouped = not is_sampled and self._grouping.is_due(num_steps, self._length.secs_per_step, remaining)
-        return NextLoop(num_steps, is_sampled, is_grouped)
+        is_long = num_steps >= _GROUPED_LOOP_STEPS and self._length.secs_per_step <= _GROUPED_STEP_SECS
+        if is_long and not is_sampled and self._can_group is None and remaining >= _GROUPED_STEPS:
+            self._can_group = self._ask()
+        return NextLoop(num_steps, is_sampled, is_long and not is_sampled and bool(self._can_group))
 
     def took(self, loop: NextLoop, num_steps: int, secs: float) -> tuple[bool, float | None]:
         """Note that `loop` took `num_steps` in `secs`.

@@ -77,10 +77,6 @@ class NanPolicy:
         """
         return self._policy == "rollback" or self._setup.overrides.stop_at_nan is False
 
-    def accepts(self, losses: np.ndarray) -> bool:
-        """Report whether training continues after these losses, floats `[steps]`."""
-        return self._policy == "ignore" or bool(np.isfinite(losses).all())
-
     def check(self, run: Run, result: StepResult, advance: int) -> bool:
         """Act on the first loss of a loop that is not finite; do nothing if there is none.
 
@@ -95,7 +91,7 @@ class NanPolicy:
         Raises:
           NanLossError: the run ends with an error.
         """
-        if self.accepts(result.losses):
+        if self._policy == "ignore" or np.isfinite(result.losses).all():
             return False
         bad = int(np.flatnonzero(~np.isfinite(result.losses))[0])
         # The loop ended with this step, unless losses are known only after the loop (has_local_losses).

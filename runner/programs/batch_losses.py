@@ -57,18 +57,22 @@ class WholeBatch:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartOfBatch(WholeBatch):
-    """The scaling for a replica that sees a part of the batch and does not communicate with other replicas.
-
-    Without communication `of_mean` can only return the mean over the replica's own examples.
+class PartOfStep(WholeBatch):
+    """The scaling for a replica that sees a part of the batch, in a step in which all replicas communicate.
 
     Args:
       weights: the numbers of examples of all replicas.
       replica: index of the replica in this process.
+      graph: the graph of the step. Replicas cannot communicate inside a branch or loop of this graph, so a weighted
+        mean is there the mean over the replica's own examples.
+      sum_over_replicas: sums a scalar over all replicas.
     """
 
     weights: ReplicaWeights
     replica: int
+    graph: tf.Graph
+    sum_over_replicas: Callable[[tf.Tensor], tf.Tensor]
+    sums: list[tf.Tensor] = dataclasses.field(default_factory=list)
     is_whole = False
 
     def share(self, dtype: tf.DType) -> tf.Tensor:
@@ -76,20 +80,6 @@ class PartOfBatch(WholeBatch):
 
     def of_sum(self, total: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(total, self.share(total.dtype))
-
-
-@dataclasses.dataclass(frozen=True)
-class PartOfStep(PartOfBatch):
-    """The scaling for a replica that sees a part of the batch, in a step in which all replicas communicate.
-
-    Args:
-      graph: the graph of the step. Replicas cannot communicate inside a branch or loop of this graph.
-      sum_over_replicas: sums a scalar over all replicas.
-    """
-
-    graph: tf.Graph
-    sum_over_replicas: Callable[[tf.Tensor], tf.Tensor]
-    sums: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
     def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         if v1.get_default_graph() is not self.graph:

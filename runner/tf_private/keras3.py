@@ -93,15 +93,10 @@ def _watching_tf_keras(trace: KerasTrace, traced: Any) -> Iterator[None]:
         yield
         return
     kind = sys.modules["tf_keras"].optimizers.Optimizer
-    aggregate = kind.aggregate_gradients
-
-    def reduced(self: Any, grads_and_vars: Any) -> Any:
-        return aggregate(self, grads_and_vars) if trace.reduce is None else trace.reduce(list(grads_and_vars))
-
     with contextlib.ExitStack() as stack:
         for name in ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn"):
             stack.enter_context(replaced(kind, name, _noted(getattr(kind, name), trace, traced)))
-        stack.enter_context(replaced(kind, "aggregate_gradients", reduced))
+        stack.enter_context(replaced(kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)))
         yield
 
 
@@ -119,6 +114,12 @@ def _noted(method: Callable[..., Any], trace: KerasTrace, traced: Any) -> Callab
     return write
 
 
+def _reduced(own: Callable[..., Any], trace: KerasTrace) -> Callable[..., Any]:
+    """Return the method of an optimizer that sums (gradient, variable) pairs over replicas: `reduce`, or its own."""
+    reduce = trace.reduce
+    return own if reduce is None else lambda self, pairs: reduce(list(pairs))
+
+
 @contextlib.contextmanager
 def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Tensor | None] | None) -> Iterator[None]:
     from keras import layers as keras_layers
@@ -130,7 +131,7 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
     from keras.src.losses import loss as keras_loss
     from keras.src.saving import saving_lib
 
-    initialize, assign, all_reduce = Variable._initialize, Variable.assign, TFOptimizer._all_reduce_sum_gradients
+    initialize, assign = Variable._initialize, Variable.assign
     next_seed = keras_random.SeedGenerator.next
 
     def owned_initialize(self: Any, value: Any) -> None:
@@ -171,11 +172,6 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
         return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
 
-    def reduced(self: Any, grads_and_vars: Any) -> list[Any]:
-        if trace.reduce is None:
-            return all_reduce(self, grads_and_vars)
-        return trace.reduce(list(grads_and_vars))
-
     patches: list[tuple[Any, str, Any]] = [
         (Variable, "_initialize", owned_initialize),
         (Variable, "_initialize_with_initializer", initialize_with_shape),
@@ -183,7 +179,7 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
         (saving_lib, "_load_state", loading(saving_lib._load_state)),
         (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
         (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
-        (TFOptimizer, "_all_reduce_sum_gradients", reduced),
+        (TFOptimizer, "_all_reduce_sum_gradients", _reduced(TFOptimizer._all_reduce_sum_gradients, trace)),
         (keras_random.SeedGenerator, "next", next_of_replica),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),
         (keras_loss, "unscale_loss_for_distribution", lambda value: value),

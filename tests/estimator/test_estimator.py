@@ -722,12 +722,6 @@ def test_only_training_makes_an_event_file_in_model_dir(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("events.out*")) and list((tmp_path / "eval").glob("events.out*"))
 
 
-def test_the_earlier_name_of_the_collectives_answers_with_a_warning(tmp_path: Path) -> None:
-    estimator = Estimator(line, tmp_path)
-    with pytest.warns(DeprecationWarning, match=r"agreement is now called Estimator\.collectives"):
-        assert estimator.agreement is estimator.collectives
-
-
 class UsesAnother(Hook):
     """Evaluates the first checkpoint at each step, and at step 5, which is saved, begins to predict with it."""
 

@@ -318,11 +318,17 @@ def test_what_a_group_might_change_is_fetched_batch_by_batch(
 
 def test_short_runs_and_slow_steps_build_no_second_loop() -> None:
     asked: list[bool] = []
-    grouping = loop_boundary.Grouping(lambda: not asked.append(True))  # type: ignore[func-returns-value]
-    assert not grouping.is_due(5_000, 50e-6, remaining=5_000)
-    assert not grouping.is_due(100, 50e-6, remaining=1e6)
-    assert not grouping.is_due(1_000, 2e-3, remaining=1e6)
+    length = loop_boundary.LoopLength(None)
+    pace = loop_boundary.Pace(length, lambda: not asked.append(True), wait_timer.NullWaitTimer())  # type: ignore[func-returns-value]
+
+    def in_groups(num_steps: int, secs_per_step: float, remaining: float) -> bool:
+        length.took(1, secs_per_step)
+        return pace.next_loop(num_steps, remaining).in_groups
+
+    assert not in_groups(5_000, 50e-6, remaining=5_000)
+    assert not in_groups(100, 50e-6, remaining=1e6)
+    assert not in_groups(1_000, 2e-3, remaining=1e6)
     assert not asked
-    assert grouping.is_due(1_000, 50e-6, remaining=1e6)
-    assert grouping.is_due(1_000, 50e-6, remaining=1_000)
+    assert in_groups(1_000, 50e-6, remaining=1e6)
+    assert in_groups(1_000, 50e-6, remaining=1_000)
     assert len(asked) == 1
