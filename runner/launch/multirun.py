@@ -142,7 +142,7 @@ class Multirun:
         if sweep is not None:
             for refused in self._refused:
                 sweep.add(sweep.result_of(*refused))
-            sweep.end(interrupted=bool(self._command.stops.came), failed=failed, total=self.total)
+            sweep.end(stops=self._command.stops.came, failed=failed, total=self.total)
         if self._command.stops.came:
             self._note(INTERRUPTED)
         for job in self._begun:
@@ -178,7 +178,8 @@ class Multirun:
             sweep.add(sweep.result_of(job.folder, job.name))
             return
         say(name)
-        member = supervisor.Member(job.name, sweep.parent_run_id, prefix, self._starter)
+        shipping = None if command.is_copy else sweep.shipping
+        member = supervisor.Member(job.name, sweep.directory, prefix, self._starter, shipping)
         stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
         try:
             code = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)

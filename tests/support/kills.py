@@ -214,7 +214,7 @@ def recorded(folder: Path) -> tuple[str, History]:
 
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     (experiment,) = [one for one in client.search_experiments() if one.name == "runner"]
-    run_id = json.loads((folder / "run" / "run.json").read_text())["mlflow_run_id"]
+    run_id = json.loads((folder / "run" / "shipped.mlflow.json").read_text())["run_id"]
     runs = {run.info.run_id: run for run in client.search_runs([experiment.experiment_id])}
     others = [one for one, run in runs.items() if run.data.tags["lock"] == runs[run_id].data.tags["lock"]]
     assert others == [run_id], f"MLflow has {others} of this model_dir"
