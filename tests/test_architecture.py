@@ -51,16 +51,9 @@ def room_of(module: str) -> str:
 
 
 def import_nodes(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports anywhere in a file, except those for type checkers only."""
-    tree = ast.parse(path.read_text())
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in for_types:
+    """Yield the imports anywhere in a file, those for type checkers too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
 
 

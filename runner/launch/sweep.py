@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
+from runner.launch.command import Command
 from runner.launch.sweep_picture import JOBS_FILE, draw_jobs
 from runner.system import console
 from runner.system.files import read_json, write_json
@@ -35,9 +36,6 @@ from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import SETTINGS_FILE, Shipping, write_settings
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 from runner.tracking.tracker import describe
-
-if TYPE_CHECKING:
-    from runner.launch.app import CommandLine
 
 SWEEP_FILE = "sweep.json"
 RESULTS_FILE = "sweep.results.jsonl"
@@ -97,7 +95,7 @@ class Sweep:
       ConfigError: the same sweep is already running.
     """
 
-    def __init__(self, directory: Path, config: Config, command: CommandLine) -> None:
+    def __init__(self, directory: Path, config: Config, command: Command) -> None:
         self.directory = directory
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
@@ -234,7 +232,7 @@ class Sweep:
         left_out = f"\n\n{len(ranked) - MAX_DESCRIBED} more are in sweep.json." if len(ranked) > MAX_DESCRIBED else ""
         return f"{DESCRIPTION_BEGINS} {metric} ({self._mode(ranked)})\n\n{table}{left_out}"
 
-    def _tell_start(self, config: Config, command: CommandLine) -> None:
+    def _tell_start(self, config: Config, command: Command) -> None:
         """Note in the journal what the sweep's run is, for the trackers."""
         name = config.tracking.run_name or f"sweep {self.directory.name}"
         tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, ["runner", *command.argv])}
