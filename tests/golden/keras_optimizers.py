@@ -14,8 +14,8 @@ MAKERS = {
     "adamax": lambda: keras.optimizers.Adamax(0.05, beta_1=0.8),
     "amsgrad": lambda: keras.optimizers.Adam(0.05, beta_2=0.9, amsgrad=True),
     "centered": lambda: keras.optimizers.RMSprop(0.01, centered=True),
-    # Without clipnorm, which in Keras 2 counted each occurrence of an id in a batch by itself. Here it sees their sum, on
-    # any number of replicas.
+    # Without clipnorm: Keras 2 counted each occurrence of an id in a batch by itself. Here it sees their sum, on any
+    # number of replicas.
     "centered_momentum": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
 }
 
