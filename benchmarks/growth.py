@@ -208,12 +208,11 @@ def mlflow_steps(number: int) -> Point:
 
 def shipping(number: int) -> tuple[Times, Times]:
     """Ship this many steps, and finish the journals of a run as its supervisor does."""
-    from runner.tracking import shipper as shippers
-    from runner.tracking.journal import Journal, Journals, journal_path
-    from runner.tracking.mlflow_tracker import MlflowTracker
-    from runner.tracking.run_record import RunRecord
+    from runner.config.schema import TrackingConfig
+    from runner.tracking.journal import RUN_ENDED, RUN_STARTED, Journal, Journals, journal_path, note_of_run
+    from runner.tracking.ship import Deadline, RunShipper
+    from runner.tracking.shipping import write_settings
     from runner.tracking.summary import facts_in
-    from runner.tracking.tracker import RunDescription
 
     with tempfile.TemporaryDirectory() as folder:
         journals, journal = Journals(Path(folder)).mark(), Journal(journal_path(Path(folder)))
@@ -221,17 +220,16 @@ def shipping(number: int) -> tuple[Times, Times]:
             steps = range(first, min(number, first + 1000))
             journal.metrics_of_steps((step, {"train/loss": 1.0 / (1 + step)}) for step in steps)
         journal.close()
-        tracker = MlflowTracker(f"sqlite:///{folder}/mlflow.db", "benchmark")
-        described = RunDescription("benchmark", {}, {})
-        shippers.CLOSING_TIMEOUT_SECS = 3600.0  # beside other work a request may take longer than a run waits for it
-        shipper = shippers.Shipper(Path(folder), tracker, RunRecord(), described, print, journals=journals)
+        note_of_run(Path(folder), RUN_STARTED, command="train", name="benchmark", params={}, tags={})
+        write_settings(Path(folder), TrackingConfig(uri=f"sqlite:///{folder}/mlflow.db"), {})
+        shipper = RunShipper(Path(folder), "mlflow", Deadline())
         before = Times.now()
-        shipper.start()
-        shipper.drain()
+        shipper.ship()
         shipped, before = Times.now() - before, Times.now()
         facts_in(journals.events_of())
         journals.events("error")
-        shipper.close("FINISHED", {}, [])  # this draws the curves
+        note_of_run(Path(folder), RUN_ENDED, status="finished", recorded="FINISHED", files=["learning_curves.png"])
+        shipper.ship()  # this draws the curves
         return shipped, Times.now() - before
 
 
@@ -250,7 +248,7 @@ def job_results(number: int) -> Point:
             write_summary(job, {"status": "finished", "metrics": metrics, "global_step": 1000})
             sweep.add(sweep.result_of(job, f"learning_rate={0.001 * (1 + index):g}, units={index % 7}"))
         added, before = Times.now() - before, Times.now()
-        sweep.end(interrupted=False, failed=False)
+        sweep.end(failed=False)
         ended = Times.now() - before
     return {"after a job, ms": 1e3 * added.cpu / number, "table and picture, s": ended.cpu, "peak, MB": peak()}
 

@@ -32,20 +32,21 @@ import runner
 from runner.tracking.journal import Journal, journal_path
 
 SHIPS = """
-import sys
+import os, sys
 from pathlib import Path
-from runner.tracking.mlflow_tracker import MlflowTracker
-from runner.tracking.run_record import RunRecord
-from runner.tracking.shipper import Shipper
-from runner.tracking.tracker import RunDescription
+from runner.config.schema import TrackingConfig
+from runner.tracking.journal import RUN_ENDED, RUN_STARTED, WANTS_RUN, note_of_run
+from runner.tracking.shipping import Shipping, write_settings
 
 model_dir = Path(sys.argv[1])
-tracker = MlflowTracker(f"sqlite:///{model_dir}/mlflow.db", "benchmark")
-shipper = Shipper(model_dir, tracker, RunRecord(), RunDescription("benchmark", {}, {}), print)
-shipper.start()
+note_of_run(model_dir, RUN_STARTED, command="train", name="benchmark", params={}, tags={})
+note_of_run(model_dir, WANTS_RUN)  # the first step is not waited for
+write_settings(model_dir, TrackingConfig(uri=f"sqlite:///{model_dir}/mlflow.db"), os.environ)
+shipping = Shipping(os.environ)
+shipping.follow(model_dir)
 sys.stdin.read()
-shipper.drain()
-shipper.close("FINISHED", {}, [])
+note_of_run(model_dir, RUN_ENDED, status="finished", recorded="FINISHED", files=["learning_curves.png"])
+shipping.close()
 """
 
 NAMES = [f"metric_{number}" for number in range(5)]

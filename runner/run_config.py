@@ -188,7 +188,7 @@ class RunConfig:
       generation: number of this start of the run; 0: starts are not counted.
       export_dir: parent folder of the exporters' folders; None: `export` in model_dir.
       tracking: where a script's Estimator is recorded: a value of `tracking.backend` ("mlflow", "csv", "none", a class
-        name, a list), or a `TrackingConfig` with the other keys of `tracking`. A second process ships the journal in
+        name, a list), or a `TrackingConfig` with the other keys of `tracking`. Other processes ship the journal in
         model_dir. None: no journal, no progress, nothing recorded.
       progress: how to show progress if `tracking` is given: "auto", "rich", "plain" or "off".
 

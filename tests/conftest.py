@@ -93,6 +93,17 @@ def mlflow_database(empty_mlflow_database: Path, tmp_path: Path) -> None:
     shutil.copy(empty_mlflow_database, tmp_path / "mlflow.db")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 4 MB and yield its folder. The test is skipped where this process may not mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.system(f"mount -t tmpfs -o size=4m runner-test {folder} 2>/dev/null"):
+        pytest.skip("no right to mount a small disk")
+    yield folder
+    os.system(f"umount --lazy {folder}")  # the writer has the folder open
+
+
 @pytest.fixture(scope="session")
 def command_line() -> Iterator[CommandLine]:
     """Return what runs commands in this process: for tests that are not about the start of one."""

@@ -24,10 +24,9 @@ ROOMS = (
 WITHOUT_TENSORFLOW = (
     "system", "config", "launch", "types", "tf_private.legacy_keras", "tracking.curves", "tracking.journal",
     "tracking.exit_codes", "tracking.mlflow_tracker", "tracking.plain_values", "tracking.provenance",
-    "tracking.run_lock", "tracking.run_record", "tracking.shipper", "tracking.summary",
+    "tracking.run_lock", "tracking.run_record", "tracking.ship", "tracking.shipping", "tracking.summary",
     "tracking.tracker", "tracking.training_status", "tracking.backends.build", "tracking.backends.csv_tracker",
-    "tracking.backends.session", "tracking.backends.session_process", "tracking.backends.tracker_process",
-    "tracking.backends.user_tracker", "checkpoint.layout", "checkpoint.manifest",
+    "tracking.backends.session", "tracking.backends.user_tracker", "checkpoint.layout", "checkpoint.manifest",
     "checkpoint.retention", "distribute.cluster",
     "distribute.cluster_resolver", "distribute.errors", "distribute.kubernetes", "distribute.local_cluster",
     "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
@@ -52,16 +51,9 @@ def room_of(module: str) -> str:
 
 
 def import_nodes(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports anywhere in a file, except those for type checkers only."""
-    tree = ast.parse(path.read_text())
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in for_types:
+    """Yield the imports anywhere in a file, those for type checkers too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
 
 

@@ -12,7 +12,7 @@ import types
 from collections.abc import Sequence
 
 from runner.system.standard_streams import hidden_stderr
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED
+from runner.tracking.exit_codes import FINISHED
 
 _USAGE = """python -m runner.classic check [--json] PATH ...
        python -m runner.classic [OPTION ...] SCRIPT [ARGUMENT ...]
@@ -45,21 +45,8 @@ def main() -> int:
     from runner.classic.compat import install
 
     install.importing_tensorflow = lambda: hidden_stderr(os.environ)
-    run = script_run.begin(
-        script_run.ScriptOptions(command, options.model_dir, options.strategy, tracking=options.tracking)
-    )
-    code = FAILED
-    try:
-        code = _started(command, is_module=is_module)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else FAILED if end.code else FINISHED
-        raise
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-        raise
-    finally:
-        run.end(code)
-    return code
+    script_run.begin(script_run.ScriptOptions(command, options.model_dir, options.strategy, tracking=options.tracking))
+    return _started(command, is_module=is_module)
 
 
 def _parser() -> argparse.ArgumentParser:

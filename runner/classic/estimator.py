@@ -22,7 +22,7 @@ from runner.estimator.train_loop import TrainingRun
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.system.console import NullProgress
 from runner.tf_private.tf_estimator import eagerly
-from runner.tracking.journal import NullJournal
+from runner.tracking.journal import Journal, NullJournal
 
 _METRIC_FN_ARGUMENTS = ("features", "labels", "predictions", "config")
 
@@ -54,11 +54,8 @@ class Estimator(engine.Estimator):
         config, model_dir = script_run.current.given(RunConfig() if config is None else config, model_dir)
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
             config = config.replace(warm_start=as_warm_start(warm_start_from))
-        journal = others.setdefault("journal", LoggedJournal())
         others.setdefault("progress", LoggedProgress())
         super().__init__(as_classic(model_fn), model_dir, config, params, **others)
-        if isinstance(journal, LoggedJournal):
-            journal.recording = script_run.current.recording_of(self)
         if isinstance(config, RunConfig):
             config.say_without_effect()
             config.say_who_evaluates()
@@ -98,6 +95,9 @@ class Estimator(engine.Estimator):
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
         return super().train_run(input_fn, hooks, *args, **kwargs)
+
+    def _own_journal(self, *args: Any) -> LoggedJournal:
+        return LoggedJournal(super()._own_journal(*args))
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
         return input_fn if isinstance(input_fn, Input) else as_classic_input(named_only(input_fn))
@@ -148,21 +148,20 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
 class LoggedJournal(NullJournal):
     """A journal that logs events on `tf.get_logger()`, whose level `tf.logging.set_verbosity` sets.
 
-    Attributes:
-      recording: the record whose journal gets all events, too; None: no record.
+    Args:
+      journal: the journal that gets all events, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | NullJournal) -> None:
         super().__init__()
-        self.recording: script_run.Recording | None = None
+        self._journal = journal
         self._last: tuple[int, float] | None = None
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         points = list(points)
         for step, values in points:
             self._say_metrics(step, values)
-        if self.recording is not None:
-            self.recording.journal.metrics_of_steps(points)
+        self._journal.metrics_of_steps(points)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self.metrics_of_steps([(step, values)])
@@ -180,8 +179,7 @@ class LoggedJournal(NullJournal):
             tf.get_logger().info("Saving dict for global step %d: %s", step, text)
 
     def event(self, kind: str, **fields: Any) -> None:
-        if self.recording is not None:
-            self.recording.journal.event(kind, **fields)
+        self._journal.event(kind, **fields)
         if kind == "checkpoint":
             tf.get_logger().info("Saving checkpoints for %s into %s.", fields.get("step"), fields.get("path"))
         elif kind == "first_step":

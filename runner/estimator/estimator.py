@@ -96,7 +96,7 @@ class Estimator:
             config,
             params,
             ModelFn(model_fn, params, config),
-            script_journal(config, collectives) if is_scripts else journal or NullJournal(),
+            journal or self._own_journal(config, collectives),
             script_progress(config) if is_scripts and progress is None else progress or NullProgress(),
             collectives,
         )
@@ -105,6 +105,10 @@ class Estimator:
         self._models = Models(self._context, self._as_input)
         self._train_setups = TrainSetupBuilder(self._context, self._models, self._warm_start)
         self._summarised: Any = None  # the program described by model_summary.txt
+
+    def _own_journal(self, config: RunConfig, collectives: Collectives) -> Journal | NullJournal:
+        """Return the journal of an Estimator to which none was passed."""
+        return NullJournal() if config.tracking is None else script_journal(config, collectives)
 
     @property
     def model_dir(self) -> str:

@@ -183,18 +183,18 @@ def run(*overrides: str) -> Run:
     if is_for(overrides):
         START_STATUS.show("reading the config")
     try:
-        with command_of(overrides) as command:
-            code = command.run()
+        with command_of(overrides) as line:
+            code = line.run()
     except (HydraException, *MISTAKES) as error:
         raise RunError(mask_text(worded(error, overrides), secrets_of_overrides(overrides)), USER_ERROR) from error
     finally:
         START_STATUS.stop()
-    if code == USER_ERROR and command.mistake:
-        raise RunError(command.mistake, code)
-    found = Run(command.model_dir or Path.cwd())
+    if code == USER_ERROR and line.command.mistake:
+        raise RunError(line.command.mistake, code)
+    found = Run(line.model_dir or Path.cwd())
     if code in (FAILED, USER_ERROR):
         reason = found.summary.get("error") or "the reason was printed above"
-        raise RunError(f"exit code {code}: {reason}", code, command.model_dir)
+        raise RunError(f"exit code {code}: {reason}", code, line.model_dir)
     assert code in (FINISHED, INTERRUPTED), code
     return found
 

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import os
 import re
-import secrets
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,11 +35,11 @@ from runner.config.hydra import (
     conf_path,
     in_order,
     prepare,
-    worded,
 )
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
+from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
@@ -73,10 +72,10 @@ def run_command_line() -> int:
         with command_of(words) as command:
             return command.run()
     except (HydraException, *MISTAKES) as error:
-        _say(error, env)
+        say_error(error, env)
         return USER_ERROR
     except OSError as error:  # such as a full disk under the folder of a sweep
-        _say(error, env)
+        say_error(error, env)
         return FAILED
     except Exception as error:  # a bug of the runner: show the traceback, without secrets
         trace = "".join(traceback.format_exception(error))
@@ -100,7 +99,7 @@ def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
         typed = changed_keys.rename_overrides(in_order(words))
         sys.argv = [argv[0], *typed]
         with StopRequests() as stops:
-            yield CommandLine(typed, env, stops)
+            yield CommandLine(Command(typed, env, stops))
     finally:
         sys.argv = argv
         if FULL_ERROR not in env:
@@ -127,37 +126,25 @@ class CommandLine:
     If Hydra uses a launcher other than its basic one, that launcher pickles this object for the process of each job.
 
     Attributes:
-      argv: the command line, for the record.
-      env: environment of the tasks.
-      stops: receives the signals of the command.
-      start: identifies this start of a sweep.
-      is_copy: this process runs one job, for another launcher.
-      only_lists: list the jobs of a sweep without running them.
+      command: what its jobs share.
       code: the worst exit code so far.
       model_dir: folder of the run that was started last; None: no run was started.
-      mistake: the message about the last job's config.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], stops: StopRequests) -> None:
-        self.argv, self.env, self.stops = list(argv), dict(env), stops
+    def __init__(self, command: Command) -> None:
+        self.command = command
         self.model_dir: Path | None = None
-        self.mistake = ""
-        self.start = secrets.token_hex(8)
-        self.is_copy = False
         self.code = FINISHED
-        self._called = self.only_lists = False
+        self._called = False
         self._sweep_dir = ""
         self._composition: Composition | None = None
         self._error: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"argv": self.argv, "env": self.env, "start": self.start}
+        return {"command": self.command}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(state["argv"], state["env"], StopRequests())  # type: ignore[misc]
-        self.start, self.is_copy = state["start"], True
-        user_code.add_to_path(Path.cwd())
-        prepare()
+        self.__init__(**state)  # type: ignore[misc]
 
     def run(self) -> int:
         """Compose and run all jobs, and return the worst of their exit codes.
@@ -170,7 +157,7 @@ class CommandLine:
             self._compose()
             failed = False
         finally:
-            if self.only_lists:
+            if self._sweep_dir and self.multirun.only_lists:
                 _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
             elif self._sweep_dir:
                 for job in self._composition.refused.values() if self._composition else ():
@@ -193,11 +180,10 @@ class CommandLine:
             try:
                 return self._run_job(composed)
             except Exception as error:
-                if self.is_copy:
+                if self.command.is_copy:
                     raise
-                self._error = (
-                    error  # kept instead of raised, because Hydra would print the overrides with their secrets
-                )
+                # Kept instead of raised, because Hydra would print the overrides with their secrets.
+                self._error, self.command.failed = error, True
                 return None
 
     def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
@@ -214,7 +200,7 @@ class CommandLine:
         }
         if is_sweep:  # also if it was set as hydra.sweep.dir
             self._sweep_dir = str(hydra_config.sweep.dir)
-            self.only_lists = composed.get("command") == "dry_run"
+            self.multirun.only_lists = composed.get("command") == "dry_run"
         try:
             if hydra_config.job.chdir:
                 raise ConfigError(
@@ -222,7 +208,7 @@ class CommandLine:
                     "Remove it."
                 )
             declared = self._composition.declared if self._composition else None
-            config = _checked(composed, directory, overrides, self.env, declared, is_sweep=is_sweep)
+            config = _checked(composed, directory, overrides, self.command.env, declared, is_sweep=is_sweep)
             if is_sweep and config.command in schema.TRAINING_RUNS:
                 from runner.launch.multirun import SweepJob
 
@@ -236,22 +222,24 @@ class CommandLine:
                 return None
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 START_STATUS.stop()
-                self.code = max(self.code, _answer_of_environment(config, self.env, is_sweep=is_sweep))
+                self.code = max(self.code, _answer_of_environment(config, self.command.env, is_sweep=is_sweep))
                 return None
             from runner.launch import supervisor
 
             self.model_dir = Path(config.model_dir) if config.model_dir else None
-            code = supervisor.run(config, self.env, ["runner", *overrides], stops=self.stops, notes=notes)
+            code = supervisor.run(
+                config, self.command.env, ["runner", *overrides], stops=self.command.stops, notes=notes
+            )
             self.code = max(self.code, code)
         except MISTAKES as error:
             # The error is reported here and not raised: Hydra would add a line of its own, and end a sweep whose other
             # jobs are correct.
             _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
-            reason = self.say(error)
+            reason = self.command.say(error)
             self.code = USER_ERROR
             if is_sweep:
                 name = self._name_of_job(hydra_config, overrides)
-                if self.is_copy:
+                if self.command.is_copy:
                     return RefusedJob(directory, name, reason)
                 self.multirun.refuse(directory, name, reason)
         return None
@@ -261,12 +249,7 @@ class CommandLine:
         """The jobs of this command, which is a sweep."""
         from runner.launch.multirun import Multirun
 
-        return Multirun(self)
-
-    @property
-    def is_over(self) -> bool:
-        """Report whether no further job is to be started."""
-        return bool(self.stops.came) or self._error is not None
+        return Multirun(self.command)
 
     def _list_job(self, hydra_config: Any, overrides: Sequence[str], directory: Path) -> None:
         """Print that a sweep would run this job, and how it ended if it was run before."""
@@ -282,21 +265,16 @@ class CommandLine:
     def _name_of_job(self, hydra_config: Any, overrides: Sequence[str]) -> str:
         from runner.launch.multirun import name_of_job
 
-        return name_of_job(self.argv, overrides, hydra_config.sweeper.get("params") or ())
-
-    def say(self, error: Exception) -> str:
-        """Report an error of a job, and return the message. Jobs of a sweep with the same mistake report it once."""
-        self.mistake = _say(error, self.env, self.mistake)
-        return self.mistake
+        return name_of_job(self.command.argv, overrides, hydra_config.sweeper.get("params") or ())
 
     def _build_sweeper(self) -> Sweeper:
         from runner.launch.optuna_sweeper import OptunaSweeper
 
-        return OptunaSweeper(self)
+        return OptunaSweeper(self.multirun)
 
     def _compose(self) -> None:
         """Let Hydra compose the config of each job, make its folder and call `run_job`."""
-        check_groups(self.argv)
+        check_groups(self.command.argv)
         prepare(lambda directory: setattr(self, "_sweep_dir", directory))
         try:
             with Composition(self._build_sweeper) as composition:
@@ -310,14 +288,14 @@ class CommandLine:
             if isinstance(error, OSError):
                 reason = f"cannot make the output directory: {error}. Choose another model_dir."
             elif isinstance(error, AssertionError):  # Hydra 1.3.8 raises this for a key below one that is null
-                reason = f"cannot compose {' '.join(self.argv)}: a key is set below a key that is null."
+                reason = f"cannot compose {' '.join(self.command.argv)}: a key is set below a key that is null."
             elif str(error).startswith("Config group override"):
                 reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
             elif isinstance(error, ValueError):  # flags that cannot be combined: --resolve alone, --multirun --cfg job
                 reason = f"{error}."
             else:  # Hydra 1.3.8 raises this for a group that is set to a number
-                lists = [word for word in self.argv if re.match(r"[\w/@]+=\[", word)]
-                reason = f"cannot compose {' '.join(lists or self.argv)}: a group takes the names of its files."
+                lists = [word for word in self.command.argv if re.match(r"[\w/@]+=\[", word)]
+                reason = f"cannot compose {' '.join(lists or self.command.argv)}: a group takes the names of its files."
             raise ConfigError(reason) from error
 
 
@@ -434,21 +412,6 @@ def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
     if secrets_of(OmegaConf.to_container(composed, resolve=False)):
         for path in filter(Path.exists, notes):
             path.chmod(0o700 if path.is_dir() else 0o600)
-
-
-def _say(error: Exception, env: Mapping[str, str], already: str = "") -> str:
-    """Print an error as one message on stderr and return it; with HYDRA_FULL_ERROR=1 also print the traceback.
-
-    Args:
-      already: the previous message. It is not printed twice in a row.
-    """
-    if env.get(FULL_ERROR) == "1":
-        trace = "".join(traceback.format_exception(error))
-        say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
-    words = mask_text(worded(error, sys.argv[1:]), secrets_of_overrides(sys.argv[1:]))
-    if words != already:
-        say(f"runner: {words}")
-    return words
 
 
 def _remove_if_unused(directory: Path, cwd: Path, *notes: str) -> None:

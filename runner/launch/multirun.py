@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -18,6 +18,7 @@ from runner.config import parsing
 from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import Config, ConfigError
 from runner.launch import supervisor
+from runner.launch.command import Command
 from runner.launch.stop_requests import Stoppable, StopRequests
 from runner.launch.sweep import Sweep
 from runner.launch.task_starter import ColdStarter, build_starter
@@ -29,9 +30,6 @@ from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USE
 from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.run_record import RunRecord
 from runner.tracking.tracker import Point, points_of
-
-if TYPE_CHECKING:
-    from runner.launch.app import CommandLine
 
 
 @dataclass(frozen=True)
@@ -67,20 +65,27 @@ class Multirun:
       total: number of jobs of the sweep; None: not known.
       judges: number of a job -> function that is called with the job's evaluations while it runs, and returns whether
         to stop it.
+      only_lists: list the jobs without running them.
       pending: name of a job's folder -> future that completes when the job has ended, if several run at a time.
     """
 
-    def __init__(self, command: CommandLine) -> None:
+    def __init__(self, command: Command) -> None:
         self.code = FINISHED
         self.total: int | None = None
         self.judges: dict[int, Callable[[Point], bool]] = {}
         self.pending: dict[str, Future[None]] = {}
+        self.only_lists = False
         self._command = command
         self._sweep: Sweep | None = None
         self._starter: ColdStarter | None = None
         self._refused: list[tuple[Path, str, str]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[Future[None]] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Report whether no further job is to be started."""
+        return self._command.is_over
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
         """Run a job of the sweep in `directory`, or start it while others still run.
@@ -142,7 +147,7 @@ class Multirun:
         if sweep is not None:
             for refused in self._refused:
                 sweep.add(sweep.result_of(*refused))
-            sweep.end(interrupted=bool(self._command.stops.came), failed=failed, total=self.total)
+            sweep.end(stops=self._command.stops.came, failed=failed, total=self.total)
         if self._command.stops.came:
             self._note(INTERRUPTED)
         for job in self._begun:
@@ -178,7 +183,8 @@ class Multirun:
             sweep.add(sweep.result_of(job.folder, job.name))
             return
         say(name)
-        member = supervisor.Member(job.name, sweep.parent_run_id, prefix, self._starter)
+        shipping = None if command.is_copy else sweep.shipping
+        member = supervisor.Member(job.name, sweep.directory, prefix, self._starter, shipping)
         stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
         try:
             code = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)

@@ -24,6 +24,7 @@ from runner.config import parsing
 from runner.config.error_messages import did_you_mean
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, ConfigError
+from runner.launch.multirun import Multirun
 from runner.launch.sweep import JobResult, Sweep
 from runner.system import console
 from runner.system.redaction import mask_text
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
 
-    from runner.launch.app import CommandLine
 
 STUDY_FILE = "study.journal"
 SAMPLERS = {
@@ -54,8 +54,8 @@ class OptunaSweeper(Sweeper):
     A launcher other than Hydra's basic one gets that many jobs at once, and none of them is pruned.
     """
 
-    def __init__(self, command: CommandLine) -> None:
-        self._command = command
+    def __init__(self, multirun: Multirun) -> None:
+        self._multirun = multirun
         self._next_job = 0
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -88,7 +88,7 @@ class OptunaSweeper(Sweeper):
             for key, each in space.items():
                 print(f"{key}: {_described(each)}")
             print(f"{settings.n_trials} trials in {console.relative(directory)}", flush=True)
-            self._command.only_lists = True
+            self._multirun.only_lists = True
             return
         directory.mkdir(parents=True, exist_ok=True)
         with alone_in(directory, "sweep.dir"):  # before the sweep is opened, so that a wrong setting does not change it
@@ -97,9 +97,9 @@ class OptunaSweeper(Sweeper):
             study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, study, seed)
             study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, study, seed)
         OmegaConf.save(self._master, directory / "multirun.yaml")
-        sweep = self._command.multirun.open(directory, config)
+        sweep = self._multirun.open(directory, config)
         left = self._take_up(study, sweep, settings.n_trials)
-        self._command.multirun.total = settings.n_trials
+        self._multirun.total = settings.n_trials
         try:
             self._run(study, sweep, space, left, config.sweep.parallel)
         finally:
@@ -151,7 +151,7 @@ class OptunaSweeper(Sweeper):
         """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
         running: dict[Future[Any], list[tuple[Trial, str]]] = {}
         while left or running:
-            if self._command.is_over:
+            if self._multirun.is_over:
                 left = 0
             asked: list[Trial] = []
             while left and len(running) + len(asked) < parallel:
@@ -202,15 +202,14 @@ class OptunaSweeper(Sweeper):
             return []
         first = self._next_job
         self._next_job += len(trials)
-        multirun = self._command.multirun
         if self._is_basic:
-            multirun.judges[first] = _Judge(trials[0])
+            self._multirun.judges[first] = _Judge(trials[0])
         jobs = [[*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
         launched = []
         for trial, returned in zip(trials, self._launcher.launch(jobs, initial_job_idx=first), strict=True):
             of_job: Any = returned.hydra_cfg
             folder = Path(str(of_job.hydra.runtime.output_dir)).name
-            launched.append((trial, multirun.pending.pop(folder, _completed()), folder))
+            launched.append((trial, self._multirun.pending.pop(folder, _completed()), folder))
         return launched
 
 

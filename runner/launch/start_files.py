@@ -1,38 +1,27 @@
-"""The files that a start writes into model_dir before its first step, and their removal if no step is taken."""
+"""The files that a start writes into model_dir, and how a start that failed before its first step undoes them."""
 
 from __future__ import annotations
 
-import fnmatch
+import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from runner.config import schema
-from runner.launch.rendezvous import CALL_FILE, PEERS_FOLDER
-from runner.system.files import HALF_WRITTEN, write_atomically
+from runner.config import saved_config, schema
+from runner.system.files import write_atomically
 from runner.tracking import training_status
-from runner.tracking.run_lock import LOCK_FILE, TASK_LOCK_FILE
 from runner.tracking.run_record import RUN_FILE
-
-START_FILE = ".start.yaml"
-"""File in model_dir with the config of the tasks. It becomes config.yaml at the first step."""
+from runner.tracking.summary import SUMMARY_FILE
 
 NOTES_FOLDER = ".hydra"
 
-_OF_OTHERS = (LOCK_FILE, CALL_FILE, PEERS_FOLDER)
-"""Files that other supervisors of the cluster still read."""
-
-_BEFORE_THE_FIRST_STEP = (
-    *_OF_OTHERS, START_FILE, RUN_FILE, TASK_LOCK_FILE.format("*"), "events.*.jsonl", training_status.FILE,
-    f".*{HALF_WRITTEN}",
-)  # fmt: skip
-"""Files that a killed start or another supervisor may have left in a folder without a run."""
+_OF_A_START = (saved_config.FILE, SUMMARY_FILE, RUN_FILE, training_status.FILE)
 
 
 def file_of_tasks(model_dir: Path, command: str) -> Path:
     """Return the path of the config from which the tasks of a start run."""
-    return model_dir / (START_FILE if command in schema.TRAINING_RUNS else f"config.{command}.yaml")
+    return model_dir / (saved_config.FILE if command in schema.TRAINING_RUNS else f"config.{command}.yaml")
 
 
 def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
@@ -45,42 +34,30 @@ def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
         write_atomically(folder / name, text, mode=0o600)
 
 
-class Left:
-    """The files that earlier starts left in model_dir. Must be created before a start writes anything.
+class EarlierFiles:
+    """What the files that a start writes contained before it. Must be created before the start writes them."""
 
-    Args:
-      model_dir: the folder.
-      is_cluster: other supervisors read in the folder that the run has ended.
-    """
-
-    def __init__(self, model_dir: Path, *, is_cluster: bool) -> None:
-        self._model_dir, self._is_cluster = model_dir, is_cluster
-        self._ending = _text_in(model_dir / training_status.FILE)
-        names = (entry.name for entry in model_dir.iterdir())
-        self.is_empty = all(any(fnmatch.fnmatch(name, one) for one in _BEFORE_THE_FIRST_STEP) for name in names)
+    def __init__(self, model_dir: Path, notes: Mapping[str, str]) -> None:
+        paths = [model_dir / name for name in _OF_A_START] + [model_dir / NOTES_FOLDER / name for name in notes]
+        self._known = {path: (path.read_bytes(), path.stat()) if path.exists() else None for path in paths}
 
     def restore(self) -> None:
-        """Restore the earlier state of the run; remove the folder if there was none."""
-        if not self.is_empty:
-            (self._model_dir / START_FILE).unlink(missing_ok=True)
-            if self._ending is not None:
-                write_atomically(self._model_dir / training_status.FILE, self._ending)
-            return
-        kept = _OF_OTHERS if self._is_cluster else ()
-        for entry in self._model_dir.glob("*"):
-            if entry.name in kept:
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
+        """Write the files as they were."""
+        for path, known in self._known.items():
+            if known is None:
+                path.unlink(missing_ok=True)
             else:
-                entry.unlink(missing_ok=True)
-        if not kept and self._model_dir != Path.cwd():
-            with suppress(OSError):  # the folder is a mounted disk, or another program has written to it
-                self._model_dir.rmdir()
+                write_atomically(path, known[0].decode(), mode=known[1].st_mode & 0o777)
+                os.utime(path, ns=(known[1].st_atime_ns, known[1].st_mtime_ns))
 
 
-def _text_in(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+def remove_folder(model_dir: Path) -> None:
+    """Remove a folder in which nothing was, or what is in it if it is the working directory."""
+    for entry in model_dir.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    if model_dir != Path.cwd():
+        with suppress(OSError):  # the folder is a mounted disk, or another program has written to it
+            model_dir.rmdir()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import shlex
 import signal
 import tempfile
-import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -22,6 +21,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any
 
+from runner.checkpoint import layout
 from runner.config import model_source, parsing, saved_config, schema
 from runner.config.schema import Config, StrategyConfig
 from runner.distribute.cluster import ALONE, Cluster
@@ -36,22 +36,23 @@ from runner.launch.task_starter import ColdStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
-from runner.system.redaction import mask_text, masked, masked_override, secrets_of
+from runner.system.redaction import masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
 from runner.tracking import exit_codes
-from runner.tracking.backends.build import build_trackers
+from runner.tracking.curves import CURVES_FILE
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, STILL_RUNNING, Outcome
-from runner.tracking.journal import Journals
+from runner.tracking.journal import RUN_ENDED, RUN_STARTED, WANTS_RUN, Journals, note_of_run
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in, wait_for_tasks
-from runner.tracking.run_record import RunRecord
-from runner.tracking.shipper import Shippers
+from runner.tracking.run_record import MLFLOW, RunRecord, Shipped
+from runner.tracking.shipping import Shipping, write_settings
 from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, read_summary, summary_of, write_summary
-from runner.tracking.tracker import RunDescription, exported_models
+from runner.tracking.tracker import exported_models
 
-PATIENCE_SECS = 30.0
-"""Seconds after which a job of a sweep appears in MLflow even if it has not taken a step."""
+TYPO_SECS = 30.0
+"""A new folder whose start ends within this time because of a mistake is removed. Its shipping process sends nothing
+before, unless user code asks for the MLflow run."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,17 @@ class Member:
 
     Attributes:
       name: the values that vary; also the run's name in MLflow.
-      parent_run_id: the sweep's run in MLflow; None: the sweep has none.
+      parent: the sweep's folder; None: the run is not part of a sweep.
       prefix: text before each line that the run prints; '' if one job runs at a time.
       starter: starts the tasks of all jobs; None: each run has its own starter.
+      shipping: ships the journals of all jobs, and is closed by the sweep; None: each run has its own.
     """
 
     name: str = ""
-    parent_run_id: str | None = None
+    parent: Path | None = None
     prefix: str = ""
     starter: ColdStarter | None = None
+    shipping: Shipping | None = None
 
 
 def run(
@@ -119,9 +122,11 @@ def run(
 class Supervisor:
     """The supervisor of one run; in a cluster whose tasks were started from outside, that of the chief.
 
-    A start that trains writes config.yaml, run.json, summary.json and `.hydra`, and creates the MLflow run, when it has
-    taken its first step or has finished without a step. If it ends before, these files stay unchanged. A job of a sweep
-    writes them at once, because the sweep's table lists the job however it ends.
+    A start that trains writes config.yaml, run.json, summary.json and `.hydra` before its tasks start. Its journal says
+    what the run is, and at the end how it ended; processes of their own send that to the trackers. If the folder has a
+    checkpoint, a start that fails before its first step leaves these files, and the status in MLflow, as they were. A
+    new folder in which a start ends at once because of a mistake is removed, but for a job of a sweep, whose table
+    lists it, and in a cluster, whose other supervisors still read there.
 
     Attributes:
       place: the chief's place in a cluster whose tasks were started from outside; None: all tasks are started here.
@@ -137,7 +142,9 @@ class Supervisor:
     notes: Mapping[str, str] = field(default_factory=dict)
     record: RunRecord = field(default_factory=RunRecord, init=False)
     folder: HeldFolder = field(init=False)
-    _keeping: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _earlier_files: start_files.EarlierFiles | None = field(default=None, init=False)
+    _is_new: bool = field(default=False, init=False)
+    _started_at: float = field(default_factory=time.monotonic, init=False)
 
     @functools.cached_property
     def model_dir(self) -> Path:
@@ -159,52 +166,65 @@ class Supervisor:
     def run(self) -> int:
         """Run the tasks, recording the start and how they ended, and return the exit code.
 
-        lock model_dir -> note the start -> ship journals -> run the tasks -> choose the outcome -> summary.json
-        -> close the run in MLflow -> print the summary
+        lock model_dir -> note the start -> run the tasks, whose journals are shipped -> choose the outcome
+        -> summary.json -> note the end -> unlock -> wait until everything is shipped -> print the summary
         """
+        self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
         self.folder = HeldFolder(self.model_dir)
-        with alone_in(self.model_dir):
-            left = start_files.Left(self.model_dir, is_cluster=self.place is not None)
-            try:
-                return self._run_alone(is_fresh=left.is_empty)
-            finally:
-                if self.record.is_held:
-                    left.restore()
-                elif self.trains:
-                    with suppress(OSError):
-                        self.file.unlink(missing_ok=True)
+        shipping = self.member.shipping or Shipping(self.env)
+        try:
+            with alone_in(self.model_dir):
+                outcome, change = self._run_alone(shipping)
+        finally:
+            if self.member.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
+                shipping.close(self.stops.came)
+        run_id = Shipped.read(self.model_dir, MLFLOW).run_id
+        addresses = {} if change else shipping.addresses(self.model_dir)
+        summary = {**summary_of(outcome, self.config, run_id, self.secrets), "addresses": addresses}
+        self._print(summary, outcome.code, change)
+        return outcome.code
 
-    def _run_alone(self, *, is_fresh: bool) -> int:
-        """Run the tasks while the folder is locked, as in `run`."""
+    def _run_alone(self, shipping: Shipping) -> tuple[Outcome, str]:
+        """Run the tasks while the folder is locked, as in `run`. Return the outcome, and what became of the folder if
+        the start did not change it: removed or unchanged.
+        """
         earlier = self._note_start()
         # A task of an earlier start may still be saving. After this call, its journal is complete.
         wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
         if self.place is None:  # otherwise tasks on other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
         journals = Journals(self.model_dir).mark()
-        shippers = self._build_shippers()
-        shippers.start()
+        self._tell_start(shipping)
         tasks = self._build_tasks(self.file, self.record)
-        code = FAILED
+        code, change = FAILED, ""
         try:
             outcome = self._run_recorded(tasks, journals)
             self._keep_of_earlier(outcome, earlier)
-            already = len(self.stops.came)
-            run_id = shippers.drain(lambda: len(self.stops.came) > already, is_recorded=not self.record.is_held)
-            files: list[str] = []
-            if not self.record.is_held:
-                outcome, files = self._write_summaries(outcome, earlier, run_id)
-            summary = summary_of(outcome, self.config, run_id, self.secrets)
-            addresses = shippers.addresses()
-            if not self.record.is_held:
-                self._close(shippers, outcome, summary, files)
-            self._print({**summary, "addresses": addresses}, outcome.code, is_fresh=is_fresh)
+            is_over_early = self.trains and outcome.code != FINISHED and not journals.events("first_step")
+            if is_over_early and self._is_mistake(outcome, journals):
+                shipping.drop()
+                start_files.remove_folder(self.model_dir)
+                change = "removed"
+            elif is_over_early and self._earlier_files is not None:
+                self._tell_end(outcome, [], is_kept=True)
+                with suppress(OSError):  # the folder is lost, or the disk is full
+                    self.folder.check()
+                    self._earlier_files.restore()
+                change = "unchanged"
+            else:
+                outcome, files = self._write_summaries(outcome, earlier)
+                self._tell_end(outcome, files)
             code = outcome.code
         finally:
-            shippers.release()
             tasks.rendezvous.end(code)
-        return code
+        return outcome, change
+
+    def _is_mistake(self, outcome: Outcome, journals: Journals) -> bool:
+        """Report whether a start that took no step ended at once because of a mistake, in a folder of its own."""
+        is_alone = self._is_new and self.member.parent is None and self.place is None
+        is_quick = time.monotonic() < self._started_at + TYPO_SECS
+        return is_alone and is_quick and outcome.code == exit_codes.USER_ERROR and not journals.events(WANTS_RUN)
 
     def run_unrecorded(self) -> int:
         """Run a command that only prints something and leaves no record; return the exit code."""
@@ -227,38 +247,20 @@ class Supervisor:
     def _note_start(self) -> dict[str, Any]:
         """Write the config of the tasks, and return the summary of the previous start."""
         self.record = RunRecord.read(self.model_dir)
+        if self.trains and layout.latest_checkpoint(self.model_dir) is not None:
+            self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
         self._draw_seed()
         self._say_changes()
+        earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:
             self.record.generation += 1
             self.record.training = STILL_RUNNING.status
-            self.record.is_held = True
+            start_files.write_notes(self.model_dir, self.notes)
+            run_id = Shipped.read(self.model_dir, MLFLOW).run_id
+            write_summary(self.model_dir, summary_of(STILL_RUNNING, self.config, run_id, self.secrets))
         self.record.save(self.model_dir)
         schema.save(self.config, self.file)
-        earlier = read_summary(self.model_dir / SUMMARY_FILE)
-        if self.member.name:
-            self._keep_start()
         return earlier
-
-    def _keep_start(self) -> None:
-        """Write run.json, the config and a summary with the status running; from then on the start is recorded.
-
-        The shipper's thread calls this after the first step, and it is called again at the end.
-        """
-        with self._keeping:
-            if not self.record.is_held:
-                return
-            self.record.is_held = False  # set before writing, which may fail on a full disk
-            self.folder.check()
-            self.record.save(self.model_dir)
-            schema.save(self.config, self.model_dir / saved_config.FILE)
-            start_files.write_notes(self.model_dir, self.notes)
-            run_id = self.record.mlflow_run_id
-            write_summary(self.model_dir, summary_of(STILL_RUNNING, self.config, run_id, self.secrets))
-
-    def _keep_first_step(self) -> None:
-        with suppress(OSError):  # a full disk is reported at the end of the run
-            self._keep_start()
 
     def _draw_seed(self) -> None:
         """Draw one seed for all tasks and all starts of a run with `run.seed=null`.
@@ -286,26 +288,24 @@ class Supervisor:
             listed = ", ".join(f"{key}: {before} -> {now}" for key, before, now in changes)
             say(f"Changed since this run was last started: {listed}")
 
-    def _build_shippers(self) -> Shippers:
+    def _tell_start(self, shipping: Shipping) -> None:
+        """Note in the journal what this run is, for the trackers."""
         tracking = self.config.tracking
         shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
-        name = self.member.name or tracking.run_name or self.model_dir.name
-        trackers = build_trackers(tracking, self.model_dir, name, self.env, Path.cwd())
         # Finding the git revision takes two commands, so it is skipped if no tracker records it.
-        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)} if trackers else {}
-        if self.member.parent_run_id:
-            tags["mlflow.parentRunId"] = self.member.parent_run_id
-        return Shippers(
+        backends = tracking.backends
+        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)} if backends else {}
+        note_of_run(
             self.model_dir,
-            trackers,
-            self.record,
-            RunDescription(name, schema.flatten(masked(schema.to_tree(shown))), tags),
-            warn=lambda text: say(mask_text(text, self.secrets)),
-            is_reader=not self.trains,
-            patience_secs=0.0 if not self.trains else PATIENCE_SECS if self.member.name else math.inf,
-            ship_later=self._resume_command(),
-            on_first_step=self._keep_first_step if self.trains else lambda: None,
+            RUN_STARTED,
+            command=self.config.command,
+            name=self.member.name or tracking.run_name or self.model_dir.name,
+            params=schema.flatten(masked(schema.to_tree(shown))),
+            tags=tags,
+            parent=self.member.parent and str(self.member.parent),
         )
+        write_settings(self.model_dir, tracking, self.env)
+        shipping.follow(self.model_dir)
 
     def _build_tasks(self, file: Path, record: RunRecord) -> Tasks:
         config, settings, prefix = self.config, self.config.cluster, self.member.prefix
@@ -359,9 +359,7 @@ class Supervisor:
             return exit_codes.outcome_of(ending.code, stopped, facts_in(lines), error_of(ending, journals))
 
         outcome = outcome_of(ending)
-        if self.trains and (ending.code == FINISHED or journals.events("first_step")):
-            self._keep_first_step()
-        if self.trains and not self.record.is_held:
+        if self.trains:
             with suppress(OSError):  # the summary, written next, reports the problem with the folder
                 self.folder.check()
                 note_ending(self.model_dir, outcome, self.record.generation)
@@ -384,14 +382,13 @@ class Supervisor:
         exports = dict.fromkeys([*earlier.get("exports", []), *facts.get("exports", [])])
         facts["exports"] = [path for path in exports if Path(path).is_dir()]
 
-    def _write_summaries(
-        self, outcome: Outcome, earlier: Mapping[str, Any], run_id: str | None
-    ) -> tuple[Outcome, list[str]]:
+    def _write_summaries(self, outcome: Outcome, earlier: Mapping[str, Any]) -> tuple[Outcome, list[str]]:
         """Write summary.json, and a summary of its own for a command that only reads the run (such as evaluate).
 
         Return the outcome, failed if a file cannot be written, and the names of the files.
         """
         files = [SUMMARY_FILE]
+        run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
         try:
             self.folder.check()  # a folder made anew, perhaps by an event writer, contains nothing of the run
             self.record.save(self.model_dir)
@@ -407,27 +404,44 @@ class Supervisor:
             outcome = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
         return outcome, files
 
-    def _close(self, shippers: Shippers, outcome: Outcome, summary: Mapping[str, Any], files: Sequence[str]) -> None:
-        """Close the run where it is recorded, with its outcome, files and exports."""
+    def _tell_end(self, outcome: Outcome, summaries: Sequence[str], *, is_kept: bool = False) -> None:
+        """Note in the journal how the run ended, with its files and exports, for the trackers.
+
+        Args:
+          summaries: names of the summaries that were written.
+          is_kept: the start failed before its first step in a folder with a checkpoint: the run keeps its status.
+        """
+        summary = summary_of(outcome, self.config, None, self.secrets)
         told = {**summary, "last_restart": outcome.facts.get("last_restart")}
-        names = ("status", "strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
+        names = ("strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
         tags = {name: str(told[name]) for name in names if told[name] is not None}
-        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
-            copy = Path(scratch) / (saved_config.FILE if self.trains else self.file.name)
-            copy.write_text(schema.as_yaml(masked(schema.to_tree(self.config))))
-            paths = [copy, *(self.model_dir / name for name in (*files, MODEL_SUMMARY_FILE))]
-            export = self.config.export
-            models = exported_models(
-                outcome.facts.get("exported", []), self._model_name(), export.register, export.alias
+        files = [self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE]
+        if is_kept:
+            why = f": {summary['error']}" if summary["error"] else ""
+            tags, files = {"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {outcome.status}{why}"}, []
+        elif not self.trains:
+            tags = {}
+        export = self.config.export
+        models = exported_models(outcome.facts.get("exported", []), self._model_name(), export.register, export.alias)
+        with suppress(OSError):  # the summary has reported the problem with the folder
+            self.folder.check()
+            note_of_run(
+                self.model_dir,
+                RUN_ENDED,
+                status=outcome.status,
+                recorded=outcome.mlflow_status,
+                tags=tags,
+                files=files,
+                models=[dataclasses.asdict(model) for model in models],
+                is_kept=is_kept,
             )
-            shippers.close(outcome.mlflow_status, tags, paths, models)
 
     def _model_name(self) -> str:
         """Return the model's name from its function: digits for model_fns.digits.model_fn."""
         parts = str(self.config.model.fn).split(".")
         return parts[-2] if parts[-1] == "model_fn" and len(parts) > 1 else parts[-1]
 
-    def _print(self, summary: Mapping[str, Any], code: int, *, is_fresh: bool) -> None:
+    def _print(self, summary: Mapping[str, Any], code: int, change: str) -> None:
         shown = {**summary, "resume": self._resume_command() if code == INTERRUPTED else None}
         if not self.trains:
             shown |= {"steps_per_sec": None, "input_bound": None}  # those of the training that it reads
@@ -443,8 +457,8 @@ class Supervisor:
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])
         where = console.relative(self.model_dir)
-        if self.record.is_held:
-            where += f" ({'removed' if is_fresh else 'unchanged'}: this start ended before its first step)"
+        if change:
+            where += f" ({change}: this start ended before its first step)"
         console.print_summary(shown, where, prefix=self.member.prefix)
 
     def _resume_command(self) -> str:

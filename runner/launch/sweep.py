@@ -15,28 +15,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
+from runner.launch.command import Command
+from runner.launch.sweep_picture import JOBS_FILE, draw_jobs
 from runner.system import console
 from runner.system.files import read_json, write_json
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
-from runner.tracking.journal import Journal, read_journal
-from runner.tracking.mlflow_tracker import build_tracker
+from runner.tracking.journal import RUN_ENDED, RUN_STARTED, SUPERVISOR, Journal, journal_path, note_of_run, read_journal
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in
+from runner.tracking.run_record import MLFLOW, Shipped
+from runner.tracking.shipping import SETTINGS_FILE, Shipping, write_settings
 from runner.tracking.summary import SUMMARY_FILE, read_summary
-from runner.tracking.sweep_picture import JOBS_FILE, draw_jobs
-from runner.tracking.tracker import Point, Tracker, describe
-
-if TYPE_CHECKING:
-    from runner.launch.app import CommandLine
+from runner.tracking.tracker import describe
 
 SWEEP_FILE = "sweep.json"
 RESULTS_FILE = "sweep.results.jsonl"
@@ -96,11 +95,10 @@ class Sweep:
       ConfigError: the same sweep is already running.
     """
 
-    def __init__(self, directory: Path, config: Config, command: CommandLine) -> None:
+    def __init__(self, directory: Path, config: Config, command: Command) -> None:
         self.directory = directory
         self._settings: SweepConfig = config.sweep
-        settings = replace(config.tracking, system_metrics=False)
-        self._parent: Tracker = build_tracker(settings, command.env, Path.cwd())
+        self.shipping = Shipping(command.env)
         self._held = ExitStack()
         self._lock = FileLock(
             directory / ".sweep.lock"
@@ -114,13 +112,14 @@ class Sweep:
             self._held.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
             record = read_json(directory / SWEEP_FILE) or {}
-            self.parent_run_id: str | None = record.get("mlflow_run_id")
             if record.get("start") == self._start:
                 self._keep(record.get("jobs", ()))
             else:
-                self.parent_run_id = self._open_parent(config, command, self.parent_run_id)
+                self._tell_start(config, command)
                 self._save([])
                 self._journal.unlink(missing_ok=True)
+        if not command.is_copy:
+            self.shipping.follow(directory)
 
     @property
     def results(self) -> list[JobResult]:
@@ -165,17 +164,17 @@ class Sweep:
                 self._later.daemon = True
                 self._later.start()
 
-    def end(self, *, interrupted: bool, failed: bool, total: int | None = None) -> None:
+    def end(self, *, stops: Sequence[int] = (), failed: bool, total: int | None = None) -> None:
         """Print the ranking, draw it, and close the sweep's MLflow run: FAILED if a job or the sweep failed.
 
         The best job comes first, then pruned ones; jobs without the metric come last, in the order in which they ended.
 
         Args:
-          interrupted: the sweep was interrupted.
+          stops: the stop requests so far; a further one ends the wait for the trackers.
           failed: the sweep failed.
           total: number of jobs of the sweep; None: not known.
         """
-        results = self.results
+        results, interrupted = self.results, bool(stops)
         sign = 1 if self._mode(results) == "min" else -1
         ranked = sorted(
             results,
@@ -197,26 +196,32 @@ class Sweep:
         except Exception as error:
             say(f"no {JOBS_FILE}: {describe(error)}")
         failed = failed or any(job.status == "failed" for job in ranked)
-        try:
-            status = "interrupted" if interrupted else "failed" if failed else "finished"
-            self._close_parent(ranked, MLFLOW_STATUS[status])
-        except Exception as error:
-            _warn(error)
+        self._tell_end(ranked, "interrupted" if interrupted else "failed" if failed else "finished")
         self._held.close()
+        for job in ranked:  # an earlier start, or the process of a job, may not have reached the tracker
+            if (self.directory / job.folder / SETTINGS_FILE).exists():
+                self.shipping.follow(self.directory / job.folder)
+        self.shipping.close(stops)
 
-    def _close_parent(self, ranked: Sequence[JobResult], status: str) -> None:
-        if self.parent_run_id is None or not self._parent.join(self.parent_run_id):
-            return
+    def _tell_end(self, ranked: Sequence[JobResult], status: str) -> None:
+        """Note in the journal how the sweep ended, with its best job and ranking."""
         best = ranked[0] if ranked and ranked[0].value is not None else None
         if best is not None:
-            now = time.time()
-            step, metrics = best.global_step or 0, best.metrics.items()
-            self._parent.log_points([Point(f"best/{name}", float(value), step, now) for name, value in metrics])
-            self._parent.set_tags({"best": best.name})
-        self._parent.set_description(self._description(ranked), DESCRIPTION_BEGINS)
-        for file in (self.directory / SWEEP_FILE, *sorted(self.directory.glob("*.png"))):
-            self._parent.log_file(file)
-        self._parent.end(status)
+            path = journal_path(self.directory, SUPERVISOR)
+            step, values = best.global_step or 0, {f"best/{name}": float(v) for name, v in best.metrics.items()}
+            noted = [(line["step"], line["metrics"]) for line in read_journal(path)[0] if "metrics" in line]
+            if noted[-1:] != [(step, values)]:  # an earlier start ended with another best job
+                with closing(Journal(path)) as journal:
+                    journal.metrics(step, values)
+        note_of_run(
+            self.directory,
+            RUN_ENDED,
+            status=status,
+            recorded=MLFLOW_STATUS[status],
+            tags={"best": best.name} if best is not None else {},
+            description=self._description(ranked),
+            files=[SWEEP_FILE, *(path.name for path in sorted(self.directory.glob("*.png")))],
+        )
 
     def _description(self, ranked: Sequence[JobResult]) -> str:
         """Return the ranking as Markdown, for the page of the sweep's MLflow run."""
@@ -227,17 +232,14 @@ class Sweep:
         left_out = f"\n\n{len(ranked) - MAX_DESCRIBED} more are in sweep.json." if len(ranked) > MAX_DESCRIBED else ""
         return f"{DESCRIPTION_BEGINS} {metric} ({self._mode(ranked)})\n\n{table}{left_out}"
 
-    def _open_parent(self, config: Config, command: CommandLine, known: str | None) -> str | None:
-        """Open the sweep's MLflow run: that of an earlier start, or a new one."""
+    def _tell_start(self, config: Config, command: Command) -> None:
+        """Note in the journal what the sweep's run is, for the trackers."""
         name = config.tracking.run_name or f"sweep {self.directory.name}"
         tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, ["runner", *command.argv])}
         if command.is_copy:  # no process holds the lock that shows whether the sweep is running
             tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
-        try:
-            return self._parent.start(known, name, {}, tags)
-        except Exception as error:
-            _warn(error)
-            return None
+        note_of_run(self.directory, RUN_STARTED, command="sweep", name=name, params={}, tags=tags)
+        write_settings(self.directory, replace(config.tracking, system_metrics=False), command.env)
 
     def _metric_name(self, metrics: Mapping[str, float]) -> str | None:
         if self._settings.metric or "eval/loss" in metrics:
@@ -287,7 +289,7 @@ class Sweep:
     def _save(self, results: Sequence[JobResult]) -> None:
         record = {
             "start": self._start,
-            "mlflow_run_id": self.parent_run_id,
+            "mlflow_run_id": Shipped.read(self.directory, MLFLOW).run_id,
             "metric": self._shown_metric(results),
             "mode": self._mode(results),
             "jobs": [asdict(job) for job in results],
@@ -323,7 +325,3 @@ def _shown(number: float | None) -> str:
 def _value_of(metrics: Mapping[str, Any], name: str | None) -> float | None:
     value = float(metrics.get(name or "", math.nan))
     return value if math.isfinite(value) else None
-
-
-def _warn(error: Exception) -> None:
-    say(f"tracking: {describe(error)} (the sweep continues without a run of its own in MLflow)")

@@ -123,7 +123,7 @@ def _run(
             keeping(kept) if recorded else nullcontext(),
         ):
             journal.event("started", pid=os.getpid(), command=config.command)
-            user_mlflow.watch_import(config, cluster, journal, inline=goes_on)
+            user_mlflow.watch_import(config, cluster, journal)
             commands = _import_commands(config, journal)
             journal.show_phase = progress.phase
             result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))

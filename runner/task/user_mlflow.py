@@ -1,41 +1,39 @@
 """`mlflow.log_*` in user code: values are recorded in this run's MLflow run, never in an unrelated one.
 
-MLflow finds its run by MLFLOW_TRACKING_URI and MLFLOW_RUN_ID. The supervisor creates the MLflow run only when there is
-something to record, because a start that fails early is not recorded. A task that imports MLflow asks for the run at
-once, and waits for it.
+MLflow finds its run by MLFLOW_TRACKING_URI and MLFLOW_RUN_ID. The process that ships the run's journal creates the
+MLflow run; a task that imports MLflow asks for it at once, and waits for it.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.abc
-import importlib.machinery
 import logging
 import os
 import shutil
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+import wrapt
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
 from runner.distribute.cluster import Cluster
 from runner.tracking.journal import WANTS_RUN, Journal, NullJournal
 from runner.tracking.mlflow_tracker import tracking_uri
-from runner.tracking.run_record import RUN_FILE
+from runner.tracking.run_record import MLFLOW, Shipped
 
 _log = logging.getLogger(__name__)
 
-_MODULE = "mlflow"
+_watching: Journal | NullJournal | None = None
+"""The journal of the task that asks for the MLflow run; None: no task runs in this process."""
+
 WAIT_SECS = 60.0
-"""Seconds that a task waits for the MLflow run; the supervisor may need 9 s to import MLflow and create a database."""
+"""Seconds that a task waits for the MLflow run; importing MLflow and making a database may take 9 s."""
 
 
-def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal, *, inline: bool) -> None:
+def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal) -> None:
     """Make MLflow use this run's MLflow run as soon as user code imports it.
 
     The values that the chief and an evaluator log are recorded. Those of other tasks, which call the same functions,
@@ -44,45 +42,37 @@ def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJourna
     Args:
       config: the config.
       cluster: this process's place.
-      journal: tells the supervisor that the task needs the MLflow run.
-      inline: the supervisor is in this process and also imports MLflow, so waiting would never end. Instead, the
-        environment names the run as soon as it exists.
+      journal: tells the shipping process that the task needs the MLflow run.
     """
+    global _watching
     if not config.tracking.has_mlflow:
         return
-    if config.command in UNRECORDED_COMMANDS or not (cluster.is_chief or cluster.is_evaluator):
-        _on_import(_drop, lambda: None)
-        return
-    run_file = Path(str(config.model_dir)) / RUN_FILE
+    _watching = journal
+    is_dropped = config.command in UNRECORDED_COMMANDS or not (cluster.is_chief or cluster.is_evaluator)
 
-    def ask() -> None:
-        os.environ["MLFLOW_TRACKING_URI"] = tracking_uri(config.tracking, os.environ, Path.cwd())
-        journal.event(WANTS_RUN)
+    def imported(module: Any) -> None:
+        if _watching is not journal:  # wrapt has no way to take a hook back
+            return
+        if is_dropped:
+            _drop()
+        else:
+            _join(Path(str(config.model_dir)), tracking_uri(config.tracking, os.environ, Path.cwd()), journal)
 
-    def join() -> None:
-        run_id = _wait_for(run_file, WAIT_SECS)
-        if run_id:
-            os.environ["MLFLOW_RUN_ID"] = run_id
-        elif not inline:
-            _log.warning(
-                "There is no MLflow run yet: values that your code logs with mlflow.log_* now may go to a separate run."
-            )
-
-    def join_beside() -> None:
-        threading.Thread(target=join, name="joins MLflow", daemon=True).start()
-
-    _on_import(ask, join_beside if inline else join)
+    wrapt.register_post_import_hook(imported, "mlflow")
 
 
-def _wait_for(file: Path, secs: float) -> str | None:
-    until = time.monotonic() + secs
-    while True:
-        try:
-            return file.read_text()
-        except FileNotFoundError:
-            if time.monotonic() >= until:
-                return None
+def _join(model_dir: Path, uri: str, journal: Journal | NullJournal) -> None:
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    journal.event(WANTS_RUN)
+    until = time.monotonic() + WAIT_SECS
+    while not (shipped := Shipped.read(model_dir, MLFLOW)).has_last_start(model_dir) and time.monotonic() < until:
         time.sleep(0.05)
+    if shipped.has_last_start(model_dir) and shipped.run_id:
+        os.environ["MLFLOW_RUN_ID"] = shipped.run_id
+    else:
+        _log.warning(
+            "There is no MLflow run yet: values that your code logs with mlflow.log_* now may go to a separate run."
+        )
 
 
 def _drop() -> None:
@@ -95,58 +85,10 @@ def _drop() -> None:
         os.environ.pop(name, None)
 
 
-def _on_import(before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Call `before` when MLflow's import begins, and `after` when it is done."""
-    if _MODULE in sys.modules:
-        before()
-        after()
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(before, after))
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds MLflow as Python would, with a loader that reports its import. Finding it does not import it."""
-
-    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        self._before, self._after = before, after
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
-        return spec
-
-    def run(self, load: Callable[[], None]) -> None:
-        """Call `before`, import MLflow and call `after`. Later imports are Python's own."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        self._before()
-        load()
-        self._after()
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, finder: _Finder) -> None:
-        self._loader, self._finder = loader, finder
-
-    def __getattr__(self, name: str) -> Any:  # resources, source code
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._finder.run(lambda: self._loader.exec_module(module))
-
-
 def forget(env: Mapping[str, str | None]) -> None:
-    """Restore the environment, if this process does something else afterwards."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    """Watch no longer, and restore the environment, if this process does something else afterwards."""
+    global _watching
+    _watching = None
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)

@@ -28,6 +28,10 @@ from runner.tracking.plain_values import json_value
 
 WANTS_RUN = "wants_run"
 """Event: user code has imported MLflow and needs the MLflow run."""
+RUN_STARTED, RUN_ENDED = "run_started", "run_ended"
+"""Events of whoever starts a run: what the run is (name, command, params, tags, parent), and how it ended (status,
+recorded, tags, files, models). They are in one journal of a folder, that of SUPERVISOR, a script's too."""
+SUPERVISOR = "supervisor"
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 
@@ -180,7 +184,15 @@ def task_of(path: Path) -> str:
     return role if role in ("chief", "evaluator") else f"{role}:{index}"
 
 
-def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tuple[list[dict[str, Any]], int]:
+def note_of_run(folder: Path, event: str, **facts: Any) -> None:
+    """Write RUN_STARTED or RUN_ENDED for the run in `folder`."""
+    with contextlib.closing(Journal(journal_path(folder, SUPERVISOR))) as journal:
+        journal.event(event, **facts)
+
+
+def read_journal(
+    path: str | Path, offset: int = 0, max_bytes: int = -1, until: float = math.inf
+) -> tuple[list[dict[str, Any]], int]:
     """Return (lines after `offset`, the offset from which to continue).
 
     A last line that is still being written is left for the next call; one cut short by a crash is skipped. A missing
@@ -190,9 +202,17 @@ def read_journal(path: str | Path, offset: int = 0, max_bytes: int = -1) -> tupl
       path: the journal.
       offset: position in bytes.
       max_bytes: read about this many bytes, up to the end of a line; negative: all.
+      until: stop before the first line that was written later, in seconds since 1970.
     """
-    lines, offset = _whole_lines(path, offset, max_bytes)
-    return [event for event in map(_decoded, lines) if event is not None], offset
+    found = []
+    for line in _whole_lines(path, offset, max_bytes)[0]:
+        event = _decoded(line)
+        if event is not None and event.get("time", 0.0) > until:
+            break
+        offset += len(line) + 1
+        if event is not None:
+            found.append(event)
+    return found, offset
 
 
 def iterate_journal(path: str | Path, offset: int = 0, containing: bytes = b"") -> Iterator[dict[str, Any]]:
@@ -211,6 +231,12 @@ def iterate_journal(path: str | Path, offset: int = 0, containing: bytes = b"") 
         offset = after
 
 
+def starts_and_ends(folder: Path, offset: int = 0) -> list[dict[str, Any]]:
+    """Return the lines RUN_STARTED and RUN_ENDED of the run in `folder` after `offset`, in order."""
+    lines = iterate_journal(journal_path(folder, SUPERVISOR), offset, containing=b'"event": "run_')
+    return [line for line in lines if line["event"] in (RUN_STARTED, RUN_ENDED)]
+
+
 def _whole_lines(path: str | Path, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
     try:
         with open(path, "rb") as file:
@@ -221,7 +247,7 @@ def _whole_lines(path: str | Path, offset: int, max_bytes: int) -> tuple[list[by
     except FileNotFoundError:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]
-    return whole.splitlines(), offset + len(whole)
+    return whole.split(b"\n")[:-1], offset + len(whole)
 
 
 @dataclass

@@ -30,7 +30,7 @@ from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
 from runner.system.redaction import mask_text
-from runner.tracking.tracker import DatasetFacts, ExportedModel, NullTracker, Point, Tracker, describe
+from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 """MLflow's limits, in characters, for names and for the values of params and tags."""
@@ -95,19 +95,35 @@ class MlflowTracker(Tracker):
       uri: tracking URI; a sqlite database is created if it does not exist.
       experiment: name of the MLflow experiment; created if it does not exist.
       system_metrics: record CPU, memory, disk and network of this machine with MLflow's monitor during the run.
+      started_at: when the run started, in seconds since 1970; recording it may have to wait for a server. None: now.
     """
 
-    def __init__(self, uri: str, experiment: str, system_metrics: bool = False) -> None:
+    def __init__(
+        self, uri: str, experiment: str, system_metrics: bool = False, started_at: float | None = None
+    ) -> None:
         self.uri = uri
         self._experiment = experiment
         self._system_metrics = system_metrics
         self._client: Any = None
         self._experiment_id: str | None = None
         self._run_id: str | None = None
-        self._found: tuple[str, int | None] | None = None  # status and end time of the joined run, before it was joined
-        self._made_at = time.time()  # the start of the run; recording it may have to wait for a server
+        self._found: tuple[str, int | None] | None = None  # status and end time of the run before it was opened
+        self._started_at = time.time() if started_at is None else started_at
         self._metric_names = UniqueNames()
         self._monitoring = ExitStack()
+
+    def prepare(self) -> None:
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        with gc_pause.not_searched():
+            import mlflow  # noqa: F401
+        database = sqlite_path(self.uri)
+        if database is not None:
+            database.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{database}.lock", timeout=LOCK_TIMEOUT_SECS):
+                if not database.exists():
+                    _make_database(database)
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         self._connect()
@@ -117,8 +133,8 @@ class MlflowTracker(Tracker):
             cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
             # MLflow refuses two models with the same name
             name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)
-            made_at = round(self._made_at * 1000)
-            run = self._client.create_run(self._experiment_id, made_at, cleaned, run_name=name)
+            started_at = round(self._started_at * 1000)
+            run = self._client.create_run(self._experiment_id, started_at, cleaned, run_name=name)
             self._run_id, known = str(run.info.run_id), {}
         self._log_params(known, params)
         if self._system_metrics:
@@ -219,19 +235,20 @@ class MlflowTracker(Tracker):
         if model.alias is not None:
             self._client.set_registered_model_alias(name, model.alias, version.version)
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, time: float) -> None:
         self._monitoring.close()
-        self._client.set_terminated(self._run_id, status=status)
+        self._client.set_terminated(self._run_id, status=status, end_time=round(time * 1000))
 
-    def leave(self, status: str) -> None:
-        found, end_time = self._found or ("", None)
-        if found and self._client.get_run(self._run_id).info.status != found:
-            self._client.set_terminated(self._run_id, status=found, end_time=end_time)
-
-    def delete(self) -> None:
+    def leave(self, status: str, time: float) -> None:
         self._monitoring.close()
-        self._client.delete_run(self._run_id)
-        self._run_id = None
+        before, end_time = self._found or ("RUNNING", None)
+        if before == "RUNNING":  # it is new, or its supervisor was killed
+            self.end(status, time)
+        elif self._client.get_run(self._run_id).info.status != before:
+            self._client.set_terminated(self._run_id, status=before, end_time=end_time)
+
+    def close(self) -> None:
+        self._monitoring.close()
 
     def address(self) -> str | None:
         if self._run_id is None:
@@ -270,22 +287,13 @@ class MlflowTracker(Tracker):
     def _connect(self) -> None:
         if self._experiment_id is not None:
             return
-        for name, value in QUIET.items():
-            os.environ.setdefault(name, value)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        database = sqlite_path(self.uri)
-        if database is None:
-            self._open_experiment(None)
-            return
-        database.parent.mkdir(parents=True, exist_ok=True)
-        # An absolute path, because MLflow's default for sqlite is relative to the directory of the reader.
-        folder = re.sub(r"[^A-Za-z0-9-]", "_", self._experiment)[:100]
-        # Several processes that create tables in the same new sqlite database crash (MLflow 3.17 migrates without a
-        # lock).
-        with FileLock(f"{database}.lock", timeout=LOCK_TIMEOUT_SECS):
-            if not database.exists():
-                _make_database(database)
-            self._open_experiment((database.parent / "mlartifacts" / folder).absolute().as_uri())
+        self.prepare()
+        database, location = sqlite_path(self.uri), None
+        if database is not None:
+            # An absolute path, because MLflow's default for sqlite is relative to the directory of the reader.
+            folder = re.sub(r"[^A-Za-z0-9-]", "_", self._experiment)[:100]
+            location = (database.parent / "mlartifacts" / folder).absolute().as_uri()
+        self._open_experiment(location)
 
     def _open_experiment(self, location: str | None) -> None:
         with gc_pause.not_searched():
@@ -326,7 +334,7 @@ class MlflowTracker(Tracker):
         run = self._existing(run_id) if run_id else None
         if run is None:
             return None
-        self._run_id = run_id
+        self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
         self._client.update_run(run_id, status="RUNNING")
         self.set_tags(tags)
         return run.data.params
@@ -368,16 +376,21 @@ def tracking_uri(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) ->
     return uri if path is None else _sqlite_uri(cwd / path) + "".join(uri.partition("?")[1:])
 
 
-def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> Tracker:
-    """Return the MLflow tracker if `tracking.backend` names it, else one that records nothing. Creates nothing yet.
+def experiment_name(settings: TrackingConfig, env: Mapping[str, str]) -> str:
+    """Return the MLflow experiment: `tracking.experiment`, or MLFLOW_EXPERIMENT_NAME, or `runner`."""
+    return settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
+
+
+def build_tracker(
+    settings: TrackingConfig, env: Mapping[str, str], cwd: Path, started_at: float | None = None
+) -> MlflowTracker:
+    """Return the MLflow tracker. Creates nothing yet.
 
     If settings are None, the uri is MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`; the experiment is
     MLFLOW_EXPERIMENT_NAME, else `runner`.
     """
-    if not settings.has_mlflow:
-        return NullTracker()
-    experiment = settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
-    return MlflowTracker(tracking_uri(settings, env, cwd), experiment, settings.system_metrics)
+    uri, experiment = tracking_uri(settings, env, cwd), experiment_name(settings, env)
+    return MlflowTracker(uri, experiment, settings.system_metrics, started_at)
 
 
 def _save_model(model: ExportedModel, folder: Path) -> None:

@@ -96,3 +96,13 @@ def wait_for_tasks(directory: Path, name: str = "*") -> None:
     for file in directory.glob(TASK_LOCK_FILE.format(name)):
         with only_task_in(directory, file.name.removeprefix(before).removesuffix(after)):
             pass
+
+
+def has_tasks(directory: Path) -> bool:
+    """Report whether a task still runs in the folder."""
+    for file in directory.glob(TASK_LOCK_FILE.format("*")):
+        try:
+            FileLock(file).acquire(timeout=0).lock.release()
+        except Timeout:
+            return True
+    return False

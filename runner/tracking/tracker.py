@@ -56,19 +56,6 @@ class DatasetFacts:
 
 
 @dataclass(frozen=True)
-class RunDescription:
-    """The facts recorded at the start of a run.
-
-    Attributes:
-      params, tags: masked. The tags `host` and `lock` let another run close this one if its supervisor was killed.
-    """
-
-    name: str
-    params: Mapping[str, Any]
-    tags: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Point:
     """One value of one metric. `time` is in seconds since the epoch."""
 
@@ -87,6 +74,9 @@ class Tracker:
 
     These methods record nothing; backends override them.
     """
+
+    def prepare(self) -> None:
+        """Import and create what takes long without waiting for a server."""
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         """Create the run, or continue the run `run_id`. Return its id; None if nothing is recorded."""
@@ -117,21 +107,18 @@ class Tracker:
     def log_model(self, model: ExportedModel) -> None:
         """Keep a copy of an exported model with the run, as a model that MLflow can load and serve."""
 
-    def end(self, status: str) -> None:
-        """Close the run as FINISHED, FAILED or KILLED."""
+    def end(self, status: str, time: float) -> None:
+        """Close the run as FINISHED, FAILED or KILLED, as of `time` in seconds since 1970."""
 
-    def leave(self, status: str) -> None:
-        """Restore the status that a joined run had before; the user's code may have changed it.
+    def leave(self, status: str, time: float) -> None:
+        """Restore the status that the run had before it was opened; a new run is closed as of `time`.
 
         Args:
-          status: how the joining command has ended: FINISHED, FAILED or KILLED.
+          status: how the command or start has ended: FINISHED, FAILED or KILLED.
         """
 
     def close(self) -> None:
-        """Release everything, whether or not everything was recorded. Called last, from another thread."""
-
-    def delete(self) -> None:
-        """Delete the run that was created."""
+        """Release everything, whether or not everything was recorded. Called last."""
 
     def address(self) -> str | None:
         """Return where the user finds the run: a URL, or the command that shows it. None: nowhere."""
@@ -143,10 +130,6 @@ class Tracker:
 
     def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
         """Close another run, as of `time` in seconds since the epoch. One that is not RUNNING is left alone."""
-
-
-class NullTracker(Tracker):
-    """A Tracker that records nothing."""
 
 
 _ALIASED = ("best", "final", "latest")

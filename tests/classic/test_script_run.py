@@ -16,9 +16,8 @@ import tensorflow as tf
 from runner.classic import __main__ as command
 from runner.classic import script_run
 from runner.classic.script_run import ScriptOptions
-from runner.config.schema import ConfigError
 from runner.system.standard_streams import hidden_stderr
-from runner.tracking.tracker import RunDescription
+from runner.tracking.backends import session
 from tests.support.classic_models import batches, dense
 
 estimator = tf.compat.v1.estimator
@@ -70,21 +69,35 @@ def test_without_options_all_is_as_the_script_says(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.jsonl")) and not (tmp_path / "run.json").exists()
 
 
+@pytest.mark.processes
 def test_a_script_that_fails_is_recorded_as_failed(
     begun: Any, tmp_path: Path, mlflow_database: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = begun(tracking=True, model_dir="model")
+    monkeypatch.setattr("sys.argv", ["train.py", "--steps=2"])
+    monkeypatch.setattr(session, "script", None)
+    (tmp_path / "train.py").write_text("# mine")
+    begun(tracking=True, model_dir="model")
     made = estimator.Estimator(dense, params={"units": 3})
-    made.train(batches(), steps=2)
-    with pytest.raises(ConfigError, match="is in use by another run"):
-        script_run.Recording(tmp_path / "model", RunDescription("", {}, {})).journal  # noqa: B018
-    run.end(1)
+
+    class Fails(tf.compat.v1.train.SessionRunHook):
+        steps = 0
+
+        def after_run(self, *values: Any) -> None:
+            self.steps += 1
+            if self.steps == 2:
+                raise RuntimeError("the end")
+
+    with pytest.raises(RuntimeError, match="the end"):
+        made.train(batches(), steps=2, hooks=[Fails()])
+    session.wait_until_recorded()
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     (found,) = client.search_runs(["1"])
     assert (found.info.status, found.data.tags["status"]) == ("FAILED", "failed")
     assert found.data.params["model.params.units"] == "3"
     assert [one.step for one in client.get_metric_history(found.info.run_id, "train/loss")] == [1]
+    assert found.data.tags["command"] == "train.py --steps=2"
+    assert "train.py" in [one.path for one in client.list_artifacts(found.info.run_id)]
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:

@@ -132,7 +132,7 @@ def test_the_steps_lead_from_the_script_to_a_config_in_one_run_of_mlflow(project
     assert not (project / "model").exists(), "--model-dir is in place of the script's"
     client, (run,) = runs_in(project)
     assert (run.info.run_name, run.info.status) == ("line", "FINISHED")
-    assert (run.data.params["script"], run.data.params["model.params.units"]) == ("train.py", "8")
+    assert (run.data.tags["command"], run.data.params["model.params.units"]) == ("train.py", "8")
     assert (run.data.tags["strategy"], run.data.tags["status"]) == ("MirroredStrategy", "finished")
     assert {"train/loss", "eval/loss", "eval/mae", "train/steps_per_sec"} <= set(run.data.metrics)
     assert {"train.py", "learning_curves.png"} <= {one.path for one in client.list_artifacts(run.info.run_id)}

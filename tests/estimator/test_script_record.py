@@ -16,10 +16,13 @@ import pytest
 import runner
 from runner import Estimator, EvalSpec, RunConfig, TrackingConfig, TrainSpec, train_and_evaluate
 from runner.distribute.cluster import Cluster
+from runner.tracking import shipping
 from runner.tracking.backends import session
+from runner.tracking.run_record import Shipped
 from tests.support.jobs import serving_input_receiver_fn
-from tests.support.journal import Lines, journal_file, journal_of, recorded
+from tests.support.journal import journal_file, journal_of, recorded
 from tests.support.line import line, points
+from tests.support.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +37,7 @@ class Records:
         print(json.dumps(what), file=self.file, flush=True)
 
     def start(self, run_id, name, params, tags):
-        self.note("start", run_id, name, params.get("train.max_steps"), os.getppid())
+        self.note("start", run_id, name, params.get("train.max_steps"), os.getpid())
         return "mine"
 
     def log_points(self, points):
@@ -101,9 +104,10 @@ def test_train_and_evaluate_and_what_follows_is_one_run(folder: Path, capfd: pyt
     session.wait_until_recorded()
     after = noted(folder)[len(before) :]
     starts = [call for call in after if call[0] == "start"]
-    assert [call[1:4] for call in starts] == [["mine", "run", None]] * 4, "a start without a step is none"
+    assert [call[1:4] for call in starts] == [["mine", "run", None]] * 5
     assert len({call[4] for call in starts}) == 1, "one process ships all of a script"
-    assert [call[1:] for call in after if call[0] == "end"] == [["FINISHED"]] * 4
+    assert [call[1:] for call in after if call[0] == "end"] == [["FINISHED"]] * 5, "a start without a step"
+    assert "failed" in tags_in(folder)["last_failed_start"] and tags_in(folder)["status"] == "finished"
     assert [call[1] for call in after if call[0] == "model"] == ["line-exported"]
     steps = [step for kind, name, *step in noted(folder) if kind == "point" and name == "train/loss"]
     assert steps == [[1], [2], [3], [4], [5], [6]]
@@ -137,7 +141,7 @@ def test_mlflow_has_the_run_of_a_script_that_fails(folder: Path) -> None:
 def test_without_tracking_there_is_no_journal_and_with_none_no_process(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "ShippingProcess", None)  # to start one fails
+    monkeypatch.setattr(shipping, "ShippingProcess", None)  # to start one fails
     Estimator(line, folder / "one", RunConfig()).train(points(), steps=2)
     assert not list((folder / "one").glob("*.jsonl")) and capsys.readouterr().err == ""
     Estimator(line, folder / "two", RunConfig(tracking="none", log_step_count_steps=1)).train(points(), steps=2)
@@ -165,19 +169,20 @@ def test_what_is_no_tracker_is_refused(tracking: Any, message: str) -> None:
 
 @pytest.mark.processes
 def test_a_script_that_was_killed_leaves_a_run_that_was_interrupted(folder: Path) -> None:
-    (folder / "run").mkdir()
-    told = {
-        "begin": 0, "model_dir": str(folder / "run"), "tracking": {"backend": "csv"}, "params": {}, "tags": {},
-        "argv": ["train.py"], "model_name": "m", "is_reader": False, "sizes": {},
-    }  # fmt: skip
-    command, env = [sys.executable, "-m", session.MODULE], {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=env, text=True) as process:
-        assert process.stdin is not None
-        print(json.dumps(told), file=process.stdin, flush=True)
-        journal = Lines(folder / "run")
-        journal.event("first_step", step=1)
-        journal.metrics(1, {"train/loss": 0.5})
-        process.stdin.close()  # as it is when the script is killed
-        assert process.wait(60) == 0
+    (folder / "train.py").write_text(
+        "import os, signal, sys; from pathlib import Path\n"
+        "from runner.config.schema import TrackingConfig\n"
+        "from runner.tracking.backends.session import ScriptRecord\n"
+        "from tests.support.journal import journal_of\n"
+        "journal = journal_of(Path('run').absolute())\n"
+        "record = ScriptRecord(TrackingConfig('csv'), Path('run').absolute(), journal, {}, {}, 'm', 'chief')\n"
+        "with record.recording('train', trains=True):\n"
+        "    journal.event('first_step', step=1)\n"
+        "    journal.metrics(1, {'train/loss': 0.5})\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "train.py"], env=env).returncode == -9
+    wait_until(lambda: Shipped.read(folder / "run", "csv").is_complete(folder / "run") and bool(tags_in(folder)), 60)
     assert tags_in(folder)["status"] == "interrupted" and tags_in(folder)["command"] == "train.py"
     assert (folder / "run" / "tracking" / "metrics.csv").read_text() == "step,train/loss\n1,0.5\n"

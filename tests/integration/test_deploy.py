@@ -301,5 +301,6 @@ def test_the_batch_script_trains_with_two_tasks(tmp_path: Path) -> None:
     model_dir = tmp_path / "outputs" / "digits"
     summary = json.loads((model_dir / "summary.json").read_text())
     assert (summary["status"], summary["global_step"], summary["num_replicas"]) == ("finished", 20, 2)
-    assert {path.name for path in model_dir.glob("events.*.jsonl")} == {"events.chief-0.jsonl", "events.worker-0.jsonl"}
+    journals = {path.name for path in model_dir.glob("events.*.jsonl")}
+    assert journals == {"events.chief-0.jsonl", "events.supervisor-0.jsonl", "events.worker-0.jsonl"}
     assert len(list(model_dir.glob("model.ckpt-20.index"))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,11 @@ def test_each_tracker_of_a_list_gets_the_same_and_one_that_fails_harms_none(trac
     folder, done = tracked["folder"], tracked["done"]
     table = pd.read_csv(folder / "run" / "tracking" / "metrics.csv", index_col="step")
     own = [line.split() for line in (folder / "own.txt").read_text().splitlines()]
-    points = {(name, int(step)): float(value) for kind, name, step, value in own[1:-1]}
-    assert own[0][:4] == ["start", "None", "run", "0.0"] and own[-1] == ["end", "FINISHED"]
-    assert len(points) == len(own) - 2, "a point came twice"
+    ends = [line for line in own if line[0] == "end"]
+    points = {(name, int(step)): float(value) for kind, name, step, value in own[1 : -len(ends)]}
+    assert own[0][:4] == ["start", "None", "run", "0.0"] and own[-len(ends) :] == [["end", "FINISHED"]] * len(ends)
+    assert len(points) == len(own) - 1 - len(ends), "a point came twice"
+    assert len(ends) > 1, "an end that fails is repeated"
     run_id = tracked["runs"][0].info.run_id
     for name in ("train/x", "train/loss", "eval/mae"):
         history = {one.step: one.value for one in tracked["client"].get_metric_history(run_id, name)}
@@ -131,11 +134,13 @@ def test_the_screen_says_where_to_look_and_what_the_users_loggers_say(tracked: d
 
 
 @pytest.mark.usefixtures("mlflow_database")
-def test_a_start_without_a_step_leaves_no_run(tmp_path: Path, command_line: CommandLine) -> None:
+def test_a_start_without_a_step_whose_code_logged_is_a_failed_run(tmp_path: Path, command_line: CommandLine) -> None:
     done = command_line(*SETTINGS, "model.fn=tests.support.tracked.failing", cwd=tmp_path)
     assert done.returncode == 2 and "the user's mistake" in done.stderr
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    assert client.search_runs([one.experiment_id for one in client.search_experiments()]) == []
+    (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert (run.info.status, run.data.params["mine"]) == ("FAILED", "7")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["mlflow_run_id"] == run.info.run_id
 
 
 def test_a_dry_run_leaves_no_run(tmp_path: Path, command_line: CommandLine) -> None:

@@ -275,7 +275,7 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
         f"runner: {why}; all tasks are started again from step 40 (restart 1 of 3)"
         in capfd.readouterr().err.splitlines()
     )
-    (restart, metric) = noted(tmp_path, "supervisor")
+    (_, restart, metric, _) = noted(tmp_path, "supervisor")
     assert (restart["event"], restart["task"], restart["reason"], restart["step"]) == ("restart", "worker:0", why, 40)
     assert (metric["step"], metric["metrics"]) == (40, {"run/restarts": 1.0})
     tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"])
@@ -352,7 +352,7 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)\n"
     loses = JOIN + "if generation == 1: wait_for('worker:0.pid'); sys.exit(75)\n"
     assert run({"chief": loses + FINISH, "worker:0": freezes}) == 0
-    assert noted(tmp_path, "supervisor")[0]["reason"].startswith("worker:0 froze: no heartbeat for")
+    assert noted(tmp_path, "supervisor")[1]["reason"].startswith("worker:0 froze: no heartbeat for")
 
 
 @pytest.mark.alone
@@ -370,7 +370,7 @@ def test_an_error_is_the_reason_though_another_task_is_silent(
 def test_a_single_process_is_started_again_where_that_is_asked_for(run: Callable[..., int], tmp_path: Path) -> None:
     dies_once = "if generation == 1: save(3); os.kill(os.getpid(), signal.SIGKILL)\n"
     assert run({"chief": dies_once + FINISH}, "default", max_restarts=1) == 0
-    assert noted(tmp_path, "supervisor")[0]["reason"].startswith("the task was killed by SIGKILL")
+    assert noted(tmp_path, "supervisor")[1]["reason"].startswith("the task was killed by SIGKILL")
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------

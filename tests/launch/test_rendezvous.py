@@ -166,7 +166,7 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     ended, said = terminals.end()
     assert ended == {"chief": 1}
     assert "error: worker:0 (127.0.0.1:2) did not join within 1 s\n" in said["chief"]
-    assert not (tmp_path / "run" / "summary.json").exists(), "it never took its first step"
+    assert summary_in(tmp_path / "run")["status"] == "failed", "a run is recorded from its start"
     terminals = Terminals(tmp_path, start_timeout_secs=1)
     terminals.start({"worker:0": JOIN})
     ended, said = terminals.end()

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from runner.tracking.run_record import RunRecord
+from runner.tracking.run_record import MLFLOW, Shipped
+from tests.support.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -71,11 +72,18 @@ def start_and_wait(where: Path, name: str) -> subprocess.Popen[str]:
     """A run whose task has begun to work, and whose MLflow run is open and noted."""
     process = start(where, name, "work")
     deadline = time.monotonic() + 120
-    while not (where / name / "ready").exists() or RunRecord.read(where / name).mlflow_run_id is None:
+    while not (where / name / "ready").exists() or Shipped.read(where / name, MLFLOW).run_id is None:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return process
+
+
+def task_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The task of a supervisor, which also has a process that ships."""
+    children = psutil.Process(process.pid).children()
+    (task,) = (child for child in children if "runner.tracking.ship" not in child.cmdline())
+    return task
 
 
 def statuses(where: Path) -> Mapping[str, str]:
@@ -131,23 +139,19 @@ def test_a_run_that_others_leave_alone_was_killed_when_it_is_stopped_by_sigterm(
 
 def test_a_run_whose_task_is_killed_has_failed(where: Path) -> None:
     process = start_and_wait(where, "task")
-    (task,) = psutil.Process(process.pid).children()
-    task.kill()
+    task_of(process).kill()
     assert process.wait(60) == 1
     assert statuses(where)["task"] == "FAILED"
     assert summary_status(where, "task") == "failed"
 
 
 @pytest.mark.slow
-def test_a_run_whose_supervisor_is_killed_is_repaired_when_another_starts(where: Path) -> None:
+def test_a_run_whose_supervisor_is_killed_was_killed_as_soon_as_its_task_has_saved(where: Path) -> None:
     process = start_and_wait(where, "supervisor")
-    (task,) = psutil.Process(process.pid).children()
+    assert statuses(where)["supervisor"] == "RUNNING"
     process.kill()
     process.wait(60)
-    psutil.wait_procs([task], timeout=150)
-    assert statuses(where)["supervisor"] == "RUNNING"  # nobody was left to say otherwise
-    assert start(where, "next", "finish").wait(60) == 0
-    assert statuses(where)["supervisor"] == "KILLED"
+    wait_until(lambda: statuses(where)["supervisor"] == "KILLED", 60)
     assert summary_status(where, "supervisor") == "interrupted"
 
 

@@ -32,6 +32,7 @@ from runner.config.schema import (
 from runner.launch import app, supervisor, task_group
 from runner.tracking import provenance, run_lock
 from runner.tracking.run_record import RunRecord
+from tests.support.journal import recorded
 from tests.support.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -480,8 +481,9 @@ def test_a_folder_that_is_deleted_under_its_run_is_one_message_and_a_failed_run(
 ) -> None:
     from mlflow import MlflowClient
 
-    gone = "import shutil; shutil.rmtree(model_dir)\n" + RESULT
-    assert run(gone, tracking=TrackingConfig(backend="mlflow")) == 1
+    opened = "while not (model_dir / 'shipped.mlflow.json').exists(): time.sleep(0.02)\n"
+    removes = "while model_dir.exists(): shutil.rmtree(model_dir, ignore_errors=True)\n"  # what ships writes there
+    assert run(f"import shutil\n{opened}{removes}{RESULT}", tracking=TrackingConfig(backend="mlflow")) == 1
     said = capsys.readouterr()
     assert f"runner: the folder {tmp_path / 'run'} was deleted during the run." in said.err
     assert said.err.count("runner: ") == 1 and "Traceback" not in said.err
@@ -559,7 +561,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) ->
         while "result" not in journal.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        wait_until(lambda: not psutil.Process(process.pid).children())
+        wait_until(lambda: "run_ended" in (tmp_path / "run" / "events.supervisor-0.jsonl").read_text())
         time.sleep(3.0)  # the task has ended and the supervisor waits for the server; if not, the test is no test
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=150)
@@ -576,7 +578,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path) ->
     [("journal.event('error', error='ValueError: no'); sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 1)],
 )
 @pytest.mark.usefixtures("mlflow_database")
-def test_a_start_that_never_takes_a_step_leaves_the_run_as_it_was(
+def test_a_start_that_never_takes_a_step_leaves_a_run_with_a_checkpoint_as_it_was(
     code: str, exit_code: int, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from mlflow import MlflowClient
@@ -584,11 +586,13 @@ def test_a_start_that_never_takes_a_step_leaves_the_run_as_it_was(
     settings = {"tracking": TrackingConfig(backend="mlflow"), "notes": {"overrides.yaml": "- one\n"}}
     assert run(RESULT, **settings) == 0
     folder = tmp_path / "run"
+    for name in ("checkpoint", "model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"):
+        text = 'model_checkpoint_path: "model.ckpt-7"' if name == "checkpoint" else ""
+        (folder / name).write_text(text)
     record = (folder / "run.json", folder / "summary.json", folder / "config.yaml", folder / ".hydra/overrides.yaml")
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in record]
-    assert not (folder / ".start.yaml").exists()
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    (recorded,) = client.search_runs(["1"])
+    (earlier,) = client.search_runs(["1"])
     (folder / "training_ended.json").write_text('{"status": "finished"}')
 
     settings["notes"] = {"overrides.yaml": "- two\n"}
@@ -596,17 +600,18 @@ def test_a_start_that_never_takes_a_step_leaves_the_run_as_it_was(
     assert run(forgets + code, task=UNTAKEN, model=ModelConfig(fn="my.other_fn"), **settings) == exit_code
     assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in record] == before
     assert (folder / "training_ended.json").read_text() == '{"status": "finished"}'
-    assert not (folder / ".start.yaml").exists()
     (after,) = client.search_runs(["1"])
-    assert (after.info.status, after.info.end_time) == ("FINISHED", recorded.info.end_time)
-    assert after.data.tags == recorded.data.tags
+    assert (after.info.status, after.info.end_time) == ("FINISHED", earlier.info.end_time)
+    assert " failed: " in after.data.tags.pop("last_failed_start")
+    assert after.data.tags == earlier.data.tags
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "model_dir: run (unchanged: this start ended before its first step)"
+    assert [line.get("status") for line in recorded(folder, "supervisor")] == [None, "finished", None, "failed"]
     assert run(RESULT, **settings) == 0  # and the run goes on
     assert RunRecord.read(folder).generation == 2
 
 
-def test_a_fresh_start_that_never_takes_a_step_leaves_nothing(
+def test_a_fresh_start_with_a_mistake_leaves_nothing(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracking = TrackingConfig(backend="mlflow")
@@ -616,24 +621,36 @@ def test_a_fresh_start_that_never_takes_a_step_leaves_nothing(
     assert said[-1] == "model_dir: run (removed: this start ended before its first step)"
 
 
-def test_a_fresh_start_takes_nothing_away_that_was_there(run: Callable[..., int], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine.txt").write_text("mine")
-    assert run("sys.exit(2)", task=UNTAKEN) == 2
-    left = {entry.name for entry in (tmp_path / "run").iterdir() if not entry.name.startswith("events.")}
-    assert left == {".lock", "mine.txt"}
-
-
-def test_the_files_of_a_run_are_there_as_soon_as_it_has_taken_its_first_step(
-    run: Callable[..., int], tmp_path: Path
+@pytest.mark.parametrize("kind", ["crash", "late mistake", "mistake beside a file", "mistake after a word to MLflow"])
+@pytest.mark.usefixtures("mlflow_database")
+def test_a_fresh_start_that_fails_otherwise_is_a_failed_run(
+    kind: str, run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlflow import MlflowClient
+
+    code = "sys.exit(1)" if kind == "crash" else "sys.exit(2)"
+    if kind == "late mistake":
+        monkeypatch.setattr(supervisor, "TYPO_SECS", 0.0)
+    elif kind == "mistake beside a file":
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "mine.txt").write_text("mine")
+    elif kind == "mistake after a word to MLflow":
+        code = f"journal.event('wants_run'); {code}"
+    settings = {"tracking": TrackingConfig(backend="mlflow"), "notes": {"overrides.yaml": "- one\n"}}
+    assert run(code, task=UNTAKEN, **settings) in (1, 2)
+    assert (tmp_path / "run" / "mine.txt").exists() == (kind == "mistake beside a file")
+    assert {"config.yaml", ".hydra", "run.json"} < {entry.name for entry in (tmp_path / "run").iterdir()}
+    summary = summary_in(tmp_path / "run")
+    (recorded,) = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
+    assert (recorded.info.status, recorded.info.run_id) == ("FAILED", summary["mlflow_run_id"])
+    assert summary["status"] == recorded.data.tags["status"] == "failed"
+
+
+def test_the_files_of_a_run_are_there_from_its_start(run: Callable[..., int], tmp_path: Path) -> None:
     sees = (
-        "here = lambda: {path.name for path in model_dir.iterdir()} & {'config.yaml', 'run.json', 'summary.json'}\n"
-        "assert not here() and not (model_dir / '.hydra').exists()\n"
-        "journal.event('first_step', step=1)\n"
-        "end = time.monotonic() + 30\n"
-        "while len(here()) < 3 and time.monotonic() < end: time.sleep(0.02)\n"
-        "time.sleep(0.2)\n"
+        "here = {path.name for path in model_dir.iterdir()}\n"
+        "assert {'config.yaml', 'run.json', 'summary.json', '.hydra', '.tracking.json'} < here\n"
+        "assert oct((model_dir / '.tracking.json').stat().st_mode)[-3:] == '600'\n"
         "assert oct((model_dir / '.hydra').stat().st_mode)[-3:] == '700'\n"
         "assert oct((model_dir / '.hydra/config.yaml').stat().st_mode)[-3:] == '600'\n"
         "assert '\"running\"' in (model_dir / 'summary.json').read_text()\n"
@@ -647,14 +664,21 @@ def test_a_start_that_has_nothing_to_do_is_a_finished_run(run: Callable[..., int
     assert (tmp_path / "run" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize("value", [{"generation": "many"}, {"offsets": 3}, {"last_steps": {"loss": "x"}}])
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("run.json", {"generation": "many"}),
+        ("shipped.mlflow.json", {"offsets": 3}),
+        ("shipped.mlflow.json", {"last_steps": {"loss": "x"}}),
+    ],
+)
 def test_a_record_with_a_value_of_another_type_is_named(
-    value: dict[str, Any], run: Callable[..., int], tmp_path: Path
+    file: str, value: dict[str, Any], run: Callable[..., int], tmp_path: Path
 ) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text(json.dumps(value))
+    (tmp_path / "run" / file).write_text(json.dumps(value))
     (name,) = value
-    with pytest.raises(ConfigError, match=rf"run.json: {name}=.* is not a .*whole number.*Repair it"):
+    with pytest.raises(ConfigError, match=rf"{file}: {name}=.* is not a .*whole number.*Repair it"):
         run(RESULT)
 
 

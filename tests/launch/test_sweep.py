@@ -313,7 +313,7 @@ def test_a_job_adds_a_line_and_sweep_json_has_all_at_the_end(
         assert [job.folder for job in one.results] == ["job0", "job2", "job1"]
         assert one.results[-1].error == "it was killed" and one.result_in("job1") == one.results[-1]
         assert one.result_in("job3") is None
-    first.end(interrupted=True, failed=False)
+    first.end(stops=[2], failed=False)
     assert in_sweep_json(tmp_path) == ["job2", "job0", "job1"]
     assert not (tmp_path / "sweep.results.jsonl").exists()
     assert "3 jobs, best first by eval/loss (min)" in capsys.readouterr().out
@@ -332,7 +332,7 @@ def test_sweep_json_has_the_last_job_soon_while_the_next_one_runs(
     while in_sweep_json(tmp_path) != ["job0", "job1", "job2"]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    one.end(interrupted=False, failed=False)
+    one.end(failed=False)
 
 
 def test_what_varies_is_parsed_once_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

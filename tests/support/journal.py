@@ -88,6 +88,22 @@ class Lines:
         self._file.write((b"" if whole else b"\n") + text.encode() + b"\n")
 
 
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+"""How a start ends -> the status with which it is recorded."""
+
+
+def note_start(folder: Path, **facts: Any) -> None:
+    """Note a start of the run in `folder`, as whoever starts a run does."""
+    known = {"command": "train", "name": "name", "params": {"a": 1}, "tags": {"b": "c"}}
+    Lines(folder, "supervisor").event("run_started", **known | facts)
+
+
+def note_end(folder: Path, status: str = "finished", **facts: Any) -> None:
+    """Note how a start of the run in `folder` has ended."""
+    known = {"status": status, "recorded": STATUS[status], "files": ["learning_curves.png"]}
+    Lines(folder, "supervisor").event("run_ended", **known | facts)
+
+
 def journal_of(where: Path, role: str = "chief", index: int = 0) -> Journal:
     """Return what `Estimator(journal=)` takes, for the file that `Lines` would write."""
     from runner.tracking.journal import Journal

@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from tests.support import chains, journal
-from tests.support.processes import is_gone
+from tests.support.processes import is_gone, processes_in
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = (
@@ -96,16 +96,6 @@ def draw(rng: random.Random, strategy: str) -> Case:
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
-
-
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """Return all processes that work in `folder`."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 class Start:
@@ -213,7 +203,7 @@ def recorded(folder: Path) -> tuple[str, History]:
 
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     (experiment,) = [one for one in client.search_experiments() if one.name == "runner"]
-    run_id = json.loads((folder / "run" / "run.json").read_text())["mlflow_run_id"]
+    run_id = json.loads((folder / "run" / "shipped.mlflow.json").read_text())["run_id"]
     runs = {run.info.run_id: run for run in client.search_runs([experiment.experiment_id])}
     others = [one for one, run in runs.items() if run.data.tags["lock"] == runs[run_id].data.tags["lock"]]
     assert others == [run_id], f"MLflow has {others} of this model_dir"

@@ -6,7 +6,7 @@ It knows of shipping what docs/how_to/track_elsewhere.md says. All it has is in 
     outages.json    when it fails, and how: a list of outages, as its call began to be counted with this file
     attempts        a line for each call, also those that fail
     run_id          the id that `start` returns; without the file it is the given one, or "run-1"
-    shipping.pid    the process that an outage kills
+    start.pid       the process that started what ships, which an outage kills, too
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Outage:
     """What the tracker does instead of recording some of its calls, counted from the start of the shipping.
 
     Attributes:
-      does: refuse: raises an error. exit: its process ends. hang: it never returns. kill: what ships is killed, too.
-        "after": when it has recorded the call.
+      does: refuse: raises an error. exit: its process, which ships, ends. hang: it never returns. kill: so does what
+        started it. "after": when it has recorded the call.
       calls: the numbers of the calls, from 1.
       method: only calls of this method count; "": all. "write": it is no call, but a file that what ships opens to
-        write, or renames: it is killed before that.
+        write, or renames: both are killed before that.
     """
 
     does: Literal["refuse", "exit", "exit after", "hang", "kill", "kill after"]
@@ -138,5 +138,5 @@ class Recorder:
 
     def _die(self, does: str) -> None:
         if does in KILLS:
-            os.kill(int((self._folder / "shipping.pid").read_text()), signal.SIGKILL)
+            os.kill(int((self._folder / "start.pid").read_text()), signal.SIGKILL)
         os._exit(9)

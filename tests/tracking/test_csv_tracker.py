@@ -10,11 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from runner.config.schema import TrackingConfig
 from runner.tracking.backends.csv_tracker import CsvTracker
-from runner.tracking.run_record import RunRecord
-from runner.tracking.shipper import Shipper
-from runner.tracking.tracker import Point, RunDescription
-from tests.support.journal import Lines
+from runner.tracking.run_record import Shipped
+from runner.tracking.ship import Deadline, RunShipper
+from runner.tracking.shipping import write_settings
+from runner.tracking.tracker import Point
+from tests.support.journal import Lines, note_end, note_start
 
 
 def metrics_of(model_dir: Path) -> Any:
@@ -26,17 +28,14 @@ def points(step: int, **values: float) -> list[Point]:
 
 
 def ship(model_dir: Path, lines: Sequence[tuple[int, dict[str, float]]], *, is_reader: bool = False) -> None:
+    params = {"train.max_steps": 5, "model.params.name": 'a "b", c', "eval.steps": None}
+    note_start(model_dir, command="evaluate" if is_reader else "train", params=params, tags={"a": "b"})
     journal = Lines(model_dir)
     for step, values in lines:
         journal.metrics(step, values)
-    shipper = Shipper(
-        model_dir, CsvTracker(model_dir), RunRecord.read(model_dir),
-        RunDescription("name", {"train.max_steps": 5, "model.params.name": 'a "b", c', "eval.steps": None}, {"a": "b"}),
-        print, is_reader, name="csv",
-    )  # fmt: skip
-    shipper.start()
-    shipper.drain()
-    shipper.close("FINISHED", {"status": "finished"}, [])
+    note_end(model_dir)
+    write_settings(model_dir, TrackingConfig("csv"), {})
+    assert RunShipper(model_dir, "csv", Deadline()).ship()
 
 
 def test_a_row_is_a_step_and_a_column_a_metric(tmp_path: Path) -> None:
@@ -65,9 +64,9 @@ def test_a_resumed_run_appends_and_doubles_no_step(tmp_path: Path) -> None:
 
 def test_what_was_written_and_not_noted_is_not_doubled_nor_a_torn_line_kept(tmp_path: Path) -> None:
     ship(tmp_path, [(1, {"train/loss": 0.5}), (2, {"train/loss": 0.25})])
-    record = RunRecord.read(tmp_path)
-    record.trackers["csv"].offsets, record.trackers["csv"].last_steps = {}, {}  # killed after it had written
-    record.save(tmp_path)
+    shipped = Shipped.read(tmp_path, "csv")
+    shipped.offsets, shipped.last_steps = {}, {}  # killed after it had written
+    shipped.save(tmp_path, "csv")
     with open(tmp_path / "tracking" / "metrics.csv", "a") as file:
         file.write("3,0.1")
     ship(tmp_path, [(3, {"train/loss": 0.125})])
@@ -97,7 +96,7 @@ def test_a_name_with_a_comma_or_a_line_break_is_one_column(tmp_path: Path) -> No
     assert metrics_of(tmp_path).to_dict("records") == [{"a,b": 1.0, "c d": 2.0, "e": 3.0}]
 
 
-@pytest.mark.parametrize("gone", ["tracking", "run.json"])
+@pytest.mark.parametrize("gone", ["tracking", "shipped.csv.json"])
 def test_files_that_are_gone_are_made_anew_with_all_that_the_journal_holds(tmp_path: Path, gone: str) -> None:
     ship(tmp_path, [(1, {"train/loss": 0.5})])
     (tmp_path / gone).rename(tmp_path / "elsewhere")

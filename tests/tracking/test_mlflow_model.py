@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from runner.tracking.mlflow_tracker import MlflowTracker
-from runner.tracking.tracker import ExportedModel, NullTracker, exported_models
+from runner.tracking.tracker import ExportedModel, Tracker, exported_models
 from tests.support.export_models import NUMBERS, WORDS, predicted, raw_receiver, trained_words, words_once
 from tests.support.journal import events_in, journal_of
 
@@ -41,7 +42,7 @@ def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> 
     tracker = MlflowTracker(f"sqlite:///{tmp_path}/mlflow.db", "models")
     run_id = tracker.start(None, "run", {}, {})
     tracker.log_model(model)
-    tracker.end("FINISHED")
+    tracker.end("FINISHED", time.time())
 
     client = MlflowClient(tracking_uri=tracker.uri)
     (output,) = client.get_run(run_id).outputs.model_outputs
@@ -67,4 +68,4 @@ def test_what_is_gone_or_has_no_default_signature_is_left_out(tmp_path: Path) ->
     lines = [{"path": str(there), "tensors": tensors}, {"path": str(gone), "tensors": tensors}]
     assert exported_models(lines) == [ExportedModel("latest", there, {"x": ["float32", [-1]]}, {})]  # type: ignore[dict-item]
     assert exported_models([{"path": str(there), "tensors": {}}]) == []
-    NullTracker().log_model(exported_models(lines)[0])
+    Tracker().log_model(exported_models(lines)[0])

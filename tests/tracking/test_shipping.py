@@ -22,6 +22,7 @@ pytestmark = pytest.mark.processes
 FIRST, AGAIN = ["start", None, "name", {"a": 1}, {"b": "c"}], ["start", "run-1", "name", {"a": 1}, {"b": "c"}]
 READING = ["start", "run-1", "name", {}, {}]
 TAGS, END = ["set_tags", {"status": "finished"}], ["end", "FINISHED"]
+INTERRUPTED = [["set_tags", {"status": "interrupted"}], ["end", "KILLED"]]
 AWAY = Outage("refuse", range(1, 1000))
 
 
@@ -68,7 +69,7 @@ class Start:
     warnings: Sequence[str] = ()
 
 
-AT_THE_END: Mapping[str, Any] = {"files": ("summary.json", "missing"), "draws": True}
+AT_THE_END: Mapping[str, Any] = {"files": ("summary.json", "missing", "learning_curves.png")}
 FILES = [["log_file", "summary.json", ""], ["log_file", "learning_curves.png", ""]]
 FROZEN: Mapping[str, Sequence[Any]] = {
     "start": [], "log_points": [FIRST], "set_tags": [FIRST], "log_file": [FIRST, TAGS], "end": [FIRST, TAGS, FILES[0]],
@@ -97,12 +98,12 @@ CASES: dict[str, list[Start]] = {
         Start([1, 2], points=points(1, 2)),
         Start([2, 3], outages=[Outage("refuse", (1, 2), "log_points")], points=points(3), warnings=["away"]),
     ],
-    "a tracker that is away costs one warning and is caught up later": [
-        Start([1], outages=[AWAY], calls=[], warnings=["away"]),
-        Start([], calls=[FIRST, TAGS, END], points=points(1)),
+    "a tracker that is away costs a warning, the last lines say what is left, and it is caught up later": [
+        Start([1], outages=[AWAY], calls=[], warnings=["away", "left"]),
+        Start([], calls=[FIRST, TAGS, END, AGAIN, TAGS, END], points=points(1)),
     ],
     "steps that were repeated while the tracker was away are shipped once": [
-        Start([10, 20], outages=[AWAY], calls=[], warnings=["away"]),
+        Start([10, 20], outages=[AWAY], calls=[], warnings=["away", "left"]),
         Start([30, 20, 30, 40], points=points(10, 20, 30, 40)),
     ],
     "a new run in the place of a lost one gets everything": [
@@ -110,10 +111,10 @@ CASES: dict[str, list[Start]] = {
         Start([2], run_id="run-2", calls=[AGAIN, TAGS, END], points=points(1, 2)),
         Start([3], run_id="run-2", calls=[["start", "run-2", *AGAIN[2:]], TAGS, END], points=points(3)),
     ],
-    "an untracked start keeps the run of the others": [
+    "an untracked start is recorded by the next that has a tracker": [
         Start([1], points=points(1)),
-        Start([2], settings={"is_tracked": False, "draws": True}, calls=[]),
-        Start([3], calls=[AGAIN, TAGS, END], points=points(2, 3)),
+        Start([2], settings={"is_tracked": False, "files": ["learning_curves.png"]}, calls=[]),
+        Start([3], calls=[AGAIN, TAGS, FILES[1], END, AGAIN, TAGS, END], points=points(2, 3)),
     ],
     "a reader adds metrics and files and nothing else": [
         Start([(5, {"eval/loss": 1.0})], points=[("eval/loss", 5, 1.0)]),
@@ -130,8 +131,8 @@ CASES: dict[str, list[Start]] = {
     ],
     "a failure while closing still ends the run": [
         Start(
-            [1], outages=[Outage("refuse", (1,), "set_tags")], settings={"status": "FAILED"},
-            among=[["end", "FAILED"]], points=points(1), warnings=["away"],
+            [1], outages=[Outage("refuse", (1,), "set_tags")], settings={"status": "failed"},
+            among=[["end", "FAILED"]], points=points(1),
         ),
     ],
     "the journals of all tasks are shipped": [
@@ -143,20 +144,24 @@ CASES: dict[str, list[Start]] = {
             warnings=["died"],
         ),
     ],
-    "a start whose shipping was killed before anything was sent": [
+    "a start that is killed with what ships before anything was sent": [
         Start([1], outages=[Outage("kill")], calls=[]),
-        Start([2], calls=[FIRST, TAGS, END], points=points(1, 2)),
+        Start([2], calls=[FIRST, AGAIN, TAGS, END], points=points(1, 2)),
+    ],
+    "a start that is killed alone is shipped, and closed as killed": [
+        Start([1], settings={"is_killed": True}, calls=[FIRST, *INTERRUPTED], points=points(1)),
+        Start([2], calls=[AGAIN, TAGS, END], points=points(2)),
     ],
     "what was killed between the points and its note of them sends them again, with equal values": [
         Start([1, 2], outages=[Outage("kill after", (1,), "log_points")], calls=[FIRST], points=points(1, 2)),
-        Start([3], calls=[AGAIN, TAGS, END], points=points(1, 2, 3)),
+        Start([3], calls=[AGAIN, AGAIN, TAGS, END], points=points(1, 2, 3)),
     ],
     **{
         f"a tracker that freezes in {method} holds the end of a run for a limited time": [
             Start(
                 [1], outages=[Outage("hang", range(1, 9), method)],
                 settings={"files": ["summary.json"], "answer_secs": 0.7}, calls=before,
-                points=points(1) if method not in ("start", "log_points") else (), warnings=["silent"],
+                points=points(1) if method not in ("start", "log_points") else (), warnings=["silent", "left"],
             ),
         ]
         for method, before in FROZEN.items()
@@ -178,7 +183,8 @@ def test_a_tracker_gets(name: str, tmp_path: Path) -> None:
         said = ship(tmp_path, start.outages, **start.settings)
         new = backend.got()[before:]
         assert (number, said.kinds(tmp_path)) == (number, list(start.warnings))
-        assert said.code == (-9 if any(outage.does in KILLS for outage in start.outages) else 0)
+        is_killed = start.settings.get("is_killed") or any(outage.does in KILLS for outage in start.outages)
+        assert said.code == (-9 if is_killed else 0)
         assert said.secs < 20, "a tracker that freezes hangs for ever"
         assert (number, points_in(new)) == (number, list(start.points))
         if start.calls is not None:
@@ -200,11 +206,12 @@ def test_ships_while_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_leaves_the_machine_to_a_task_until_its_first_step(tmp_path: Path) -> None:
     backend = Backend(tmp_path / "backend")
-    noted(tmp_path / "run", ["first_step"])  # of an earlier start
+    noted(tmp_path / "run", ["first_step"])
+    ship(tmp_path)
     with shipping(tmp_path, patience_secs=60.0) as end:
         noted(tmp_path / "run", ["built", 1])
         time.sleep(0.3)
-        assert backend.got() == [] and backend.attempts("start") == 0
+        assert backend.points() == [] and backend.attempts("start") == 0
         noted(tmp_path / "run", ["first_step"])
         wait_until(lambda: backend.points() == points(1), 20)
         assert end() == Said(0)
@@ -236,7 +243,7 @@ def random_outages(draw: random.Random) -> list[Outage]:
         does: Any = draw.choice(("refuse", "refuse", *DEATHS))
         found.append(Outage(does, [draw.randint(1, 6) if method == "" else draw.randint(1, 2)], method))
     if draw.random() < 0.4:
-        found.append(Outage("kill", [draw.randint(1, 12)], "write"))
+        found.append(Outage("kill", [draw.randint(1, 40)], "write"))
     return found
 
 
@@ -268,7 +275,8 @@ def test_random_journals_outages_and_kills(seed: int, tmp_path: Path) -> None:
         if is_early:
             for role, lines in new.items():
                 noted(tmp_path / "run", lines, role)
-        with shipping(tmp_path, outages, status=draw.choice(("FINISHED", "FAILED"))):
+        status, is_killed = draw.choice(("finished", "failed")), number < 4 and draw.random() < 0.25
+        with shipping(tmp_path, outages, status=status, is_killed=is_killed):
             if not is_early:  # what ships reads the journals as they grow
                 for role, lines in new.items():
                     for line in lines:

@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 
 from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_tracker import MlflowTracker, build_tracker, sqlite_path
-from runner.tracking.tracker import NullTracker, Point, describe, points_of
+from runner.tracking.tracker import Point, Tracker, describe, points_of
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_records_params_metrics_tags_files_and_the_status(uri: str, tmp_path: Pa
     (tmp_path / "summary.json").write_text("{}")
     tracker.log_file(tmp_path / "summary.json")
     tracker.set_tags({"status": "finished"})
-    tracker.end("FINISHED")
+    tracker.end("FINISHED", time.time())
 
     client = MlflowClient(tracking_uri=uri)
     run = client.get_run(run_id)
@@ -67,7 +67,7 @@ def test_the_artifacts_are_beside_the_database_wherever_the_reader_is(uri: str) 
 def test_going_on_keeps_the_run_and_turns_changed_params_into_tags(uri: str) -> None:
     first = MlflowTracker(uri, "resumed")
     run_id = first.start(None, "x", {"a": 1, "b": 2}, {})
-    first.end("FAILED")
+    first.end("FAILED", time.time())
     again = MlflowTracker(uri, "resumed")
     assert again.start(run_id, "x", {"a": 1, "b": 3, "c": 4}, {"command": "again"}) == run_id
     assert run_id is not None
@@ -121,7 +121,7 @@ def test_joining_a_run_leaves_its_params_tags_and_status_as_they_are(uri: str) -
     first = MlflowTracker(uri, "joined")
     run_id = first.start(None, "x", {"a": 1}, {"command": "train"})
     assert run_id is not None
-    first.end("FAILED")
+    first.end("FAILED", time.time())
     before = run_of(first, run_id)
     reader = MlflowTracker(uri, "joined")
     assert reader.join(run_id)
@@ -252,7 +252,7 @@ def test_finds_the_other_runs_of_a_host_and_settles_those_that_still_run(uri: st
     _, here = started("here", "o'hara")
     started("elsewhere", "other")
     ended, ended_id = started("ended", "o'hara")
-    ended.end("FINISHED")
+    ended.end("FINISHED", time.time())
     tracker, _ = started("me", "o'hara")
     assert tracker.running_on("o'hara") == {}  # MLflow's filters know no such text
     _, here = started("here", "host.a-1")
@@ -277,7 +277,7 @@ def test_system_metrics_are_recorded_when_asked_for(uri: str, monkeypatch: pytes
         return set(run_of(tracker, run_id).data.metrics)
 
     wait_until(lambda: "system/cpu_utilization_percentage" in names())
-    tracker.end("FINISHED")
+    tracker.end("FINISHED", time.time())
     assert not [thread for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"]
     assert run_of(tracker, run_id).info.status == "FINISHED"
 
@@ -292,7 +292,7 @@ def test_a_parent_and_children_share_a_process(uri: str) -> None:
         tracker = MlflowTracker(uri, "family")
         ids[name] = tracker.start(None, name, {"name": name}, {"mlflow.parentRunId": parent_id})
         tracker.log_points([Point("m", float(n), n, 1.0) for n in range(20)])
-        tracker.end("FINISHED")
+        tracker.end("FINISHED", time.time())
 
     threads = [threading.Thread(target=child, args=(f"child {n}",)) for n in range(4)]
     for thread in threads:
@@ -300,7 +300,7 @@ def test_a_parent_and_children_share_a_process(uri: str) -> None:
     for thread in threads:
         thread.join()
     parent.log_points([Point("best/eval/loss", 0.5, 20, 2.0)])
-    parent.end("FINISHED")
+    parent.end("FINISHED", time.time())
     assert len(set(ids.values())) == 4
     for name, run_id in ids.items():
         run = run_of(parent, str(run_id))
@@ -317,7 +317,7 @@ def test_several_first_starts_on_a_fresh_database_all_succeed(tmp_path: Path) ->
         "from runner.tracking.mlflow_tracker import build_tracker; from runner.tracking.tracker import Point\n"
         "t = build_tracker(TrackingConfig(), {}, Path('.').resolve())\n"
         "print(t.start(None, sys.argv[1], {'a': 1}, {}))\n"
-        "t.log_points([Point('m', 1.0, 1, 1.0)]); t.end('FINISHED')"
+        "t.log_points([Point('m', 1.0, 1, 1.0)]); t.end('FINISHED', 2.0)"
     )
     starts = [
         subprocess.Popen(
@@ -361,13 +361,13 @@ def test_a_server_that_is_away_is_named_with_the_reason() -> None:
     )
 
 
-def test_the_null_tracker_records_nothing() -> None:
-    tracker = NullTracker()
+def test_a_tracker_that_overrides_nothing_records_nothing() -> None:
+    tracker = Tracker()
     assert tracker.start(None, "x", {}, {}) is None
     tracker.log_points([Point("m", 1.0, 1, 1.0)])
     tracker.set_tags({})
     tracker.log_file(Path("x"))
-    tracker.end("FINISHED")
+    tracker.end("FINISHED", time.time())
     assert not tracker.join("x") and tracker.running_on("host") == {}
     tracker.settle("x", "KILLED", {}, 1.0)
 
@@ -385,7 +385,6 @@ def test_the_uri_is_config_then_environment_then_a_database_here() -> None:
     assert built(None, None, env) == ("http://server:5000", "from env")
     assert built("sqlite:///x.db", "mine", env) == ("sqlite:////work/dir/x.db", "mine")
     assert built("sqlite:////abs/x.db", None, {}) == ("sqlite:////abs/x.db", "runner")
-    assert isinstance(build_tracker(TrackingConfig("none"), {}, here), NullTracker)
 
 
 def test_only_metric_lines_have_points() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,13 +19,10 @@ import pytest
 
 from runner import RunTracker
 from runner.config.schema import TrackingConfig
-from runner.tracking import shipper as shipping
-from runner.tracking.backends import user_tracker
-from runner.tracking.backends.build import build_trackers
-from runner.tracking.run_record import RunRecord
-from runner.tracking.shipper import Shippers
-from runner.tracking.tracker import RunDescription
-from tests.support.journal import Lines
+from runner.tracking.run_record import Shipped
+from runner.tracking.ship import main as ship_main
+from runner.tracking.shipping import ANSWER_SECS, MAX_DEATHS, Shipping, write_settings
+from tests.support.journal import Lines, note_end, note_start
 from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -71,21 +70,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shippers(folder: Path, backend: Any, warnings: list[str], *, is_reader: bool = False) -> Shippers:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    trackers = build_trackers(TrackingConfig(backend), folder, "name", env, folder)
-    described = RunDescription("name", {"a": 1}, {"b": "c"})
-    return Shippers(folder, trackers, RunRecord.read(folder), described, warnings.append, is_reader=is_reader)
+def started(folder: Path, backend: Any, *, command: str = "train") -> None:
+    """Note a start that is recorded by `backend`, as whoever starts a run does."""
+    note_start(folder, command=command)
+    write_settings(folder, TrackingConfig(backend), os.environ)
 
 
-def ship(folder: Path, backend: Any, *, is_reader: bool = False) -> tuple[list[str], dict[str, str]]:
-    warnings: list[str] = []
-    shipped = shippers(folder, backend, warnings, is_reader=is_reader)
-    shipped.start()
-    shipped.drain()
-    addresses = shipped.addresses()
-    shipped.close("FINISHED", {"status": "finished"}, [])
-    return warnings, addresses
+def shipping_of(folder: Path) -> Shipping:
+    following = Shipping({**os.environ, "PYTHONPATH": str(ROOT)})
+    following.follow(folder)
+    return following
+
+
+def ship(
+    folder: Path, backend: Any, steps: range = range(0), *, command: str = "train", values: Mapping[str, float] = {}
+) -> dict[str, str]:
+    """Record a start whose task notes the loss of `steps`. Return tracker -> the address of the run."""
+    started(folder, backend, command=command)
+    journal = noted(folder, steps)
+    if values:
+        journal.metrics(steps[-1], values)
+    note_end(folder)
+    following = shipping_of(folder)
+    following.close()
+    return following.addresses(folder)
 
 
 def calls(folder: Path, kind: str = "") -> list[Any]:
@@ -106,13 +114,19 @@ def points(folder: Path) -> list[int]:
     return [step for (one,) in calls(folder, "points") for name, value, step, at in one if name == "train/loss"]
 
 
-def test_a_class_gets_everything_once_and_in_order_over_two_starts_and_an_evaluation(folder: Path) -> None:
+def test_a_class_gets_everything_once_and_in_order_over_two_starts_and_an_evaluation(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend = {"fn": "mine.Records", "params": {"project": "p"}}
+    started(folder, backend)
     journal = noted(folder, range(1, 4))
     (folder / "notes.txt").write_text("x")
     journal.event("artifact", path="notes.txt", folder="texts")
     journal.event("dataset", context="train", name="n", digest="d", source={}, profile={})
-    backend = {"fn": "mine.Records", "params": {"project": "p"}}
-    assert ship(folder, backend) == ([], {"mine.Records": "https://mine/7"})
+    note_end(folder)
+    following = shipping_of(folder)
+    assert following.close() and capsys.readouterr().err == ""
+    assert following.addresses(folder) == {"mine.Records": "https://mine/7"}
     ((project, pid),) = calls(folder, "made")
     assert project == "p" and pid != os.getpid() and not psutil.pid_exists(pid)
     assert calls(folder)[1:] == [
@@ -124,10 +138,8 @@ def test_a_class_gets_everything_once_and_in_order_over_two_starts_and_an_evalua
         ["file", "learning_curves.png", ""],
         ["end", "FINISHED"],
     ]
-    noted(folder, range(3, 6))
-    ship(folder, backend)
-    noted(folder, range(5, 6)).metrics(5, {"eval/loss": 0.25})
-    ship(folder, backend, is_reader=True)
+    ship(folder, backend, range(3, 6))
+    ship(folder, backend, range(5, 6), command="evaluate", values={"eval/loss": 0.25})
     assert calls(folder, "start")[1:] == [["mine-7", "name", {"a": 1}, {"b": "c"}], ["mine-7", "name", {}, {}]]
     assert points(folder)[:5] == [1, 2, 3, 4, 5] and calls(folder, "points")[-1][0][-1][0] == "eval/loss"
     assert calls(folder, "end") == [["FINISHED"]] * 3 and len(calls(folder, "tags")) == 2
@@ -137,20 +149,20 @@ FAILING: Mapping[str, tuple[str, str]] = {
     "a mistake": (
         "class Fails(Records):\n    def log_points(self, points):\n        self.help(points)\n"
         "    def help(self, points):\n        raise KeyError('x')\n",
-        r"tracking: fails.Fails: log_points raised KeyError: 'x' \(.*\)\n  \S+fails.py, line 6, in help: "
+        r"tracking: fails.Fails: log_points raised KeyError: 'x' .*\n  \S+fails.py, line 6, in help: "
         r"raise KeyError\('x'\)\n  \S+fails.py, line 4, in log_points: self.help\(points\)",
     ),
     "sys.exit": (
         "class Fails(Records):\n    def log_points(self, points):\n        sys.exit(7)\n",
-        r"tracking: fails.Fails: log_points raised SystemExit: 7 \(.*\)\n  \S+fails.py, line 4, in log_points: sys",
+        r"tracking: fails.Fails: log_points raised SystemExit: 7 .*\n  \S+fails.py, line 4, in log_points: sys",
     ),
     "a crash": (
         "class Fails(Records):\n    def log_points(self, points):\n        os._exit(9)\n",
-        r"tracking: fails.Fails: its process exited with 9 in log_points \(",
+        r"tracking: fails.Fails: its process exited with 9 \(",
     ),
     "sys.exit while it is imported": (
         "sys.exit('no')\nclass Fails: pass\n",
-        r"fails.Fails: cannot be made, SystemExit: no \(.*\)\n  \S+fails.py, line 2, in <module>: sys.exit",
+        r"fails.Fails: cannot be made, SystemExit: no .*\n  \S+fails.py, line 2, in <module>: sys.exit",
     ),
     "no such argument": (
         "class Fails:\n    def __init__(self, project): pass\n",
@@ -164,75 +176,105 @@ FAILING: Mapping[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_a_class_that_fails_is_said_once_and_stops_no_other(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_class_that_fails_is_said_and_stops_no_other(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shipping, "CLOSING_ATTEMPTS", 1)
     code, message = FAILING[name]
     (folder / "fails.py").write_text(f"from mine import *; from mine import Records, os, sys\n{code}")
-    noted(folder, range(1, 4))
-    warnings, _ = ship(folder, ["fails.Fails", "csv", {"fn": "mine.Records", "params": {"path": "calls.jsonl"}}])
-    assert len(warnings) == 1 and re.search(message, warnings[0]), warnings
+    ship(folder, ["fails.Fails", "csv", {"fn": "mine.Records", "params": {"path": "calls.jsonl"}}], range(1, 4))
+    said = capsys.readouterr().err
+    assert re.search(message, said), said
+    assert said.count("is not recorded completely") == 1
     assert points(folder) == [1, 2, 3]
     assert (folder / "tracking" / "metrics.csv").read_text() == "step,train/loss\n1,0.5\n2,1.0\n3,1.5\n"
-    assert RunRecord.read(folder).trackers["fails.Fails"].offsets == {}  # its next start gets everything
+    assert "events.chief-0.jsonl" not in Shipped.read(folder, "fails.Fails").offsets  # its next start gets everything
 
 
-def test_what_failed_is_shipped_when_it_works_again(folder: Path) -> None:
+def test_what_failed_is_shipped_when_it_works_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "fails.py").write_text(
         "import os; from mine import Records\nclass Fails(Records):\n    def log_points(self, points):\n"
         "        if not os.path.exists('ready'):\n            open('ready', 'w').close()\n            os._exit(1)\n"
         "        super().log_points(points)\n"
     )
-    noted(folder, range(1, 4))
-    warnings, _ = ship(folder, "fails.Fails")
-    assert len(warnings) == 1 and points(folder) == [1, 2, 3]
+    ship(folder, "fails.Fails", range(1, 4))
+    said = capsys.readouterr().err
+    assert said.count("tracking: ") == 1 and "fails.Fails: its process exited with 1 (" in said
+    assert points(folder) == [1, 2, 3] and Shipped.read(folder, "fails.Fails").is_complete(folder)
     assert len({pid for _, pid in calls(folder, "made")}) == 2  # another process took over
     assert [run_id for run_id, *_ in calls(folder, "start")] == [None, "mine-7"]
 
 
+def has_shipped(folder: Path, steps: Mapping[str, int]) -> bool:
+    return Shipped.read(folder, "mine.Records").last_steps == steps
+
+
+def test_a_process_that_is_killed_is_started_again_and_doubles_nothing(folder: Path) -> None:
+    started(folder, "mine.Records")
+    journal = noted(folder, range(0))
+    journal.event("first_step", step=1)
+    following = shipping_of(folder)
+    for number in range(2):
+        journal.metrics(number, {"train/loss": 1.0})
+        wanted = {"train/loss": number}  # noted after the class has got it
+        wait_until(functools.partial(has_shipped, folder, wanted), 30)
+        os.kill(calls(folder, "made")[-1][1], signal.SIGKILL)
+    journal.metrics(2, {"train/loss": 1.0})
+    note_end(folder)
+    assert following.close()
+    assert points(folder) == [0, 1, 2] and calls(folder, "end") == [["FINISHED"]]
+
+
 def test_a_class_that_hangs_is_ended_with_the_run_and_delays_no_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shipping, "CLOSING_TIMEOUT_SECS", 2.0)
-    monkeypatch.setattr(shipping, "PERIOD_SECS", 0.1)
     (folder / "hangs.py").write_text(
         "import time; from mine import Records\nclass Hangs(Records):\n    def log_points(self, points):\n"
         "        time.sleep(600)\n"
     )
-    noted(folder, range(1, 4))
-    warnings: list[str] = []
-    backend = [{"fn": "hangs.Hangs", "params": {"path": "hangs.jsonl"}}, "mine.Records"]
-    shipped = shippers(folder, backend, warnings)
-    shipped.start()
+    started(folder, [{"fn": "hangs.Hangs", "params": {"path": "hangs.jsonl"}}, "mine.Records"])
+    journal = noted(folder, range(1, 4))
+    journal.event("first_step", step=1)
+    following = shipping_of(folder)
     wait_until(lambda: points(folder) == [1, 2, 3], 20)
     hangs = folder / "hangs.jsonl"
     wait_until(lambda: hangs.exists() and '"start"' in hangs.read_text(), 20)
     noted(folder, range(4, 7))
     wait_until(lambda: points(folder) == [1, 2, 3, 4, 5, 6], 20)
     pid = json.loads(hangs.read_text().splitlines()[0])[2]
+    note_end(folder)
     began = time.monotonic()
-    shipped.drain()
-    shipped.close("FINISHED", {}, [])
+    assert not following.close()
     assert time.monotonic() - began < 100, "the class sleeps for 600 s"
-    assert len(warnings) == 1 and warnings[0].startswith("tracking: hangs.Hangs: no answer for 2 s; the run ends ")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "tracking: hangs.Hangs: no answer for 20 s; the run ends without waiting for it."
+    assert "ship later with: python -m runner.tracking.ship" in said[1] and len(said) == 2
     assert calls(folder, "end") == [["FINISHED"]] and not psutil.pid_exists(pid)
+    (folder / "hangs.py").write_text("from mine import Records as Hangs\n")
+    assert ship_main([str(folder)]) == 0  # what the last line says
+    table = [json.loads(line) for line in hangs.read_text().splitlines()]
+    assert [step for call in table if call[0] == "points" for _, _, step, _ in call[1]] == [1, 2, 3, 4, 5, 6]
+    assert table[-1] == ["end", "FINISHED"] and calls(folder, "end") == [["FINISHED"]]
 
 
 def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shipping, "PERIOD_SECS", 0.01)
     (folder / "dies.py").write_text("import os\nopen('deaths', 'a').write('x')\nos._exit(1)\nclass Dies: pass\n")
-    warnings: list[str] = []
-    shipped = shippers(folder, "dies.Dies", warnings)
-    shipped.start()
+    started(folder, "dies.Dies")
+    noted(folder, range(1, 4)).event("first_step", step=1)
+    following = shipping_of(folder)
     deaths = folder / "deaths"
-    wait_until(lambda: deaths.exists() and len(deaths.read_text()) == user_tracker.MAX_DEATHS, 60)
-    time.sleep(0.5)
-    shipped.drain()
-    shipped.close("FINISHED", {}, [])
-    assert len(deaths.read_text()) == user_tracker.MAX_DEATHS and len(warnings) == 1
+    wait_until(lambda: deaths.exists() and len(deaths.read_text()) == MAX_DEATHS, 60)
+    time.sleep(1.0)
+    note_end(folder)
+    assert not following.close()
+    assert len(deaths.read_text()) == MAX_DEATHS
+    said = capsys.readouterr().err.splitlines()
+    assert [line[: line.index(" (")] if " (" in line else line for line in said][:2] == [
+        "tracking: dies.Dies: its process exited with 1",
+        f"tracking: dies.Dies: its process has ended {MAX_DEATHS} times and is not restarted.",
+    ]
+    assert "ship later with: python -m runner.tracking.ship" in said[2] and len(said) == 3
 
 
 def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Path) -> None:
@@ -240,28 +282,28 @@ def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Pa
         "import time; from mine import Records\nclass Hangs(Records):\n    def log_points(self, points):\n"
         "        self.note('hangs')\n        time.sleep(600)\n"
     )
+    started(folder, "hangs.Hangs")
+    noted(folder, range(1, 4)).event("first_step", step=1)
     code = (
-        "import os; from runner.config.schema import TrackingBackend\n"
-        "from runner.tracking.backends.user_tracker import UserTracker\nfrom runner.tracking.tracker import Point\n"
-        "tracker = UserTracker(TrackingBackend('hangs.Hangs'), 'name', dict(os.environ))\n"
-        "tracker.start(None, 'name', {}, {})\ntracker.log_points([Point('a', 1.0, 1, 1.0)])\n"
+        "import os, time; from pathlib import Path; from runner.tracking.shipping import Shipping\n"
+        "Shipping(os.environ).follow(Path.cwd())\ntime.sleep(600)\n"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
     wait_until(lambda: bool(calls(folder, "hangs")), 30)
     ((_, pid),) = calls(folder, "made")
     supervisor.kill()
     supervisor.wait()
-    wait_until(lambda: is_gone(pid), 2 * user_tracker.GRACE_SECS + 5)
+    wait_until(lambda: is_gone(pid), 2 * ANSWER_SECS)
 
 
-def test_the_tracker_of_the_documentation_works(folder: Path) -> None:
+def test_the_tracker_of_the_documentation_works(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(
         r"```python\n(# my_trackers.py\n.*?)```", (ROOT / "docs" / "how_to" / "track_elsewhere.md").read_text(), re.S
     )
     (folder / "my_trackers.py").write_text(code)
-    noted(folder, range(1, 3))
     backend = {"fn": "my_trackers.JsonLines", "params": {"path": "all_runs.jsonl"}}
-    assert ship(folder, ["csv", backend])[0] == []
+    ship(folder, ["csv", backend], range(1, 3))
+    assert capsys.readouterr().err == ""
     lines = [json.loads(line) for line in (folder / "all_runs.jsonl").read_text().splitlines()]
     assert lines[0]["params"] == {"a": 1} and lines[0]["run"] == lines[-1]["run"] == "name"
     assert [(line["metric"], line["step"], line["value"]) for line in lines[1:-1]] == [

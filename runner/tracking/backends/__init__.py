@@ -1,7 +1,5 @@
-"""The places other than MLflow where a run is recorded, each fed by its own `Shipper`.
+"""The places other than MLflow where a run is recorded, each fed by a process of its own (`runner.tracking.ship`).
 
-`csv_tracker` writes files into model_dir. `user_tracker` is the supervisor's end of a user's class, which
-`tracker_process` calls in another process; the two exchange JSON lines. `build` makes the trackers of
-`tracking.backend`. `session` records what an Estimator does in a script (`RunConfig(tracking=...)`), through
-`session_process`.
+`csv_tracker` writes files into model_dir. `user_tracker` calls a user's class. `build` makes the trackers of
+`tracking.backend`. `session` records what an Estimator does in a script (`RunConfig(tracking=...)`).
 """

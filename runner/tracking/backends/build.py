@@ -8,23 +8,22 @@ from pathlib import Path
 from runner.config.schema import TrackingConfig
 from runner.tracking.backends.csv_tracker import CsvTracker
 from runner.tracking.backends.user_tracker import UserTracker
-from runner.tracking.mlflow_tracker import build_tracker
+from runner.tracking.mlflow_tracker import build_tracker as build_mlflow
 from runner.tracking.tracker import Tracker
 
 
-def build_trackers(
-    settings: TrackingConfig, model_dir: Path, name: str, env: Mapping[str, str], cwd: Path
-) -> dict[str, Tracker]:
-    """Return name -> tracker for each of `settings.backends`. Starts and creates nothing yet.
+def build_tracker(
+    backend: str, settings: TrackingConfig, model_dir: Path, name: str, env: Mapping[str, str], started_at: float
+) -> Tracker:
+    """Return the tracker `backend` of `settings`. Creates nothing yet.
 
     Args:
       name: name of the run.
-      env: environment of the process of a user's class; MLflow's variables are read from it.
+      env: MLflow's variables are read from it.
+      started_at: when the run started, in seconds since 1970; the tracker may be built later.
     """
-    found: dict[str, Tracker] = {}
-    for backend in settings.backends:
-        if backend.is_users:
-            found[backend.name] = UserTracker(backend, name, env)
-        else:
-            found[backend.name] = CsvTracker(model_dir) if backend.name == "csv" else build_tracker(settings, env, cwd)
-    return found
+    if backend == "mlflow":
+        return build_mlflow(settings, env, Path.cwd(), started_at)
+    if backend == "csv":
+        return CsvTracker(model_dir)
+    return UserTracker(next(one for one in settings.backends if one.name == backend), name)

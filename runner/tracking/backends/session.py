@@ -1,7 +1,7 @@
 """`RunConfig(tracking=...)`: record what an Estimator does in a script, as the command line does for a run.
 
-The script's process writes the journal, as a task does. One second process ships the journals of all Estimators of the
-script (`session_process`); the script waits for it only at its end.
+The script's process writes the journal, as a task does, and how a run begins and ends, as a supervisor does. Only the
+end of the script waits for the processes that ship it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -20,72 +17,47 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.config.schema import TrackingConfig
+from runner.config.schema import ConfigError, TrackingConfig
+from runner.system.files import MODEL_SUMMARY_FILE
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
 from runner.tracking.artifacts import Artifacts, keeping
-from runner.tracking.journal import Journal, Journals
+from runner.tracking.curves import CURVES_FILE
+from runner.tracking.exit_codes import MLFLOW_STATUS
+from runner.tracking.journal import RUN_ENDED, RUN_STARTED, Journal, Journals, note_of_run
+from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.run_lock import alone_in
+from runner.tracking.shipping import Shipping, write_settings
+from runner.tracking.tracker import exported_models
 
-MODULE = "runner.tracking.backends.session_process"
-LAST_SECS = 60.0
-"""Seconds that the end of a script waits for its record: more than the shipping process waits for a frozen tracker."""
+script: str | None = None
+"""Path of the script that `python -m runner.classic` runs, which is kept with its runs."""
 
-
-class ShippingProcess:
-    """The process that ships the journals of this process's Estimators."""
-
-    def __init__(self) -> None:
-        # It finds modules where this process does: a script's folder is on its path.
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._numbers = itertools.count()
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", MODULE], env=env, stdin=subprocess.PIPE, stdout=2, start_new_session=True
-        )
-        atexit.register(self.close)
-
-    def send(self, **message: Any) -> None:
-        """Send the process a message. This does not wait for its work, because it reads its messages at once."""
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(json.dumps(message, default=str).encode() + b"\n")
-            self._child.stdin.flush()
-        except OSError:
-            say("tracking: the process that ships the journals has ended. The journals still have everything.")
-            _shipping_process.cache_clear()
-
-    def number(self) -> int:
-        return next(self._numbers)
-
-    def close(self) -> None:
-        """Wait until everything is recorded, up to LAST_SECS."""
-        atexit.unregister(self.close)
-        _shipping_process.cache_clear()
-        with contextlib.suppress(OSError):
-            assert self._child.stdin is not None
-            # A process forked from this one may keep the pipe open.
-            self._child.stdin.write(b"{}\n")
-            self._child.stdin.close()
-        try:
-            self._child.wait(LAST_SECS)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+LOCK_SECS = 60.0
+"""Seconds that an evaluator, when it has ended, waits for the chief to leave the folder."""
 
 
 @functools.cache
-def _shipping_process(pid: int) -> ShippingProcess:
-    """Return the process that ships the journals of this process.
+def _shipping(pid: int) -> Shipping:
+    """Return the shipping processes of this process.
 
     Args:
-      pid: id of this process; a process forked from it has another id, and so gets a shipping process of its own.
+      pid: id of this process; a process forked from it has another id, and so gets shipping processes of its own.
     """
-    return ShippingProcess()
+    # They find modules where this process does: a script's folder is on its path.
+    shipping = Shipping({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    atexit.register(wait_until_recorded)
+    return shipping
 
 
 def wait_until_recorded() -> None:
-    """Wait until everything is recorded, as at the end of a script."""
-    if _shipping_process.cache_info().currsize:
-        _shipping_process(os.getpid()).close()
+    """Wait until everything is recorded, as at the end of a script, and say where."""
+    if _shipping.cache_info().currsize:
+        atexit.unregister(wait_until_recorded)
+        shipping = _shipping(os.getpid())
+        _shipping.cache_clear()
+        shipping.close()
+        shipping.say_addresses()
 
 
 class NullRecord:
@@ -116,6 +88,9 @@ class ScriptRecord(NullRecord):
     model_name: str
     role: str
     _depth: int = field(default=0, init=False)
+    _journals: Journals | None = field(default=None, init=False)
+    _had_checkpoint: bool = field(default=False, init=False)
+    _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     @contextlib.contextmanager
     def recording(self, command: str, *, trains: bool, **settings: Any) -> Iterator[None]:
@@ -136,7 +111,8 @@ class ScriptRecord(NullRecord):
             return
         ships = self.role in ("chief", "evaluator")
         kept = Artifacts(self.model_dir, self.journal, ships, self.settings.takes_files)
-        number = self._begin(trains, settings) if self.role == "chief" else None
+        if self.role == "chief":
+            self._begin(command if trains else "evaluate", settings)
         self.journal.event("started", pid=os.getpid(), command=command)
         status = "failed"
         try:
@@ -149,26 +125,44 @@ class ScriptRecord(NullRecord):
         finally:
             self._depth -= 1
             if self.role == "evaluator":
-                number = self._begin(False, settings)
-            if number is not None:
-                _shipping_process(os.getpid()).send(end=number, status=status, time=time.time())
+                self._begin("evaluate", settings, LOCK_SECS)
+            self._end(status, trains=trains)
 
-    def _begin(self, trains: bool, settings: Mapping[str, Any]) -> int | None:
+    def _begin(self, command: str, settings: Mapping[str, Any], wait_secs: float = 0.0) -> None:
         if not self.settings.backends:
-            return None
-        process = _shipping_process(os.getpid())
-        number = process.number()
-        given = {name: value for name, value in settings.items() if value is not None}
-        process.send(
-            begin=number,
-            model_dir=str(self.model_dir),
-            tracking=asdict(self.settings),
-            params=masked({**self.params, **given}),
-            tags={**masked(self.settings.tags), **self.tags},
-            argv=sys.argv,
-            model_name=self.model_name,
-            is_reader=not trains,
-            # noted now, because the first step may come before the message is read
-            sizes=Journals(self.model_dir).mark().sizes,
+            return
+        until = time.monotonic() + wait_secs
+        while self._journals is None:
+            try:
+                self._held.enter_context(alone_in(self.model_dir))
+                self._journals = Journals(self.model_dir).mark()
+            except ConfigError as error:
+                if time.monotonic() >= until:
+                    say(f"tracking: {error} (nothing is recorded; training continues)")
+                    return
+        self._had_checkpoint = (self.model_dir / "checkpoint").exists()
+        note_of_run(
+            self.model_dir,
+            RUN_STARTED,
+            command=command,
+            name=self.settings.run_name or self.model_dir.name,
+            params=masked({**self.params, **{name: value for name, value in settings.items() if value is not None}}),
+            tags={**masked(self.settings.tags), **self.tags, **tags_of_this_process(self.model_dir, sys.argv)},
         )
-        return number
+        write_settings(self.model_dir, self.settings, os.environ, sys.path[:1])
+        _shipping(os.getpid()).follow(self.model_dir)
+
+    def _end(self, status: str, *, trains: bool) -> None:
+        if self._journals is None:
+            return
+        models = exported_models(self._journals.events("exported").get("chief", ()), self.model_name)
+        is_over_early = trains and status != "finished" and not self._journals.events("first_step")
+        is_kept = is_over_early and self._had_checkpoint
+        files = [MODEL_SUMMARY_FILE, CURVES_FILE, *([os.path.abspath(script)] if script else [])]
+        note_of_run(
+            self.model_dir, RUN_ENDED, status=status, recorded=MLFLOW_STATUS[status], is_kept=is_kept,
+            tags={"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}"} if is_kept else {},
+            files=files, models=[asdict(model) for model in models],
+        )  # fmt: skip
+        self._journals = None
+        self._held.close()

@@ -1,35 +1,24 @@
-"""Record a run in a user's class, which runs in a separate process.
-
-The class is never imported in this process, so it may crash, hang, print or call sys.exit. Calls and answers are JSON
-lines on a socket; `tracker_process` is the other end.
+"""Record a run in a user's class. It is called in a process of its own (`runner.tracking.ship --to <its name>`), so it
+may crash, hang, print or call sys.exit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import socket
-import subprocess
-import sys
+import secrets
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from runner.config import user_code
 from runner.config.schema import TrackingBackend
-from runner.system import child_process
-from runner.system.child_process import LIFELINE, Descriptors, describe_exit
-from runner.system.heartbeat import HEARTBEAT
-from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, TrackerError
+from runner.system.standard_streams import FULL_ERROR
+from runner.system.user_frames import Frame, user_frames
+from runner.tracking.tracker import MAX_LINE, DatasetFacts, ExportedModel, Point, Tracker, TrackerError
 
-SOCKET = "RUNNER_TRACKER_FD"
-"""Environment variable with the file descriptor of the tracker process's end of the socket."""
-MODULE = "runner.tracking.backends.tracker_process"
-MAX_DEATHS = 3
-"""Number of times that the process may die. Then it is not restarted, because its imports slow training down."""
-GRACE_SECS = 5.0
-"""Seconds that the process may take to end after everything is recorded."""
+SHOWN_FRAMES = 3
+_NEEDED = ("start", "log_points", "end")
 
 
 @runtime_checkable
@@ -70,42 +59,31 @@ class RunTracker(Protocol):
 
 
 class UserTracker(Tracker):
-    """The supervisor's end of a user's class.
+    """Calls the methods of a user's class that it has.
 
     Args:
       backend: the class and its params.
       name: name of the run, for a command that only reads it.
-      env: environment of the process.
     """
 
-    def __init__(self, backend: TrackingBackend, name: str, env: Mapping[str, str]) -> None:
-        self._backend, self._name, self._env = backend, name, env
-        self._process: child_process.Process | None = None
-        self._socket: socket.socket | None = None
-        self._lines: Any = None
-        self._methods: frozenset[str] = frozenset()
-        self._started: list[Any] | None = None  # the arguments of `start`, for a process that replaces this one
-        self._address: str | None = None
-        self._deaths = 0
-        self._is_asking = self._is_closed = False
+    def __init__(self, backend: TrackingBackend, name: str) -> None:
+        self._backend, self._name = backend, name
+        self._object: Any = None
+
+    def prepare(self) -> None:
+        if self._object is None:
+            self._object = self._called("", self._build)
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        self._started = None
-        self._begin()
-        returned = self._ask("start", run_id, name, params, tags)
-        found = str(returned or run_id or os.urandom(8).hex())
-        self._started = [found, name, params, tags]
-        if "address" in self._methods:  # ask now, since the process may hang at the end of the run
-            address = self._ask("address")
-            self._address = None if address is None else str(address)
-        return found
+        self.prepare()
+        return str(self._call("start", run_id, name, params, tags) or run_id or secrets.token_hex(8))
 
     def join(self, run_id: str) -> bool:
         self.start(run_id, self._name, {}, {})
         return True
 
     def log_points(self, points: Sequence[Point]) -> None:
-        self._call("log_points", [[one.name, one.value, one.step, one.time] for one in points])
+        self._call("log_points", points)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         self._call("set_tags", tags)
@@ -117,105 +95,47 @@ class UserTracker(Tracker):
         self._call("log_image", name, path, step, time)
 
     def log_input(self, dataset: DatasetFacts) -> None:
-        self._call("log_input", asdict(dataset))
+        self._call("log_input", dataset)
 
     def log_model(self, model: ExportedModel) -> None:
-        self._call("log_model", asdict(model))
+        self._call("log_model", model)
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, time: float) -> None:
         self._call("end", status)
 
-    def leave(self, status: str) -> None:
+    def leave(self, status: str, time: float) -> None:
         self._call("end", status)
 
     def address(self) -> str | None:
-        return self._address
+        address = self._call("address")
+        return None if address is None else str(address)
 
-    def close(self) -> None:
-        self._is_closed, hangs = True, self._is_asking
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # ends the process, and any call that waits for it
-        process, self._process = self._process, None
-        if process is not None:
-            process.wait(0.0 if hangs else GRACE_SECS)
-            process.stop(0.0 if hangs else 1.0)
-        if not hangs:  # otherwise the waiting thread does it
-            self._close_socket()
+    def _build(self) -> Any:
+        tracker = user_code.load("tracking.backend", self._backend.name, "Tracker")(**self._backend.params)
+        missing = [one for one in _NEEDED if not callable(getattr(tracker, one, None))]
+        if missing:
+            raise TypeError(f"a {type(tracker).__name__} lacks {', '.join(missing)}, which a tracker needs")
+        return tracker
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Call a method of the class if it has it.
+        return self._called(method, getattr(self._object, method, lambda *args: None), *args)
+
+    def _called(self, method: str, function: Any, *args: Any) -> Any:
+        """Call user code.
 
         Raises:
-          TrackerError: the method or its process failed.
+          TrackerError: it failed; also for sys.exit. The message has the user's own lines of code, innermost first.
         """
-        if self._process is None:
-            self._begin()
-            if self._started is not None:
-                self._ask("start", *self._started)
-        return self._ask(method, *args) if method in self._methods else None
-
-    def _begin(self) -> None:
-        """Start the process and make the object there, if not done yet."""
-        if self._process is not None:
-            return
-        if self._deaths >= MAX_DEATHS or self._is_closed:
-            raise TrackerError(f"its process has ended {self._deaths} times and is not restarted")
-        ours, theirs = socket.socketpair()
-
-        def spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> subprocess.Popen[bytes]:
-            lifeline, heartbeat, _, stderr = descriptors
-            return subprocess.Popen(
-                list(argv),
-                env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat), SOCKET: str(theirs.fileno())},
-                stdin=subprocess.DEVNULL, stdout=stderr,  # stdout of this process is for results
-                start_new_session=True, pass_fds=(lifeline, heartbeat, theirs.fileno()),
-            )  # fmt: skip
-
-        with theirs:
-            self._process = child_process.start_process([sys.executable, "-m", MODULE], self._env, spawn=spawn)
-        self._socket = ours
-        self._lines = ours.makefile("rwb")
         try:
-            self._methods = frozenset(self._ask("", self._backend.name, self._backend.params))
-        except TrackerError:
-            if self._process is not None:
-                self._let_go()  # the next attempt imports the class again, which the user may have fixed
-            raise
-
-    def _ask(self, method: str, *args: Any) -> Any:
-        self._is_asking = True
-        try:
-            self._lines.write(json.dumps([method, *args], default=str).encode() + b"\n")
-            self._lines.flush()
-            answer = self._lines.readline()
-        except (OSError, ValueError):  # one of the ends is closed
-            answer = b""
-        finally:
-            self._is_asking = False
-        if not answer and self._is_closed:
-            self._close_socket()
-            raise TrackerError("the run has ended without waiting for it")
-        if not answer:
-            code = self._let_go()
-            raise TrackerError(f"its process {describe_exit(code)}{f' in {method}' if method else ''}")
-        value, error = json.loads(answer)
-        if error is not None:
-            raise TrackerError(error)
-        return value
-
-    def _let_go(self) -> int:
-        """End the process and return its exit code."""
-        self._deaths += 1
-        process, self._process = self._process, None
-        self._close_socket()
-        if process is None:
-            return 0
-        process.wait(GRACE_SECS)
-        return process.stop(0.0)
-
-    def _close_socket(self) -> None:
-        for one in (self._lines, self._socket):
-            with contextlib.suppress(OSError):
-                if one is not None:
-                    one.close()
+            return function(*args)
+        except BaseException as error:
+            if os.environ.get(FULL_ERROR) == "1":
+                traceback.print_exception(error)
+            frames = [
+                Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)
+            ]
+            own = [str(frame) for frame in reversed(user_frames(frames))][:SHOWN_FRAMES]
+            what = f"{method} raised {type(error).__name__}" if method else f"cannot be made, {type(error).__name__}"
+            first = f"{what}: {' '.join(str(error).split())}"
+            first = first if len(first) <= MAX_LINE else f"{first[: MAX_LINE - 1]}…"
+            raise TrackerError("\n  ".join([first, *own])) from error

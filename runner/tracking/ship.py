@@ -1,0 +1,598 @@
+"""Send the journals of runs to their trackers, each line once, in order: `python -m runner.tracking.ship <model_dir>`.
+
+Whoever starts a run starts one such process for each tracker (`runner.tracking.shipping`), which gets the folders on
+its standard input. It may be ended at any time, and started again by anyone: shipped.<tracker>.json says how far it
+came. A tracker that fails, hangs or crashes has this process for itself.
+
+    run_started -> open or join the run     other lines -> points, files     run_ended -> tags, files, models, end
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gc
+import os
+import queue
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from runner.config import saved_config, schema, user_code
+from runner.config.schema import TRAINING_RUNS, ConfigError
+from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
+from runner.system.redaction import mask_text, masked, secrets_of
+from runner.system.standard_streams import keep_saying, say
+from runner.tracking.backends.build import build_tracker
+from runner.tracking.curves import CURVES_FILE, draw_curves, import_matplotlib
+from runner.tracking.exit_codes import FINISHED, MLFLOW_STATUS, STILL_RUNNING, USER_ERROR
+from runner.tracking.journal import (
+    ARTIFACT,
+    BLOCK_BYTES,
+    DATASET,
+    IMAGE,
+    RUN_ENDED,
+    RUN_STARTED,
+    SUPERVISOR,
+    WANTS_RUN,
+    Journals,
+    journal_path,
+    journals_in,
+    note_of_run,
+    read_journal,
+    starts_and_ends,
+)
+from runner.tracking.run_lock import LOCK_FILE, has_tasks
+from runner.tracking.run_record import MLFLOW, Shipped
+from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, of, read_settings
+from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
+from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
+
+PERIOD_SECS, GLANCE_SECS = 2.0, 0.2
+LAST_ATTEMPTS, LAST_PERIOD_SECS = 3, 0.5
+PREPARE_SECS = 120.0
+"""Seconds that the import of a tracker and the making of its tables may take."""
+UPLOAD_BYTES_PER_SEC = 1e6
+"""For files and models, ANSWER_SECS is extended by their size divided by this number of bytes per second."""
+PATIENCE_SECS = 30.0
+"""Seconds to wait for a task's first step: importing MLflow takes 2 s of a core that the task's imports need."""
+_WAKING = ("first_step", WANTS_RUN, RUN_ENDED)
+
+
+class Deadline:
+    """Ends this process, also within a call that hangs in C, if its tracker does not answer. Does nothing until `arm`.
+
+    The signal's default action does it; being killed is safe, because offsets are written after the data.
+    """
+
+    def __init__(self) -> None:
+        self._secs, self.is_armed = float(ANSWER_SECS), False
+
+    def expect(self, num_bytes: int = 0, secs: float = ANSWER_SECS) -> None:
+        """Expect the next answer within `secs`, or later for many bytes."""
+        self._secs = secs + num_bytes / UPLOAD_BYTES_PER_SEC
+        if self.is_armed:
+            signal.setitimer(signal.ITIMER_REAL, self._secs)
+
+    def arm(self) -> None:
+        self.is_armed = True
+        signal.setitimer(signal.ITIMER_REAL, self._secs)
+
+
+class RunShipper:
+    """Ships the journals of one folder to one tracker. A folder that another process ships is left alone.
+
+    Raises:
+      ConfigError: nothing in the folder says how the run is recorded.
+      OSError: there is no such folder.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, deadline: Deadline, build: Callable[..., Tracker] = build_tracker
+    ) -> None:
+        self._build = build
+        self.folder, self._name, self._deadline = folder, name, deadline
+        self._held = HeldFolder(folder)
+        self._settings, self._path = read_settings(folder)
+        self._lock = FileLock(folder / f".ship.{name}.lock")
+        self._shipped = Shipped.read(folder, name)
+        self._bounds = journal_path(folder, SUPERVISOR)
+        self._start: Mapping[str, Any] | None = self._open_start()  # known if the folder is deleted later
+        self._unseen = Journals(folder, dict(self._shipped.offsets))
+        is_open = self._shipped.started is not None  # an earlier process has seen the first step
+        self._wakes_at = time.monotonic() + (0.0 if is_open else PATIENCE_SECS)
+        self._due_at = 0.0
+        self._tracker: Tracker | None = None
+        self._opening: Tracker | None = None
+        self._is_guest = self._is_sweep = self._has_looked = self._is_full = False
+
+    def is_due(self) -> bool:
+        """Report whether it is time to ship: not before the first step, because the task's imports need the core."""
+        now = time.monotonic()
+        if now < self._wakes_at and (self._is_lost() or any(self._unseen.events(event) for event in _WAKING)):
+            self._wakes_at = now
+        if now < max(self._wakes_at, self._due_at):
+            return False
+        self._due_at = now + PERIOD_SECS
+        return True
+
+    def ship(self) -> bool:
+        """Ship what is new. Return whether nothing more will come: the run has ended, and the tracker has all of it."""
+        if self._is_lost():
+            self._end_lost()
+            return True
+        if not self._lock.is_locked:
+            with suppress(Timeout):
+                self._lock.acquire(timeout=0)
+                self._shipped = Shipped.read(self.folder, self._name)
+            if not self._lock.is_locked:
+                return False
+        if self._tracker is None and self._shipped.started is not None:  # an earlier process opened it
+            self._open(starts_and_ends(self.folder, self._shipped.started)[0], self._shipped.started)
+        before = -1
+        while before != (before := self._offset(self._bounds)):
+            lines, after = read_journal(self._bounds, before, max_bytes=1)
+            for line in lines:
+                self._ship_bound(line, before)
+            self._note(self._bounds, after)
+        if self._tracker is not None:
+            self._ship_tasks()
+            if self._shipped.last_steps:
+                import_matplotlib()  # this takes 0.4 s; do it while the task trains, not at the end of the run
+        if self._shipped.problem is not None:
+            self._shipped.problem = None
+            self._save()
+        if self._tracker is None:
+            self._lock.release()
+        return self._tracker is None
+
+    def end_killed(self) -> bool:
+        """Write the end of a start whose starter is dead. Return False if its tasks still run; then call it again."""
+        with suppress(Timeout, FolderLostError), ExitStack() as held:
+            self._held.check()
+            held.enter_context(FileLock(self.folder / LOCK_FILE).acquire(timeout=0))
+            if self._open_start() is None:
+                return True
+            if has_tasks(self.folder):
+                return False
+            summary = read_summary(self.folder / SUMMARY_FILE)
+            files = [saved_config.FILE, SUMMARY_FILE, CURVES_FILE] if summary else []
+            ended_at = max(path.stat().st_mtime for path in journals_in(self.folder))
+            try:
+                if summary.get("status") == STILL_RUNNING.status:
+                    write_summary(self.folder, as_killed(summary))
+                note_of_run(self.folder, RUN_ENDED, time=ended_at, status="interrupted", recorded="KILLED", files=files)
+            except DiskFullError:  # its starter, if it lives, could not note the end for the same reason
+                self._is_full = True
+        return True  # also if another start has the lock, which looks after the run
+
+    def note_problem(self, error: Exception) -> str:
+        """Note why the tracker does not have everything, and return it in words."""
+        self._shipped.problem = mask_text(describe(error), secrets_of(asdict(self._settings)))
+        first, *lines = self._shipped.problem.split("\n")
+        if self._lock.is_locked:
+            with suppress(OSError):  # a full disk
+                self._save()
+        kept = f"training continues; the journals in {self.folder} have everything"
+        return "\n".join([f"tracking: {of(self._name)}{first} ({kept})", *lines])
+
+    def release(self) -> None:
+        """Release the tracker and the folder."""
+        if self._tracker is not None:
+            self._tracker.close()
+        self._lock.release()
+
+    # --- the lines of the supervisor ----------------------------------------------------------------------------------
+
+    def _ship_bound(self, line: Mapping[str, Any], offset: int) -> None:
+        """Ship a line of the supervisor's journal, which holds the starts of the run and their ends."""
+        kind = line.get("event")
+        if kind == RUN_STARTED:
+            if self._tracker is not None:  # an earlier start was killed
+                self._ship_tasks()
+                self._tracker.close()
+            self._open(line, offset)
+        elif self._tracker is not None:
+            if kind == RUN_ENDED:
+                self._ship_tasks()
+                self._end(line)
+            else:
+                self._ship_lines([line])
+
+    def _open(self, line: Mapping[str, Any], offset: int) -> None:
+        """Begin or continue the run. A command that only reads a run joins it, and a start that failed before its first
+        step leaves it as it was.
+        """
+        for entry in self._path:
+            user_code.add_to_path(Path(entry))
+        tracker = self._opening or self._build(
+            self._name, self._settings, self.folder, line["name"], os.environ, line["time"]
+        )
+        self._opening = tracker  # it knows the run that it began, if a call fails halfway and is repeated
+        self._deadline.expect(secs=PREPARE_SECS)
+        tracker.prepare()
+        self._deadline.expect()
+        tags, known = dict(line["tags"]), self._shipped.run_id
+        if line.get("parent"):
+            tags["mlflow.parentRunId"] = self._run_of(Path(line["parent"]))
+        bounds = starts_and_ends(self.folder, offset)[:2]
+        is_kept = any(bound.get("is_kept") for bound in bounds)  # if this start has ended already
+        self._is_sweep = line["command"] == "sweep"
+        self._is_guest = line["command"] not in (*TRAINING_RUNS, "sweep") or is_kept
+        if self._is_guest and known is not None and tracker.join(known):
+            # This process ships the run. So if MLflow says that the run is RUNNING, its supervisor was killed.
+            tracker.settle(known, "KILLED", {"status": "interrupted"}, line["time"])
+        else:
+            self._is_guest = False
+            known = known or _of_a_killed_start(tracker, tags)
+            known = tracker.start(known, line["name"], line["params"], tags)
+        self._tracker, self._opening, self._start = tracker, None, line
+        if known is not None and known != self._shipped.run_id:
+            self._shipped.belongs_to(known)
+            self._shipped.offsets = {self._bounds.name: offset}  # earlier starts are not begun once more
+        self._shipped.started, self._shipped.address = offset, tracker.address()
+        self._save()
+        if line["tags"].get("host") and not self._has_looked:
+            self._has_looked = True
+            with self._warning("cannot look for runs that were killed"):
+                close_abandoned(tracker, line["tags"]["host"])
+        self._deadline.expect()
+
+    def _run_of(self, parent: Path) -> str:
+        """Return the id of a sweep's run, which is begun now if it was not before."""
+        if Shipped.read(parent, self._name).run_id is None:
+            sweep = RunShipper(parent, self._name, self._deadline, self._build)
+            try:
+                sweep.ship()
+            finally:
+                sweep.release()
+        run_id = Shipped.read(parent, self._name).run_id
+        if run_id is None:
+            raise RuntimeError(f"the sweep in {parent} has no run yet")
+        return run_id
+
+    def _end(self, line: Mapping[str, Any]) -> None:
+        """Add the tags, files and models of the end of a start, and end the run.
+
+        One of them may be refused, which must not keep the run open. So what failed is repeated when the tracker has
+        answered to the end.
+        """
+        tracker = self._tracker
+        assert tracker is not None
+        tags = dict(line.get("tags", {}))
+        if not self._is_guest and not line.get("is_kept"):
+            tags["status"] = line["status"]
+        if tags:
+            tracker.set_tags(tags)
+        self._deadline.expect()
+        with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
+            things: list[Callable[[], None]] = []
+            if line.get("description"):
+                things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
+            things += [partial(self._send_file, name, Path(scratch)) for name in line.get("files", ())]
+            things += [partial(self._send_model, facts) for facts in line.get("models", ())]
+            failed = [thing for thing in things if not _succeeds(thing)]
+            if line.get("is_kept"):
+                tracker.leave(self._shipped.status or line["recorded"], line["time"])
+            elif self._is_guest:
+                tracker.leave(line["recorded"], line["time"])
+            else:
+                tracker.end(line["recorded"], line["time"])
+                self._shipped.status = line["recorded"]
+            self._deadline.expect()
+            for thing in failed:
+                with self._warning("the run is recorded without a file, model or text"):
+                    thing()
+        tracker.close()
+        self._tracker, self._start, self._shipped.started, self._shipped.models = None, None, None, []
+
+    def _send_file(self, name: str, scratch: Path) -> None:
+        assert self._tracker is not None
+        path = self.folder / name
+        if path.name == CURVES_FILE:
+            draw_curves(self.folder)
+        if not path.exists():
+            return
+        if path.name.startswith("config."):
+            path = scratch / path.name
+            path.write_text(schema.as_yaml(masked(schema.read(self.folder / name))))
+        elif path.suffix == ".json" and self._name == MLFLOW:
+            values = read_json(path) or {}
+            if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
+                write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
+        self._deadline.expect(path.stat().st_size)
+        self._tracker.log_file(path)
+        self._deadline.expect()
+
+    def _send_model(self, facts: Mapping[str, Any]) -> None:
+        assert self._tracker is not None
+        if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
+            return
+        model = ExportedModel(**{**facts, "path": Path(facts["path"])})
+        self._deadline.expect(size_of(model.path))
+        self._tracker.log_model(model)
+        self._deadline.expect()
+        self._shipped.models = [*self._shipped.models, facts["path"]]
+        self._save()
+
+    # --- the lines of tasks -------------------------------------------------------------------------------------------
+
+    def _ship_tasks(self) -> None:
+        """Ship the journals of the tasks, up to the next start: whether a step that is repeated counts depends on the
+        start.
+        """
+        for path in journals_in(self.folder):
+            before = -1
+            while path != self._bounds and before != (before := self._offset(path)):
+                lines, after = read_journal(path, before, BLOCK_BYTES)
+                # Must follow the reading of lines: a start may just have begun.
+                bounds = starts_and_ends(self.folder, self._offset(self._bounds))
+                starts = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
+                if starts:
+                    lines, after = read_journal(path, before, BLOCK_BYTES, until=starts[0])
+                self._ship_lines(lines)
+                # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
+                # and step).
+                self._note(path, after)
+
+    def _ship_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        assert self._tracker is not None
+        last_steps = dict(self._shipped.last_steps)
+        points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
+        if points:
+            self._tracker.log_points(points)
+            self._deadline.expect()
+        self._shipped.last_steps = last_steps
+        for line in lines:
+            if line.get("event") == DATASET:
+                names = ("context", "name", "digest", "source", "profile")
+                self._tracker.log_input(DatasetFacts(*(line[name] for name in names)))
+            elif line.get("event") in (ARTIFACT, IMAGE):
+                self._ship_file(line)
+
+    def _ship_file(self, line: Mapping[str, Any]) -> None:
+        assert self._tracker is not None
+        path = self.folder / line["path"]
+        if not path.exists():
+            say(f"tracking: {of(self._name)}{path} is not recorded, because it no longer exists.")
+            return
+        self._deadline.expect(size_of(path))
+        if line["event"] == ARTIFACT:
+            self._tracker.log_file(path, line["folder"])
+            return
+        last_steps, point = dict(self._shipped.last_steps), Point(f"images/{line['name']}", 0.0, line["step"], 0.0)
+        if self._is_new(point, last_steps):
+            self._tracker.log_image(line["name"], path, line["step"], line["time"])
+        self._shipped.last_steps = last_steps
+
+    def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
+        last = last_steps.get(point.name, -1)
+        # A step may be evaluated again; both results are shipped. The best job of a sweep may change to any step.
+        is_new = point.step > last or (self._is_guest and point.step == last) or self._is_sweep
+        if is_new:
+            last_steps[point.name] = point.step
+        return is_new
+
+    # --- the record of what is shipped --------------------------------------------------------------------------------
+
+    def _offset(self, journal: Path) -> int:
+        return self._shipped.offsets.get(journal.name, 0)
+
+    def _open_start(self) -> dict[str, Any] | None:
+        """Return the line about the last start of the run; None: it has ended, or was shipped before."""
+        since = self._offset(self._bounds) if self._shipped.started is None else self._shipped.started
+        last = next(reversed(starts_and_ends(self.folder, since)), None)
+        return last if last is not None and last["event"] == RUN_STARTED else None
+
+    def _note(self, journal: Path, offset: int) -> None:
+        if offset != self._offset(journal):
+            self._shipped.offsets = {**self._shipped.offsets, journal.name: offset}
+            self._save()
+
+    def _save(self) -> None:
+        if not self._is_lost():
+            self._shipped.save(self.folder, self._name)
+
+    def _is_lost(self) -> bool:
+        try:
+            self._held.check()
+        except FolderLostError:
+            return True
+        return self._is_full
+
+    def _end_lost(self) -> None:
+        """End the run of a folder that was deleted, or whose disk is full."""
+        if self._tracker is None and self._start is not None:
+            self._open(self._start, 0)
+        if self._tracker is not None:
+            self._tracker.set_tags({"status": "failed"})
+            self._tracker.end("FAILED", time.time())
+            self._tracker.close()
+            self._tracker = None
+
+    @contextmanager
+    def _warning(self, what: str) -> Iterator[None]:
+        """Turn an error inside this context into a warning that begins with `what`."""
+        try:
+            yield
+        except Exception as error:
+            say(f"tracking: {of(self._name)}{what}: {mask_text(describe(error), secrets_of(asdict(self._settings)))}")
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files)
+
+
+def _succeeds(thing: Callable[[], None]) -> bool:
+    try:
+        thing()
+    except Exception:  # it is repeated, and then reported
+        return False
+    return True
+
+
+def _of_a_killed_start(tracker: Tracker, tags: Mapping[str, str]) -> str | None:
+    """Return the run of a process that was killed before it noted the id."""
+    running = tracker.running_on(tags.get("host", ""))
+    return next((run_id for run_id, lock in running.items() if lock == tags.get("lock")), None)
+
+
+# --- runs that nobody ends any more -----------------------------------------------------------------------------------
+
+
+def close_abandoned(tracker: Tracker, host: str) -> None:
+    """Close runs of the tracker's experiment that are RUNNING on this host although their supervisor is dead.
+
+    A supervisor holds its run's lock (tag `lock`) while it lives, and its shipping process another one. If both can be
+    taken, both are dead. The MLflow run then gets the status in the run's summary, or KILLED if the summary has no
+    final status. A summary with the status running becomes interrupted, if the folder belongs to this MLflow run.
+
+    Anyone can write tags into MLflow. So a path that is not the lock of a run's folder is neither created nor written.
+    """
+    for run_id, lock in tracker.running_on(host).items():
+        path = Path(lock)
+        if not path.is_absolute() or path.name != LOCK_FILE:  # a user's tag
+            continue
+        with ExitStack() as held:
+            try:
+                for file in (path, path.with_name(f".ship.{MLFLOW}.lock")):
+                    if file.exists():
+                        held.enter_context(_lock_as_it_is(file))
+            except OSError:  # one of the processes is alive, or the file is not a lock of a run
+                continue
+            _close_as_killed(tracker, run_id, path.parent)
+
+
+@contextmanager
+def _lock_as_it_is(path: Path) -> Iterator[None]:
+    """Hold the lock of a dead process inside this context. FileLock is not used, because it creates or empties the
+    file.
+
+    Raises:
+      OSError: the lock is held, or the file belongs to another user.
+    """
+    # Do not follow links, and do not block on a pipe.
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to another user or is not a lock file")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
+    summary = read_summary(model_dir / SUMMARY_FILE)
+    status, is_its = "interrupted", Shipped.read(model_dir, MLFLOW).run_id == run_id
+    if summary.get("status") == STILL_RUNNING.status:
+        if is_its:
+            write_summary(model_dir, as_killed(summary))
+    elif is_its and summary:  # it ended but could no longer reach the tracker
+        status = str(summary.get("status"))
+    last_sign = max((path.stat().st_mtime for path in journals_in(model_dir)), default=time.time())
+    tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, last_sign)
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ship the folders of the command line, or with `--to` those on standard input until it ends.
+
+    Returns:
+      0: everything is shipped; 2: one is not the folder of a run; NOT_ALL: something is left.
+    """
+    parser = argparse.ArgumentParser(prog="python -m runner.tracking.ship", description="Ship the journals of runs.")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="model_dir", help="the folder of a run or a sweep")
+    parser.add_argument("--to", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    keep_saying()
+    if options.to is None:
+        return _ship_folders([folder.absolute() for folder in options.folders])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    folders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    deadline = Deadline()
+    threading.Thread(target=_read, args=(folders, deadline), daemon=True).start()
+    return _ship_until_end(folders, str(options.to), deadline)
+
+
+def _ship_folders(folders: Sequence[Path]) -> int:
+    """Ship the runs in `folders`, and those of the jobs if one is that of a sweep, each tracker in its own process."""
+    shipping = Shipping(os.environ)
+    try:
+        for folder in folders:
+            for one in (folder, *sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))):
+                shipping.follow(one)
+    except ConfigError as error:
+        say(f"ship: {error}")
+        return USER_ERROR
+    finally:
+        is_all = shipping.close()
+    shipping.say_addresses()
+    return FINISHED if is_all else NOT_ALL
+
+
+def _read(folders: queue.SimpleQueue[str], deadline: Deadline) -> None:
+    for line in iter(sys.stdin.readline, ""):
+        folders.put(line.rstrip("\n"))
+        if line == "\n":
+            break
+    else:
+        folders.put("")  # the starter is dead
+    deadline.arm()
+
+
+def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadline) -> int:
+    """Ship each of `folders` until its run has ended; '' is the last. Return 0 if everything is shipped, or NOT_ALL."""
+    runs: dict[str, RunShipper] = {}
+    is_last = has_warned = False
+    attempts = 0
+    while True:
+        while not is_last and not folders.empty():
+            folder = folders.get()
+            is_last = not folder
+            if folder not in runs and Path(folder).is_dir() and not is_last:
+                runs[folder] = RunShipper(Path(folder), name, deadline)
+        is_waiting = has_failed = False
+        for folder, run in list(runs.items()):
+            try:
+                is_waiting |= is_last and not run.end_killed()
+                if (is_last or run.is_due()) and run.ship():
+                    del runs[folder], run
+                    gc.collect()  # matplotlib's figures are circles of references: 4 MB for each job of a sweep
+            except Exception as error:
+                has_failed = True
+                message = run.note_problem(error)
+                if not has_warned and not deadline.is_armed:  # at the end, the starter says what is left
+                    say(message)
+                    has_warned = True
+        if is_last and not runs:
+            return FINISHED
+        attempts += is_last and not is_waiting
+        if attempts >= LAST_ATTEMPTS:
+            for run in runs.values():
+                run.release()
+            return NOT_ALL
+        if not has_failed:
+            deadline.expect()
+        time.sleep(LAST_PERIOD_SECS if is_last else GLANCE_SECS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Starting and ending the processes that ship journals (`runner.tracking.ship`), one for each tracker.
+
+The supervisor of a run, a sweep, and an Estimator in a script use it alike: they write `run_started` and `run_ended`
+into a journal, name the folder here, and wait at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO
+
+from runner.config.schema import ConfigError, TrackingConfig
+from runner.system.child_process import describe_exit
+from runner.system.console import relative
+from runner.system.files import read_json, write_atomically
+from runner.system.standard_streams import say
+from runner.tracking.mlflow_tracker import experiment_name, tracking_uri
+from runner.tracking.run_record import MLFLOW, Shipped
+
+MODULE = "runner.tracking.ship"
+SETTINGS_FILE = ".tracking.json"
+"""File in a run's folder with the settings of its trackers. It may contain secrets; only its owner can read it."""
+NOT_ALL = 75
+"""Exit code of a shipping process that could not ship everything."""
+ANSWER_SECS = 20
+"""Seconds that the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
+MAX_DEATHS = 3
+"""Number of times that a tracker's process may die. Then it is not restarted: its imports slow training down."""
+GLANCE_SECS, LAST_WORDS_SECS = 0.05, 1.0
+MAX_NAMED = 5
+"""Largest number of runs that are named in a message."""
+
+
+def write_settings(folder: Path, settings: TrackingConfig, env: Mapping[str, str], path: Sequence[str] = ()) -> None:
+    """Write where the run in `folder` is recorded, for the shipping processes of this start and later ones.
+
+    Args:
+      env: MLflow's variables are read from it now, since another shell may not have them.
+      path: where a user's class is found, besides the working directory.
+    """
+    if settings.has_mlflow:
+        experiment = experiment_name(settings, env)
+        settings = replace(settings, uri=tracking_uri(settings, env, Path.cwd()), experiment=experiment)
+    values = {"settings": asdict(settings), "path": [*path, os.getcwd()]}
+    write_atomically(folder / SETTINGS_FILE, json.dumps(values, default=str), mode=0o600)
+
+
+def read_settings(folder: Path) -> tuple[TrackingConfig, list[str]]:
+    """Return the settings of the trackers of a run, and where a user's class is found.
+
+    Raises:
+      ConfigError: nothing in the folder says how the run is recorded.
+    """
+    values = read_json(folder / SETTINGS_FILE)
+    if values is None:
+        raise ConfigError(f"{folder} has no {SETTINGS_FILE}: it is not the folder of a run. Run its command again.")
+    return TrackingConfig(**values["settings"]), values["path"]
+
+
+class Shipping:
+    """The shipping processes of this process, and the folders that they follow.
+
+    Args:
+      env: environment of the shipping processes.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._processes: dict[str, ShippingProcess] = {}
+
+    def follow(self, folder: Path) -> None:
+        """Ship the journals of `folder` from now on, to each tracker of its settings."""
+        for backend in read_settings(folder)[0].backends:
+            if backend.name not in self._processes:
+                self._processes[backend.name] = ShippingProcess(backend.name, self._env)
+            self._processes[backend.name].follow(folder)
+
+    def close(self, stops: Sequence[int] = ()) -> bool:
+        """Wait until everything is shipped, the trackers no longer answer, or a further stop request comes into
+        `stops`. Say which runs a tracker does not have, and how to ship them; return whether there are none.
+        """
+        already = len(stops)
+        for process in self._processes.values():
+            process.finish()
+        while any(process.is_alive for process in self._processes.values()) and len(stops) == already:
+            time.sleep(GLANCE_SECS)
+        for process in self._processes.values():
+            if process.is_alive:
+                say(f"tracking: {of(process.name)}it does not answer; the run ends without waiting for it.")
+            process.end()
+        return not any([process.says_left() for process in self._processes.values()])
+
+    def drop(self) -> None:
+        """End the processes, because the run is not recorded."""
+        for process in self._processes.values():
+            process.end()
+        self._processes.clear()
+
+    def addresses(self, folder: Path) -> dict[str, str]:
+        """Return tracker name -> the address at which the user finds the run of `folder`."""
+        known = {name: Shipped.read(folder, name).address for name in self._processes}
+        return {name: address for name, address in known.items() if address}
+
+    def say_addresses(self) -> None:
+        """Say where the user finds each run."""
+        lines = [
+            f"{name}: {address}"
+            for name, process in self._processes.items()
+            for folder in process.folders
+            if (address := Shipped.read(folder, name).address)
+        ]
+        for line in dict.fromkeys(lines):
+            say(line)
+
+
+class ShippingProcess:
+    """The process that ships to one tracker, started again when it dies.
+
+    Attributes:
+      name: the tracker's.
+      folders: the folders that it follows.
+    """
+
+    def __init__(self, name: str, env: Mapping[str, str]) -> None:
+        self.folders: list[Path] = []
+        self.name, self._env = name, env
+        self._is_finishing = self._is_ended = False
+        self._lock = threading.Lock()  # guards the input of the process, and which process it is
+        self._child = self._start()
+        self._tender = threading.Thread(target=self._tend, daemon=True, name=f"ships to {name}")
+        self._tender.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._tender.is_alive()
+
+    def follow(self, folder: Path) -> None:
+        with self._lock:
+            if folder not in self.folders:
+                self.folders.append(folder)
+            self._tell(str(folder))
+
+    def finish(self) -> None:
+        """Let the process end when it has shipped everything."""
+        with self._lock:
+            self._is_finishing = True
+            self._tell("")  # the end of its input would not do: a process forked from this one may keep the pipe open
+
+    def end(self) -> None:
+        """End the process, whether or not everything is shipped."""
+        with self._lock:
+            self._is_ended = True
+            self._child.kill()
+        self._tender.join()
+
+    def says_left(self) -> bool:
+        """Say which runs the tracker does not have, and the command that ships them. Return whether there is one."""
+        left = [one for one in self.folders if one.is_dir() and not Shipped.read(one, self.name).is_complete(one)]
+        if not left:
+            return False
+        problem = next((problem for one in left if (problem := Shipped.read(one, self.name).problem)), None)
+        names = [relative(folder) for folder in left]
+        runs = ", ".join(names[:MAX_NAMED]) + (f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else "")
+        tops = [one for one in left if one.parent not in left]  # a sweep's folder stands for those of its jobs
+        command = shlex.join(["python", "-m", MODULE, *(relative(folder) for folder in tops)])
+        what = (
+            f"{runs} {'is' if len(left) == 1 else 'are'} not recorded completely. Nothing is lost: the journals have "
+            f"everything; ship later with: {command}"
+        )
+        first, *lines = problem.split("\n") if problem else [""]
+        say("\n".join([f"tracking: {of(self.name)}{f'{first} ({what})' if first else what}", *lines]))
+        return True
+
+    def _start(self) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-u", "-m", MODULE, "--to", self.name],
+            env=dict(self._env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="surrogateescape", start_new_session=True,
+        )  # fmt: skip
+        self._repeating = threading.Thread(target=_repeat, args=(child.stdout,), daemon=True)
+        self._repeating.start()
+        return child
+
+    def _tell(self, line: str) -> None:
+        assert self._child.stdin is not None
+        with suppress(OSError):  # it has died, and its successor is told everything
+            self._child.stdin.write(f"{line}\n")
+            self._child.stdin.flush()
+
+    def _tend(self) -> None:
+        for deaths in range(1, MAX_DEATHS + 1):
+            code = self._child.wait()
+            self._repeating.join(LAST_WORDS_SECS)  # a process that a user's class started may keep the pipe open
+            if self._is_ended or (self._is_finishing and code in (0, NOT_ALL)):
+                return
+            if code == -signal.SIGALRM:
+                say(f"tracking: {of(self.name)}no answer for {ANSWER_SECS} s; the run ends without waiting for it.")
+                return
+            if deaths == 1:
+                kept = "training continues; the journals have everything"
+                say(f"tracking: {of(self.name)}its process {describe_exit(code)} ({kept})")
+            if deaths == MAX_DEATHS:
+                say(f"tracking: {of(self.name)}its process has ended {deaths} times and is not restarted.")
+                return
+            with self._lock:
+                self._child = self._start()
+                for folder in self.folders:
+                    self._tell(str(folder))
+                if self._is_finishing:
+                    self._tell("")
+
+
+def of(tracker: str) -> str:
+    """Return what precedes a message about a tracker: nothing for MLflow."""
+    return "" if tracker == MLFLOW else f"{tracker}: "
+
+
+def _repeat(stream: IO[str]) -> None:
+    """Say what a shipping process prints, so that it stands above a line that shows progress."""
+    with suppress(OSError, ValueError):
+        for line in stream:
+            say(line.rstrip("\n"))
