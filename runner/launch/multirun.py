@@ -21,7 +21,7 @@ from runner.launch import supervisor
 from runner.launch.command import Command
 from runner.launch.stop_requests import Stoppable, StopRequests
 from runner.launch.sweep import Sweep
-from runner.launch.task_starter import ColdStarter, build_starter
+from runner.launch.task_starter import TaskStarter, build_starter
 from runner.system import console
 from runner.system.redaction import masked_override
 from runner.system.standard_streams import say
@@ -77,7 +77,7 @@ class Multirun:
         self.only_lists = False
         self._command = command
         self._sweep: Sweep | None = None
-        self._starter: ColdStarter | None = None
+        self._starter: TaskStarter | None = None
         self._refused: list[tuple[Path, str, str]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._begun: list[Future[None]] = []

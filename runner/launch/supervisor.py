@@ -32,7 +32,7 @@ from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import Tasks, error_of, note_ending, say_errors
-from runner.launch.task_starter import ColdStarter
+from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
@@ -70,7 +70,7 @@ class Member:
     name: str = ""
     parent: Path | None = None
     prefix: str = ""
-    starter: ColdStarter | None = None
+    starter: TaskStarter | None = None
     shipping: Shipping | None = None
 
 

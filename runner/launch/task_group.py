@@ -17,7 +17,7 @@ from runner.launch.gang import Gang, GangResult, Task
 from runner.launch.rendezvous import Rendezvous
 from runner.launch.restarts import Restarts, latest_step
 from runner.launch.stop_requests import StopRequests
-from runner.launch.task_starter import TASK_COMMAND, ColdStarter, build_starter
+from runner.launch.task_starter import TASK_COMMAND, TaskStarter, build_starter
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS, shows_live
 from runner.task.error_report import QUIET_ERRORS
@@ -51,7 +51,7 @@ class Tasks:
     prefix: str = ""
     place: Cluster | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
-    starter: ColdStarter | None = None
+    starter: TaskStarter | None = None
 
     def run(self) -> GangResult:
         """Run the tasks to their end: gather all supervisors, start, watch, and restart lost tasks."""
@@ -59,7 +59,7 @@ class Tasks:
         with self._started_by(len(tasks)) as starter:
             return self._run(tasks, starter)
 
-    def _run(self, tasks: list[Task], starter: ColdStarter) -> GangResult:
+    def _run(self, tasks: list[Task], starter: TaskStarter) -> GangResult:
         journals = Journals(self.restarts.model_dir)
         gang = Gang(
             start_timeout_secs=self.config.cluster.start_timeout_secs,
@@ -96,7 +96,7 @@ class Tasks:
                 tasks = self._tasks()
 
     @contextmanager
-    def _started_by(self, num_tasks: int) -> Iterator[ColdStarter]:
+    def _started_by(self, num_tasks: int) -> Iterator[TaskStarter]:
         """Yield the starter of this run's tasks."""
         if self.starter is not None and self.config.run.preload == "auto":
             yield self.starter

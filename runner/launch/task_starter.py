@@ -3,111 +3,179 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
 from runner.launch.gang import Task, start_cold
-from runner.system.child_process import Process, start_process
+from runner.system import task_server
+from runner.system.child_process import Descriptors, Process, describe_exit, start_process
 from runner.system.standard_streams import say
 from runner.system.start_status import SCREEN, START_STATUS
-from runner.system.task_server import TaskServer, TaskServerError, missing_support
+from runner.system.task_server import GLANCE_SECS, REAP_SECS, ChildRequest, ForkedChild
 
 TASK_COMMAND = ("-P", "-m", "runner.task")
 """The command of a task, without its config file."""
 # -P: a file `runner.py` in the user's directory must not shadow this package. The task adds the directory itself.
 
 SERVER_COMMAND = ("-P", "-m", "runner.task.server")
+"""The command of a task server, without the number of its end of the socket."""
 
 READ_AFTER_IMPORT = ("TF_CONFIG", "RUNNER_", "MLFLOW_")
 """Prefixes of the names of environment variables that no import reads. All other variables must be equal in a task
 and in the server from which it is forked."""
 
+START_SECS = 300.0
+"""How long a server may take for its imports."""
 
-class ColdStarter:
-    """Starts each task in a process that imports TensorFlow itself."""
-
-    def prepare(self, tasks: Sequence[Task]) -> None:
-        """Prepare in the background to start `tasks`."""
-
-    def wait(self, stops: Sequence[int]) -> None:
-        """Wait until the preparation is done, or a stop is requested."""
-
-    def start(self, task: Task) -> Process:
-        return start_cold(task)
-
-    def close(self) -> None:
-        """Release what was prepared. Must be called when no task runs any more."""
+REPLY_SECS = 30.0
+"""How long a server may take to fork."""
 
 
-class ForkingStarter(ColdStarter):
-    """Forks tasks from a server, which is started with the first task. Several threads may use it.
+class _ServerError(OSError):
+    """The server cannot fork a child: it cannot be started, or refused, or takes too long."""
 
-    A task is started cold (by its command) if its environment differs from the server's in a variable that an import
-    may read. If the server fails, all later tasks are started cold, and one message says so.
+
+class TaskStarter:
+    """Starts tasks: forks them from a server, or starts each cold, in a process that imports TensorFlow itself.
+
+    The server is started for the first task that it can fork. A task is started cold if its environment differs from
+    the server's in a variable that an import may read. If the server fails, all later tasks are started cold, and one
+    message says so.
+
+    Args:
+      forks: False: there is no server, and each task is started cold.
+      command: the server's command for Python.
+
+    Attributes:
+      forks: as above; False also when the server has failed, or was closed.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._server: TaskServer | None = None
+    def __init__(self, *, forks: bool = True, command: Sequence[str] = SERVER_COMMAND) -> None:
+        self.forks = forks
+        self._command = command
         self._env: Mapping[str, str] = {}
-        self._is_off = False
+        self._server: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        self._lock = threading.Lock()  # of all of these: jobs of a sweep run in threads
+
+    @property
+    def server_pid(self) -> int | None:
+        """The process id of the server; None: there is none."""
+        return None if self._server is None else self._server.pid
 
     def prepare(self, tasks: Sequence[Task]) -> None:
-        with self._lock:
+        """Start the server in the background, if there is none and one of `tasks` may be forked."""
+        with self._cold_after_failure():
             fit = next((task for task in tasks if _may_be_forked(task)), None)
-            if self._server is not None or self._is_off or fit is None:
+            if not self.forks or self._server is not None or fit is None:
                 return
-            missing = missing_support()
+            missing = task_server.missing_support()
             if missing:
-                self._turn_off(missing)
-                return
+                raise _ServerError(missing)
             self._env = read_at_import(fit.env)
-            try:
-                self._server = TaskServer([sys.executable, *SERVER_COMMAND], self._env)
-            except OSError as error:
-                self._turn_off(str(error))
+            self._socket, theirs = socket.socketpair()
+            self._until = time.monotonic() + START_SECS
+            with theirs:
+                # It does not hold the run's output: a reader of that pipe must not wait for the server.
+                self._server = subprocess.Popen(
+                    [sys.executable, *self._command, str(theirs.fileno())], env=self._env, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                )  # fmt: skip
 
     def wait(self, stops: Sequence[int]) -> None:
-        server = self._server
-        if server is not None:
-            try:
-                server.wait_until_ready(stops)
-            except TaskServerError as error:
-                self._fail(server, error)
+        """Wait until the server, if any, has done its imports, or a stop is requested."""
+        while not stops:
+            with self._cold_after_failure():
+                if self._server is None or self._is_ready:
+                    return
+                if select.select([self._socket], [], [], GLANCE_SECS)[0]:
+                    self._receive()
+                    self._is_ready = True
+                elif time.monotonic() > self._until:
+                    raise _ServerError(f"it was not ready after {START_SECS:.0f} s")
 
     def start(self, task: Task) -> Process:
-        server = self._server
-        if server is not None and server.is_ready and self._fits(task):
-            task = _with_terminal(task)
-            try:
-                arguments = task.argv[1 + len(TASK_COMMAND) :]
-                return start_process(arguments, task.env, task.prefix, server.spawn)
-            except TaskServerError as error:
-                self._fail(server, error)
+        """Fork `task`, or start it cold."""
+        with self._cold_after_failure():
+            if self._is_ready and _may_be_forked(task) and read_at_import(task.env) == self._env:
+                task = _with_terminal(task)
+                return start_process(task.argv[1 + len(TASK_COMMAND) :], task.env, task.prefix, self._fork)
         return start_cold(task)
 
     def close(self) -> None:
+        """Let the server end. Must be called when no task runs any more."""
         with self._lock:
-            if self._server is not None:
-                self._server.close()
-            self._server, self._is_off = None, True
+            self._turn_off(REAP_SECS)
 
-    def _fits(self, task: Task) -> bool:
-        return _may_be_forked(task) and read_at_import(task.env) == self._env
-
-    def _fail(self, server: TaskServer, error: TaskServerError) -> None:
+    @contextmanager
+    def _cold_after_failure(self) -> Iterator[None]:
+        """Hold the lock; if the server fails inside, later tasks are started cold."""
         with self._lock:
-            if self._server is server:
-                self._server = None
-                server.close(0)  # a live server still reports how its children end
-                self._turn_off(str(error))
+            try:
+                yield
+            except OSError as error:
+                reason = self._describe_end() if isinstance(error, ConnectionError) else str(error)
+                self._turn_off(0)  # a live server still reports how its children end
+                text = f"tasks start without a task server (run.preload): {reason}"
+                say(f"runner: {text}. Each task imports TensorFlow itself.")
 
-    def _turn_off(self, reason: str) -> None:
-        self._is_off = True
-        say(f"runner: tasks start without a task server (run.preload): {reason}. Each task imports TensorFlow itself.")
+    def _turn_off(self, secs: float) -> None:
+        """Start later tasks cold, and let the server end after its children; wait for that up to `secs`."""
+        self.forks = False
+        if self._server is not None:
+            self._socket.close()
+            if not self._is_ready:  # it has no child, and would notice the closed socket only after its imports
+                self._server.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._server.wait(secs)
+        self._server, self._is_ready = None, False
+
+    def _fork(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
+        """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line."""
+        assert self._server is not None
+        status, theirs = os.pipe()
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            request = ChildRequest(list(argv), dict(env), descriptors, directory, theirs)
+            task_server.send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
+            if not select.select([self._socket], [], [], REPLY_SECS)[0]:
+                raise _ServerError(f"it did not fork within {REPLY_SECS:.0f} s")
+            answer, (pidfd,) = self._receive(1)
+            return ForkedChild(answer["pid"], pidfd, status, self._server)
+        except BaseException:
+            os.close(status)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(directory)
+
+    def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:
+        """Return the server's answer.
+
+        Raises:
+          _ServerError: it refuses.
+          ConnectionError: it has ended.
+        """
+        answer, files = task_server.receive(self._socket)
+        if "error" in answer or len(files) != num_files:
+            raise _ServerError(answer.get("error", "it answered, but started no process"))
+        return answer, files
+
+    def _describe_end(self) -> str:
+        assert self._server is not None
+        with suppress(subprocess.TimeoutExpired):
+            return f"it {describe_exit(self._server.wait(REAP_SECS))}"
+        return "it closed its connection"
 
 
 def _with_terminal(task: Task) -> Task:
@@ -121,8 +189,8 @@ def _with_terminal(task: Task) -> Task:
     return replace(task, env=env)
 
 
-def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> ColdStarter:
-    """Return the starter of a run's tasks: a server that forks them if several starts are likely, else a ColdStarter.
+def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> TaskStarter:
+    """Return the starter of a run's tasks, which forks them if several starts are likely.
 
     Args:
       config: the config.
@@ -131,7 +199,7 @@ def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> 
     """
     may_restart = config.max_restarts > 0 and config.command not in UNRECORDED_COMMANDS
     pays = is_sweep or num_tasks > 1 or may_restart
-    return ForkingStarter() if pays and config.run.preload == "auto" and not config.run.inline else ColdStarter()
+    return TaskStarter(forks=pays and config.run.preload == "auto" and not config.run.inline)
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from runner.launch.gang import Gang, GangResult, Task
 from runner.launch.rendezvous import FollowerRendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
-from runner.launch.task_starter import ColdStarter, build_starter
+from runner.launch.task_starter import TaskStarter, build_starter
 from runner.system.console import relative
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
@@ -64,7 +64,7 @@ class WorkerSupervisor:
             say(f"{self.place.name}: the run has finished; see summary.json in {relative(model_dir)}.")
         return code
 
-    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: ColdStarter) -> int:
+    def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: TaskStarter) -> int:
         """Start the task whenever the chief's supervisor says so, and report to it how the task ended.
 
         Args:

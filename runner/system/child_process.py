@@ -128,7 +128,7 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
     Args:
       prefix: precedes each line of its output, if several processes print at a time; '': it shares our output and
         terminal.
-      spawn: starts it; that of a `TaskServer` forks it.
+      spawn: starts it; that of a task server forks it.
     """
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         lifeline, write_end = os.pipe()

@@ -19,19 +19,12 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from runner.system.child_process import LIFELINE, Descriptors, describe_exit
+from runner.system.child_process import LIFELINE, Descriptors
 from runner.system.heartbeat import HEARTBEAT
-
-START_SECS = 300.0
-"""How long a server may take for its imports."""
-
-REPLY_SECS = 30.0
-"""How long a server may take to fork."""
 
 REAP_SECS = 5.0
 """How long a server may take to report how a child ended, which it does at once."""
@@ -40,10 +33,6 @@ GLANCE_SECS = 0.05
 
 _LENGTH = struct.Struct("!I")
 _EXIT, _INTENT = b"exit", b"ends"
-
-
-class TaskServerError(RuntimeError):
-    """The server cannot fork a child: it refused, or has ended."""
 
 
 class ChildRequest(NamedTuple):
@@ -65,107 +54,6 @@ class ChildRequest(NamedTuple):
     @property
     def open_files(self) -> tuple[int, ...]:
         return (*self.descriptors, self.directory, self.status)
-
-
-class TaskServer:
-    """The server, as seen by the process that started it.
-
-    Attributes:
-      is_ready: its imports are done.
-
-    Args:
-      argv: its command; the number of its end of the socket is appended.
-      env: its whole environment.
-    """
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._lock = threading.Lock()  # jobs of a sweep run in threads
-        self.is_ready = False
-        with theirs:
-            # It does not hold the run's output: a reader of that pipe must not wait for the server.
-            self._process = subprocess.Popen(
-                [*argv, str(theirs.fileno())], env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True, pass_fds=(theirs.fileno(),),
-            )  # fmt: skip
-        self._until = time.monotonic() + START_SECS
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait_until_ready(self, stops: Sequence[int] = ()) -> bool:
-        """Wait for its imports, and report whether it is ready: False if `stops` is not empty.
-
-        Raises:
-          TaskServerError: it cannot be forked from, has ended, or takes too long.
-        """
-        while not stops:
-            with self._lock:
-                if self.is_ready:
-                    return True
-                if select.select([self._socket], [], [], GLANCE_SECS)[0]:
-                    self._receive()
-                    self.is_ready = True
-                elif time.monotonic() > self._until:
-                    raise TaskServerError(f"it was not ready after {START_SECS:.0f} s")
-        return False
-
-    def spawn(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
-        """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line.
-
-        Raises:
-          TaskServerError: no child was forked.
-        """
-        status, theirs = os.pipe()
-        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with self._lock:
-                request = ChildRequest(list(argv), dict(env), descriptors, directory, theirs)
-                try:
-                    send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
-                except OSError as error:
-                    raise TaskServerError(self._describe_end()) from error
-                if not select.select([self._socket], [], [], REPLY_SECS)[0]:
-                    raise TaskServerError(f"it did not fork within {REPLY_SECS:.0f} s")
-                answer, (pidfd,) = self._receive(1)
-            return ForkedChild(answer["pid"], pidfd, status, self._process)
-        except BaseException:
-            os.close(status)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(directory)
-
-    def close(self, secs: float = REAP_SECS) -> None:
-        """Let the server end after its children, and wait for that up to `secs`."""
-        self._socket.close()
-        if not self.is_ready:  # it has no child, and would notice the closed socket only after its imports
-            self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(secs)
-
-    def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:
-        """Return the server's answer.
-
-        Raises:
-          TaskServerError: it refuses, or has ended.
-        """
-        try:
-            message = receive(self._socket)
-        except OSError:
-            message = None
-        if message is None:
-            raise TaskServerError(self._describe_end())
-        said, files = message
-        if "error" in said or len(files) != num_files:
-            raise TaskServerError(said.get("error", "it answered, but started no process"))
-        return said, files
-
-    def _describe_end(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return f"it {describe_exit(self._process.wait(REAP_SECS))}"
-        return "it closed its connection"
 
 
 class ForkedChild:
@@ -231,19 +119,23 @@ def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[
     connection.sendall(text)
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return (message, its descriptors, not inheritable); None at the end of the connection."""
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return (message, its descriptors, not inheritable).
+
+    Raises:
+      ConnectionError: the other end has closed.
+    """
     most = len(ChildRequest._fields) + len(Descriptors._fields)
     length, files, *_ = socket.recv_fds(connection, _LENGTH.size, most, socket.MSG_CMSG_CLOEXEC)
     while length and len(length) < _LENGTH.size:
         length += connection.recv(_LENGTH.size - len(length))
     if not length:
-        return None
+        raise ConnectionResetError
     text = bytearray()
     while len(text) < _LENGTH.unpack(length)[0]:
         part = connection.recv(1 << 16)
         if not part:
-            return None
+            raise ConnectionResetError
         text += part
     return json.loads(text), files
 

@@ -94,15 +94,12 @@ class Server:
                     self._reap(ready)
                     continue
                 try:
-                    message = task_server.receive(self._connection)
+                    message, (*numbers, directory, status) = task_server.receive(self._connection)
                 except OSError:
-                    message = None
-                if message is None:
                     events.unregister(self._connection)
                     is_open = False
                     continue
-                said, (*numbers, directory, status) = message
-                request = ChildRequest(said["argv"], said["env"], Descriptors(*numbers), directory, status)
+                request = ChildRequest(message["argv"], message["env"], Descriptors(*numbers), directory, status)
                 pidfd = self._fork(request)
                 if pidfd is None:
                     return request

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig
@@ -19,20 +20,20 @@ from runner.launch.gang import Task
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import Tasks
-from runner.launch.task_starter import ColdStarter, ForkingStarter, build_starter
+from runner.launch.task_starter import TaskStarter, build_starter
 from runner.tracking.exit_codes import FAILED, INTERRUPTED
 from runner.tracking.run_record import RunRecord
 from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
+FORKING = ("-m", "tests.support.forking")
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @pytest.fixture
-def starter(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkingStarter]:
+def starter() -> Iterator[TaskStarter]:
     """Its server executes the argument of a task as Python; a task that starts cold finds no such config: 2."""
-    monkeypatch.setattr(task_starter, "SERVER_COMMAND", ("-m", "tests.support.forking"))
-    starter = ForkingStarter()
+    starter = TaskStarter(command=FORKING)
     yield starter
     starter.close()
 
@@ -41,13 +42,13 @@ def task(code: str = "code = 40", **env: str) -> Task:
     return Task(ALONE, [sys.executable, *task_starter.TASK_COMMAND, code], {**ENV, **env})
 
 
-def start(starter: ColdStarter, task: Task) -> int:
+def start(starter: TaskStarter, task: Task) -> int:
     starter.prepare([task])
     starter.wait([])
     return starter.start(task).close()
 
 
-def test_a_task_is_forked_unless_its_environment_differs_in_what_an_import_may_read(starter: ForkingStarter) -> None:
+def test_a_task_is_forked_unless_its_environment_differs_in_what_an_import_may_read(starter: TaskStarter) -> None:
     assert start(starter, task()) == 40
     assert start(starter, task(TF_CONFIG='{"cluster": {}}', RUNNER_GENERATION="7", MLFLOW_RUN_ID="1")) == 40
     for name in ("TF_USE_LEGACY_KERAS", "XLA_FLAGS", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ANYTHING"):
@@ -56,18 +57,19 @@ def test_a_task_is_forked_unless_its_environment_differs_in_what_an_import_may_r
     assert start(starter, task()) == 40
 
 
-def test_another_command_than_that_of_a_task_is_started_as_it_is(starter: ForkingStarter) -> None:
+def test_another_command_than_that_of_a_task_is_started_as_it_is(starter: TaskStarter) -> None:
     other = Task(ALONE, [sys.executable, "-c", "raise SystemExit(6)"], ENV)
     assert start(starter, other) == 6
 
 
 def test_tasks_start_cold_after_the_server_was_killed_which_is_said_once(
-    starter: ForkingStarter, capfd: pytest.CaptureFixture[str]
+    starter: TaskStarter, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert start(starter, task()) == 40
-    server: Any = starter._server
-    os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: is_gone(server.pid))
+    pid = starter.server_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(pid))
     assert [start(starter, task()) for _ in range(2)] == [2, 2]
     said = [line for line in capfd.readouterr().err.splitlines() if "task server" in line]
     reason = "it was killed by SIGKILL (by the system for lack of memory, or by hand)"
@@ -77,18 +79,29 @@ def test_tasks_start_cold_after_the_server_was_killed_which_is_said_once(
 
 
 def test_where_the_system_has_no_pidfd_tasks_start_cold_which_is_said_once(
-    starter: ForkingStarter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    starter: TaskStarter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     assert [start(starter, task()) for _ in range(2)] == [2, 2]
     assert capfd.readouterr().err.count("this system has no pidfd") == 1
 
 
-def test_a_stop_while_the_server_starts_does_not_wait_for_it(starter: ForkingStarter, monkeypatch: Any) -> None:
-    monkeypatch.setattr(task_starter, "SERVER_COMMAND", ("-c", "import time; time.sleep(3)"))
+def test_a_stop_while_the_server_starts_does_not_wait_for_it() -> None:
+    starter = TaskStarter(command=("-c", "import time; time.sleep(60)"))
     starter.prepare([task()])
+    pid = starter.server_pid
+    assert pid is not None
     starter.wait([signal.SIGTERM])
     assert starter.start(task()).close() == 2  # cold: the caller stops it at once
+    starter.close()
+    assert not psutil.pid_exists(pid)  # it has ended, and is no zombie
+
+
+def test_a_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    starter = TaskStarter(command=("-c", "import sys; sys.exit(4)"))
+    assert start(starter, task()) == 2
+    assert capfd.readouterr().err.count("it exited with 4") == 1
+    assert starter.server_pid is None and not starter.forks
 
 
 def config(strategy: str = "default", **run: Any) -> Config:
@@ -98,7 +111,7 @@ def config(strategy: str = "default", **run: Any) -> Config:
 
 def test_a_server_is_there_where_more_than_one_start_may_come() -> None:
     def forks(config: Config, num_tasks: int = 1, **others: bool) -> bool:
-        return isinstance(build_starter(config, num_tasks, **others), ForkingStarter)
+        return build_starter(config, num_tasks, **others).forks
 
     assert not forks(config())  # a plain run starts as it always did
     assert forks(config(), is_sweep=True)

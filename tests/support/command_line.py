@@ -20,13 +20,13 @@ import pytest
 
 from runner.launch import app
 from runner.launch.gang import Task
-from runner.launch.task_starter import ForkingStarter
+from runner.launch.task_starter import TaskStarter
 from runner.system.child_process import Process
 
 ROOT = Path(__file__).parents[2]
 
 
-class SharedStarter(ForkingStarter):
+class SharedStarter(TaskStarter):
     """Starts the tasks of all runs of a session."""
 
     def prepare(self, tasks: Sequence[Task]) -> None:

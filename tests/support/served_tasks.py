@@ -23,7 +23,7 @@ from runner.config import parsing, schema
 from runner.distribute.cluster import ALONE
 from runner.launch import task_group
 from runner.launch.gang import Task
-from runner.launch.task_starter import ForkingStarter
+from runner.launch.task_starter import TaskStarter
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, USER_ERROR
 from tests.config.test_config import composed
 from tests.support.jobs import SMALL
@@ -50,7 +50,7 @@ def task_of(folder: Path) -> Task:
     return Task(ALONE, task_group.task_argv(folder / "task.yaml"), task_group.task_env(ENV))
 
 
-def start_many(starter: ForkingStarter, server: psutil.Process, number: int) -> dict[str, Any]:
+def start_many(starter: TaskStarter, server: psutil.Process, number: int) -> dict[str, Any]:
     wrong = Task(ALONE, task_group.task_argv(Path("/nowhere/task.yaml")), {**task_group.task_env(ENV), "RUNNER_": "1"})
     memory, codes = [], []
     for count in range(number):
@@ -61,7 +61,7 @@ def start_many(starter: ForkingStarter, server: psutil.Process, number: int) -> 
     return {"lost codes": [code for code in codes if code != USER_ERROR], "server: USS MB, files, threads": memory}
 
 
-def kill_many(starter: ForkingStarter, folder: Path, number: int, seed: int) -> dict[str, Any]:
+def kill_many(starter: TaskStarter, folder: Path, number: int, seed: int) -> dict[str, Any]:
     rng, wrong, counts = random.Random(seed), [], dict.fromkeys((one.name for one in ENDS), 0)
     for count in range(0, number, 2):
         running = [starter.start(task_of(folder / str(count + beside))) for beside in range(2)]
@@ -89,14 +89,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    starter = ForkingStarter()
+    starter = TaskStarter()
     starter.prepare([Task(ALONE, task_group.task_argv(asked.folder), task_group.task_env(ENV))])
     starter.wait([])
-    assert starter._server is not None, "there is no server"
-    server = psutil.Process(starter._server.pid)
+    assert starter.server_pid is not None, "there is no server"
+    server = psutil.Process(starter.server_pid)
     found = start_many(starter, server, asked.starts)
     found |= kill_many(starter, asked.folder, asked.kills, asked.seed)
-    assert starter._server is not None, "the server was lost"
+    assert starter.server_pid is not None, "the server was lost"
     time.sleep(0.5)
     found["left"] = [child.status() for child in server.children(recursive=True)]
     starter.close()

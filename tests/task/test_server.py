@@ -5,54 +5,73 @@ The server is real but for its imports, of which it has none (tests/support/fork
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from runner.system import task_server
-from runner.system.child_process import Process, start_process
-from runner.system.task_server import TaskServer, TaskServerError
+from runner.distribute.cluster import ALONE
+from runner.launch.gang import Task
+from runner.launch.task_starter import TASK_COMMAND, TaskStarter
+from runner.system.child_process import Process
 from tests.support.processes import is_gone, wait_until
 
 pytestmark = pytest.mark.processes
 
 ROOT = str(Path(__file__).parents[2])
-ENV = {**os.environ, "PYTHONPATH": ROOT}
-COMMAND = [sys.executable, "-m", "tests.support.forking"]
+ENV = {**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "3"}
 FOREVER = "import time; time.sleep(60)"
 
 
+def task(code: str, env: Mapping[str, str] = ENV, prefix: str = "") -> Task:
+    """A task that executes `code`."""
+    return Task(ALONE, [sys.executable, *TASK_COMMAND, code], env, prefix)
+
+
+@contextlib.contextmanager
+def serving(env: Mapping[str, str] = ENV) -> Iterator[TaskStarter]:
+    starter = TaskStarter(command=("-m", "tests.support.forking"))
+    starter.prepare([task("", env)])
+    starter.wait([])
+    yield starter
+    pid = starter.server_pid
+    starter.close()
+    assert pid is None or not psutil.pid_exists(pid)  # it has ended, and is no zombie
+
+
 @pytest.fixture(scope="module")
-def shared() -> Iterator[TaskServer]:
-    server = TaskServer(COMMAND, ENV)
-    assert server.wait_until_ready()
-    yield server
-    server.close()
-    assert not psutil.pid_exists(server.pid)  # it has ended, and is no zombie
+def shared() -> Iterator[TaskStarter]:
+    with serving() as starter:
+        yield starter
 
 
 @pytest.fixture
-def server() -> Iterator[TaskServer]:
+def server() -> Iterator[TaskStarter]:
     """A server for a test that kills it."""
-    server = TaskServer(COMMAND, ENV)
-    assert server.wait_until_ready()
-    yield server
-    server.close()
+    with serving() as starter:
+        yield starter
 
 
-def fork(server: TaskServer, code: str, env: dict[str, str] = ENV, prefix: str = "") -> Process:
-    return start_process([code], env, prefix, server.spawn)
+def pid_of(starter: TaskStarter) -> int:
+    assert starter.server_pid is not None
+    return starter.server_pid
 
 
-def told(server: TaskServer, folder: Path, code: str, env: dict[str, str] = ENV) -> Any:
+def fork(server: TaskStarter, code: str, env: Mapping[str, str] = ENV, prefix: str = "") -> Process:
+    process = server.start(task(code, env, prefix))
+    assert psutil.Process(process.pid).ppid() == pid_of(server)
+    return process
+
+
+def told(server: TaskStarter, folder: Path, code: str, env: Mapping[str, str] = ENV) -> Any:
     """What a child found, which assigns it to `found`."""
     process = fork(server, f"{code}\nimport json; open({str(folder / 'found')!r}, 'w').write(json.dumps(found))", env)
     assert process.close() == 0
@@ -65,13 +84,13 @@ def told(server: TaskServer, folder: Path, code: str, env: dict[str, str] = ENV)
      ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL), ("import os; os.abort()", -signal.SIGABRT),
      ("import os; os._exit(7)", 7)],
 )  # fmt: skip
-def test_the_exit_code_of_a_child_is_known(shared: TaskServer, code: str, expected: int) -> None:
+def test_the_exit_code_of_a_child_is_known(shared: TaskStarter, code: str, expected: int) -> None:
     process = fork(shared, code)
     assert process.wait(20) == expected
     assert process.wait(0) == expected and process.close() == expected
 
 
-def test_waiting_has_a_limit_and_a_stop_ends_a_child_with_what_it_started(shared: TaskServer, tmp_path: Path) -> None:
+def test_waiting_has_a_limit_and_a_stop_ends_a_child_with_what_it_started(shared: TaskStarter, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     code = (
         "import signal, subprocess, pathlib, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -87,7 +106,7 @@ def test_waiting_has_a_limit_and_a_stop_ends_a_child_with_what_it_started(shared
     wait_until(lambda: is_gone(int(path.read_text())))
 
 
-def test_a_child_can_be_killed_as_soon_as_it_is_there(shared: TaskServer) -> None:
+def test_a_child_can_be_killed_as_soon_as_it_is_there(shared: TaskStarter) -> None:
     for _ in range(10):
         process = fork(shared, FOREVER)
         process.kill()
@@ -95,7 +114,7 @@ def test_a_child_can_be_killed_as_soon_as_it_is_there(shared: TaskServer) -> Non
 
 
 def test_a_child_has_exactly_its_environment_directory_arguments_and_signals(
-    shared: TaskServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code = (
@@ -106,8 +125,10 @@ def test_a_child_has_exactly_its_environment_directory_arguments_and_signals(
         "seen = dict(line.split('=', 1) for line in said if line)\n"
         "found = [dict(os.environ), seen, os.getcwd(), sys.argv[0], handlers, sys.stdin.read()]"
     )  # fmt: skip
-    env = {"PATH": os.environ["PATH"], "TF_CONFIG": "{}", "WITH_é": "ü\udcff"}
-    environ, seen, directory, script, handlers, stdin = told(shared, tmp_path, code, env)
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "3", "WITH_é": "ü\udcff"}
+    with serving(env) as server:
+        env["TF_CONFIG"] = "{}"
+        environ, seen, directory, script, handlers, stdin = told(server, tmp_path, code, env)
     lifeline, heartbeat = environ.pop("RUNNER_LIFELINE_FD"), environ.pop("RUNNER_HEARTBEAT_FD")
     assert environ == env and int(lifeline) != int(heartbeat)
     assert seen == {**env, "RUNNER_LIFELINE_FD": lifeline, "RUNNER_HEARTBEAT_FD": heartbeat}
@@ -118,7 +139,7 @@ def test_a_child_has_exactly_its_environment_directory_arguments_and_signals(
 
 
 def test_a_child_ends_as_python_does_with_its_threads_exit_functions_and_objects(
-    shared: TaskServer, tmp_path: Path
+    shared: TaskStarter, tmp_path: Path
 ) -> None:
     code = f"""
 import atexit, os, sys, threading, time
@@ -144,42 +165,45 @@ code = 4
     assert (tmp_path / "deleted").is_dir()
 
 
-def test_children_draw_different_random_numbers(shared: TaskServer, tmp_path: Path) -> None:
+def test_children_draw_different_random_numbers(shared: TaskStarter, tmp_path: Path) -> None:
     code = "import random; import numpy as np; found = [random.random(), float(np.random.rand())]"
     first, second = told(shared, tmp_path, code), told(shared, tmp_path, code)
     assert first[0] != second[0] and first[1] != second[1]
 
 
-def test_neither_the_server_nor_another_child_holds_the_files_of_a_child(shared: TaskServer, tmp_path: Path) -> None:
+def test_neither_the_server_nor_another_child_holds_the_files_of_a_child(shared: TaskStarter, tmp_path: Path) -> None:
     files = "import os; found = sorted(map(int, os.listdir('/proc/self/fd')))[:-1]"  # the last one lists them
-    serving, alone = psutil.Process(shared.pid), told(shared, tmp_path, files)
+    holder, alone = psutil.Process(pid_of(shared)), told(shared, tmp_path, files)
     time.sleep(0.2)  # it lets go of a child just after it has told how that ended
-    held = serving.num_fds()
+    held = holder.num_fds()
     others = [fork(shared, FOREVER, prefix="[other] ") for _ in range(3)]
     try:
         assert told(shared, tmp_path, files) == alone
-        wait_until(lambda: serving.num_fds() == held + 2 * len(others), 5)  # a pidfd and a status pipe each
+        wait_until(lambda: holder.num_fds() == held + 2 * len(others), 5)  # a pidfd and a status pipe each
     finally:
         for other in others:
             assert other.stop(0) != 0  # joins the pumps: their pipes have ended
-    wait_until(lambda: serving.num_fds() == held, 5)
+    wait_until(lambda: holder.num_fds() == held, 5)
 
 
-def test_what_a_child_says_has_its_prefix(shared: TaskServer, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_child_says_has_its_prefix(shared: TaskStarter, capfd: pytest.CaptureFixture[str]) -> None:
     process = fork(shared, "import os; print('one'); os.system('echo two >&2')", prefix="[child] ")
     assert process.close() == 0
     said = capfd.readouterr()
     assert (said.out, said.err) == ("[child] one\n", "[child] two\n")
 
 
-def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(server: TaskServer, tmp_path: Path) -> None:
+def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(
+    server: TaskStarter, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     ends, killed = tmp_path / "end", tmp_path / "never"
     wait = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\ncode = 3"
     saves, is_lost = (fork(server, wait.format(str(path))) for path in (ends, killed))
-    os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: is_gone(server.pid))
-    with pytest.raises(TaskServerError, match="it was killed by SIGKILL"):
-        fork(server, "pass")
+    pid = pid_of(server)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(pid))
+    assert server.start(task("pass")).close() == 2  # cold: there is no such config
+    assert "it was killed by SIGKILL" in capfd.readouterr().err
     assert saves.wait(0.1) is None and is_lost.wait(0) is None
     ends.touch()
     is_lost.kill()
@@ -187,7 +211,7 @@ def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(serve
     assert is_lost.close() == -signal.SIGKILL  # lost, as one that the system has killed
 
 
-def test_a_server_outlives_its_children_when_all_get_sigterm(shared: TaskServer, tmp_path: Path) -> None:
+def test_a_server_outlives_its_children_when_all_get_sigterm(shared: TaskStarter, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\n"
@@ -196,7 +220,7 @@ def test_a_server_outlives_its_children_when_all_get_sigterm(shared: TaskServer,
     child = fork(shared, code)
     wait_until(ready.exists)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(shared.pid, number)
+        os.kill(pid_of(shared), number)
     child.ask_to_stop()
     assert child.close() == 3
     assert fork(shared, "import signal; code = 4 + (signal.getsignal(15) != signal.SIG_DFL)").close() == 4
@@ -210,12 +234,11 @@ def test_a_server_ends_with_the_process_that_started_it_and_after_its_children(t
         f"end_with_parent(os.environ)\nopen({str(tmp_path / 'on')!r}, 'w').close(); time.sleep(60)"
     )
     parent = (
-        "import os, pathlib, sys, time\nfrom runner.system.child_process import start_process\n"
-        "from runner.system.task_server import TaskServer\n"
-        f"server = TaskServer({COMMAND!r}, os.environ); server.wait_until_ready()\n"
-        f"process = start_process([{child!r}], os.environ, '', server.spawn)\n"
+        "import os, pathlib, time\nfrom tests.task.test_server import serving, task\n"
+        "context = serving(); server = context.__enter__()\n"
+        f"process = server.start(task({child!r}))\n"
         f"while not os.path.exists({str(tmp_path / 'on')!r}): time.sleep(0.01)\n"
-        f"pathlib.Path({str(pids)!r} + '.tmp').write_text(f'{{server.pid}} {{process.pid}}')\n"
+        f"pathlib.Path({str(pids)!r} + '.tmp').write_text(f'{{server.server_pid}} {{process.pid}}')\n"
         f"os.rename({str(pids)!r} + '.tmp', {str(pids)!r}); time.sleep(60)"
     )
     started = psutil.Popen([sys.executable, "-c", parent], env=ENV)
@@ -225,18 +248,3 @@ def test_a_server_ends_with_the_process_that_started_it_and_after_its_children(t
     started.wait()
     wait_until(lambda: not left[1].is_running() or left[1].status() == psutil.STATUS_ZOMBIE, 20)
     wait_until(lambda: is_gone(left[0].pid), 20)
-
-
-def test_a_server_that_cannot_start_says_why() -> None:
-    server = TaskServer([sys.executable, "-c", "import sys; sys.exit(4)"], ENV)
-    with pytest.raises(TaskServerError, match="it exited with 4"):
-        server.wait_until_ready()
-    server.close()
-    assert task_server.missing_support() == ""
-
-
-def test_waiting_for_a_server_ends_when_somebody_asks_for_a_stop() -> None:
-    server = TaskServer([sys.executable, "-c", FOREVER], ENV)
-    assert not server.wait_until_ready([signal.SIGTERM])
-    server.close()
-    assert not psutil.pid_exists(server.pid)
