@@ -316,8 +316,7 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
 
         if is_sweep:
             raise ConfigError("command=doctor with --multirun: it checks one machine. Remove --multirun.")
-        sources = [(str(one.provider), str(one.path)) for one in HydraConfig.get().runtime.config_sources]
-        return FINISHED if doctor.show(config, env, sources) else FAILED
+        return FINISHED if doctor.show(config.tracking, env) else FAILED
     else:
         from runner.launch.environment import cluster_info
 

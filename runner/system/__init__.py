@@ -4,7 +4,7 @@
 its parent, and `task_server` has a server fork one; `heartbeat` tells a parent that its child is alive.
 `standard_streams` keeps stdout and stderr from raising errors, `redaction` masks secrets in everything that is written,
 `console` prints the progress line, tables and numbers. `start_status` draws a line before there is a task. `gc_pause`
-turns the garbage collector off during long imports. `resources` reports the memory and cores that a process may use.
+turns the garbage collector off during long imports. `memory` reports what a process may still use.
 `user_frames` finds the user's lines in a traceback.
 
 Every other package of the runner may import this one; it imports none of them.

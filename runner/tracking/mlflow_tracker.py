@@ -14,11 +14,12 @@ import math
 import os
 import re
 import shlex
+import sqlite3
 import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from filelock import FileLock
 from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
+from runner.system.console import counted
 from runner.system.redaction import mask_text
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe
 
@@ -124,6 +126,30 @@ class MlflowTracker(Tracker):
             with FileLock(f"{database}.lock", timeout=LOCK_TIMEOUT_SECS):
                 if not database.exists():
                     _make_database(database)
+
+    def check(self) -> str:
+        """Return that a run can be recorded, in words. Creates nothing. Called only by command=doctor.
+
+        Raises:
+          PermissionError: the server asks for credentials.
+          Exception: no run can be recorded; of MLflow or the system.
+        """
+        path = sqlite_path(self.uri)
+        if path is not None:
+            return _check_database(path.absolute())
+        if not self.uri.startswith(("http://", "https://")):
+            return "not tried: neither an SQLite file nor an HTTP server"
+        self.prepare()
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        try:
+            MlflowClient(tracking_uri=self.uri).search_experiments(max_results=1)
+        except MlflowException as error:
+            if (status := error.get_http_status_code()) in (401, 403):
+                raise PermissionError(f"it asks for credentials (HTTP {status})") from error
+            raise
+        return "yes"
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         self._connect()
@@ -447,6 +473,18 @@ def sqlite_path(uri: str) -> Path | None:
 def _sqlite_uri(path: Path) -> str:
     # SQLAlchemy decodes %20 and ignores what follows `?`.
     return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
+
+
+def _check_database(path: Path) -> str:
+    """Return that MLflow can write its database `path`, in words."""
+    there = next(one for one in (path, *path.parents) if one.exists())
+    if not os.access(there, os.W_OK):
+        raise OSError(f"{there} is not writable")
+    if there != path:
+        return "yes: the first run creates the file"
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM runs").fetchone()
+    return f"yes: a database with {counted(count, 'run')}"
 
 
 def _make_database(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import io
-import json
 import sqlite3
 import sys
 import threading
@@ -17,10 +16,9 @@ import pytest
 import tensorflow as tf
 
 from runner.config import parsing
-from runner.config.schema import Config
+from runner.config.schema import TrackingConfig
 from runner.launch.environment import doctor
 from runner.launch.environment.doctor import Probe, Section
-from runner.system.resources import Memory
 from tests.config.test_config import composed
 from tests.support.command_line import CommandLine
 
@@ -33,8 +31,8 @@ FACTS: dict[str, Any] = {
 GPU = {"name": "GPU:0", "kind": "GPU", "error": None, "model": "NVIDIA H200", "compute_capability": [9, 0]}
 
 
-def config(*overrides: str) -> Config:
-    return parsing.parse(composed(["command=doctor", *overrides]))
+def tracking(*overrides: str) -> TrackingConfig:
+    return parsing.parse(composed(["command=doctor", *overrides])).tracking
 
 
 def advice(section: Section) -> list[tuple[bool, str, str]]:
@@ -43,31 +41,26 @@ def advice(section: Section) -> list[tuple[bool, str, str]]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine) -> tuple[int, str, Path]:
-    """(exit code, output, folder) of the command, in a project with a config of its own."""
+    """(exit code, output, folder) of the command, in an empty folder."""
     home = tmp_path_factory.mktemp("home")
-    for name in ("conf/model/digits.yaml", "conf/experiment/mine.yaml"):
-        (home / name).parent.mkdir(parents=True)
-        (home / name).write_text("# @package _global_\n" if "experiment" in name else "fn: model_fns.digits\n")
     result = command_line("command=doctor", cwd=home, CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1")
     assert result.stderr == ""
     return result.returncode, result.stdout, home
 
 
-def test_it_tells_of_tensorflow_devices_mlflow_and_the_config(told: tuple[int, str, Path]) -> None:
+def test_it_tells_of_tensorflow_devices_and_mlflow(told: tuple[int, str, Path]) -> None:
     code, said, home = told
     assert (code, said.splitlines()[-1]) == (0, "A run can start here.")
     assert f"TensorFlow  {tf.__version__}, built for " in said
     assert f"Keras       {keras.__version__}; tf.keras is 3." in said
     assert "\nCPU:0       computes\n" in said and "\nGPU         none: " in said
-    assert f"runs go to        sqlite:///{home}/mlflow.db (default)" in said
+    assert f"runs go to        sqlite:///{home}/mlflow.db" in said
     assert "reachable         yes: the first run creates the file" in said
-    assert "replaces  model/digits.yaml" in said and "adds      experiment/mine.yaml" in said
-    assert said.index("(your ./conf)") < said.index("(main)"), "in the order of the search"
 
 
 def test_it_leaves_nothing_and_warns_of_slow_imports(told: tuple[int, str, Path]) -> None:
     _, said, home = told
-    assert {path.name for path in home.iterdir()} == {"conf"}
+    assert list(home.iterdir()) == []
     assert "warning  PYTHONDONTWRITEBYTECODE is set, so each start " in said
     assert said.rstrip().splitlines()[-3].endswith("unset PYTHONDONTWRITEBYTECODE")
 
@@ -76,7 +69,7 @@ def test_a_machine_without_tensorflow_is_exit_code_1(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "run_probe", lambda env: Probe(None, "exited with 1", "ImportError: no libfoo\n"))
     screen = io.StringIO()
-    assert not doctor.show(config(), {}, [], screen)
+    assert not doctor.show(tracking(), {}, screen)
     said = screen.getvalue()
     assert said.endswith("No run can start here: see the errors above.\n")
     assert "exited with 1: ImportError: no libfoo" in said and "error  " in said
@@ -86,7 +79,6 @@ def test_a_machine_without_tensorflow_is_exit_code_1(tmp_path: Path, monkeypatch
     ("failure", "said", "env", "do"),
     [
         ("exited with 1", "Unknown flag in XLA_FLAGS: --x", {"XLA_FLAGS": "--x"}, "unset XLA_FLAGS, or correct it"),
-        ("exited with 1", "No module named 'jax'", {"KERAS_BACKEND": "jax"}, "unset KERAS_BACKEND: a model_fn needs"),
         ("was killed by SIGILL", "", {}, "this processor lacks instructions"),
         ("was killed by SIGKILL (by the system)", "", {}, "give this machine or container more memory"),
     ],
@@ -145,18 +137,16 @@ def test_a_gpu_is_named_and_one_that_does_not_compute_is_a_problem(tmp_path: Pat
     assert [(fatal, what) for fatal, what, _ in advice(section)] == [(False, "GPU:0 does not compute: no kernel image")]
 
 
-def test_little_memory_disk_and_cpu_time_are_problems(tmp_path: Path) -> None:
-    plenty = doctor.check_machine(tmp_path, Memory(64 * GB, 40 * GB, None), (8, None), {tmp_path: 50 * GB})
+def test_little_memory_and_disk_are_problems(tmp_path: Path) -> None:
+    plenty = doctor.check_machine(tmp_path, 40 * GB, {tmp_path: 50 * GB})
     assert plenty.problems == []
-    section = doctor.check_machine(tmp_path, Memory(64 * GB, GB, 4 * GB), (8, 2.0), {tmp_path: 10 * 2**20})
-    assert dict(section.rows)["memory"] == "1.1 GB free of 68.7 GB; the control group allows 4.3 GB"
-    fatal = [is_fatal for is_fatal, _, _ in advice(section)]
-    assert fatal == [False, False, True]
-    assert section.problems[1].do == "run.intra_op_threads=2 run.inter_op_threads=2"
+    section = doctor.check_machine(tmp_path, GB, {tmp_path: 10 * 2**20})
+    assert section.rows == [("memory", "1.1 GB free"), ("disk", f"10.5 MB free at {tmp_path}")]
+    assert [is_fatal for is_fatal, _, _ in advice(section)] == [False, True]
 
 
 def test_packages_of_other_versions_are_named() -> None:
-    section = doctor.check_python(["numpy>=99", "nobody-has-this>=1", "keras>=3", "optuna>=99; extra == 'optuna'"])
+    section = doctor.check_python({}, ["numpy>=99", "nobody-has-this>=1", "keras>=3", "optuna>=99; extra == 'optuna'"])
     assert [(fatal, do) for fatal, _, do in advice(section)] == [
         (False, "pip install 'numpy>=99'"),
         (True, "pip install 'nobody-has-this>=1'"),
@@ -168,14 +158,16 @@ def test_packages_of_other_versions_are_named() -> None:
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that answers /health, and /closed/health with 401; its URL, and the requests that came."""
+    """A server without experiments, which asks for credentials at /closed; its URL, and the requests that came."""
     came: list[dict[str, str]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_POST(self) -> None:
             came.append({"path": self.path, "auth": self.headers.get("Authorization", "")})
-            self.send_response({"/health": 200, "/closed/health": 401}.get(self.path, 404))
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(401 if self.path.startswith("/closed/") else 200)
             self.end_headers()
+            self.wfile.write(b"" if self.path.startswith("/closed/") else b'{"experiments": []}')
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -191,20 +183,21 @@ def server() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 def test_a_tracking_server_is_asked(server: tuple[str, list[dict[str, str]]], tmp_path: Path) -> None:
     host, came = server
-    section = doctor.check_tracking(config(f"tracking.uri=http://me:secret99@{host}/"), {}, tmp_path)
-    assert dict(section.rows)["reachable"] == "yes (HTTP 200)"
-    assert came == [{"path": "/health", "auth": "Basic bWU6c2VjcmV0OTk="}]
+    section = doctor.check_tracking(tracking(f"tracking.uri=http://me:secret99@{host}/"), {}, tmp_path)
+    assert (dict(section.rows)["reachable"], section.problems) == ("yes", [])
+    assert {one["auth"] for one in came} == {"Basic bWU6c2VjcmV0OTk="}
+    assert {one["path"].rpartition("/")[2] for one in came} == {"search"}, "only reads"
     assert "secret99" not in str(section)
-    section = doctor.check_tracking(config(), {"MLFLOW_TRACKING_URI": f"http://{host}/closed"}, tmp_path)
+    section = doctor.check_tracking(tracking(), {"MLFLOW_TRACKING_URI": f"http://{host}/closed"}, tmp_path)
     ((is_fatal, what, do),) = advice(section)
     assert not is_fatal and "asks for credentials (HTTP 401)" in what and "MLFLOW_TRACKING_TOKEN" in do
 
 
-def test_a_tracking_server_that_is_away_stops_nothing(server: Any, tmp_path: Path) -> None:
-    section = doctor.check_tracking(config("tracking.uri=http://127.0.0.1:1"), {}, tmp_path)
+def test_a_tracking_server_that_is_away_stops_nothing(tmp_path: Path) -> None:
+    section = doctor.check_tracking(tracking("tracking.uri=http://me:secret99@127.0.0.1:1"), {}, tmp_path)
     ((is_fatal, what, do),) = advice(section)
-    assert not is_fatal and what.startswith("the tracking server http://127.0.0.1:1 does not answer: ")
-    assert "is recorded once it is back" in do
+    assert not is_fatal and "127.0.0.1:1 cannot be reached: Connection refused." in what and "secret99" not in what
+    assert "is recorded later" in do
 
 
 def test_a_database_is_opened(tmp_path: Path) -> None:
@@ -213,33 +206,26 @@ def test_a_database_is_opened(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE runs (run_uuid TEXT)")
         connection.execute("INSERT INTO runs VALUES ('a')")
     connection.close()
-    assert dict(doctor.check_tracking(config(), {}, tmp_path).rows)["reachable"] == "yes: a database with 1 run"
+    assert dict(doctor.check_tracking(tracking(), {}, tmp_path).rows)["reachable"] == "yes: a database with 1 run"
     file.write_text("no database at all, but a text that is long enough to be read as a header" * 20)
-    ((_, what, _),) = advice(doctor.check_tracking(config(), {}, tmp_path))
-    assert what.startswith(f"{file} cannot be read as a database of MLflow: ")
+    ((_, what, _),) = advice(doctor.check_tracking(tracking(), {}, tmp_path))
+    assert what.startswith(f"runs cannot be recorded in sqlite:///{file}: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 
 
 def test_a_run_without_mlflow_needs_none(tmp_path: Path) -> None:
-    section = doctor.check_tracking(config("tracking=csv"), {}, tmp_path)
+    section = doctor.check_tracking(tracking("tracking=csv"), {}, tmp_path)
     assert (section.rows, section.problems) == ([("tracking.backend", "csv")], [])
 
 
-# --- environment variables -------------------------------------------------------------------------------------------
+# --- Keras -----------------------------------------------------------------------------------------------------------
 
 
-def test_variables_with_which_no_run_can_start_are_errors() -> None:
-    env = {"TF_CONFIG": "{", "KERAS_BACKEND": "jax", "MLFLOW_TRACKING_URI": "http://a:secret99@b", "OTHER": "1"}
-    section = doctor.check_variables(config(), env)
-    names = [name for name, _ in section.rows]
-    assert names == ["TF_CONFIG", "KERAS_BACKEND", "MLFLOW_TRACKING_URI"]
-    assert "secret99" not in str(section)
-    first, second = advice(section)
-    assert first[0] and first[1].startswith("TF_CONFIG")
-    assert second == (True, "KERAS_BACKEND=jax: a model_fn needs Keras on TensorFlow", "unset KERAS_BACKEND")
-
-
-def test_a_good_environment_has_no_problem() -> None:
-    place = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}})
-    section = doctor.check_variables(config("strategy=multi_worker"), {"TF_CONFIG": place})
-    assert section.problems == []
-    assert doctor.check_variables(config(), {}).rows == [("", "none that affects a run is set")]
+@pytest.mark.parametrize("probe", [Probe(FACTS), Probe(None, "exited with 1", "No module named 'jax'")])
+def test_a_keras_that_no_model_can_use_is_an_error(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    section = doctor.check_tensorflow(probe, {"KERAS_BACKEND": "jax", "TF_USE_LEGACY_KERAS": "1"})
+    first, second = advice(section)[:2]
+    assert first == (True, "KERAS_BACKEND=jax: a model_fn needs Keras on TensorFlow", "unset KERAS_BACKEND")
+    assert second[0] and second[2].startswith("pip install 'tf-runner[classic]'")
+    assert doctor.check_tensorflow(Probe(FACTS), {"KERAS_BACKEND": "tensorflow"}).problems == []

@@ -6,20 +6,16 @@ TensorFlow probe are arguments of the checks, so that tests can choose them.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import platform
-import sqlite3
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,47 +24,24 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import runner
-from runner.config.hydra import conf_path
-from runner.config.schema import Config, ConfigError
-from runner.distribute.cluster_resolver import detect
-from runner.system import resources
+from runner.config.schema import TrackingConfig
 from runner.system.child_process import describe_exit
-from runner.system.console import counted, format_bytes, print_table
+from runner.system.console import format_bytes, print_table
+from runner.system.files import free_bytes
+from runner.system.memory import free_memory
 from runner.system.redaction import masked_value
 from runner.system.start_status import START_STATUS, shows_live
-from runner.tracking.mlflow_tracker import sqlite_path, tracking_uri
+from runner.tracking.mlflow_tracker import build_tracker, experiment_name
+from runner.tracking.tracker import describe
 
 PROBE_SECS = 180
 """Seconds that TensorFlow's import and test may take: a minute on a slow disk without cached bytecode."""
-
-ANSWER_SECS = 5
-"""Seconds that a tracking server may take to answer."""
 
 FEW_BYTES = 2 * 2**30
 """Bytes of free memory below which there is a warning. A task of a small model takes about 0.7 GB (measured)."""
 
 LITTLE_DISK, NO_DISK = 2**30, 50 * 2**20
 """Free bytes of disk below which checkpoints may not fit, and below which a run cannot start."""
-
-VARIABLES: Mapping[str, str] = {
-    "TF_CONFIG": "the place of this process in a cluster",
-    "CUDA_VISIBLE_DEVICES": "the GPUs that TensorFlow may see",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "overrides run.memory_growth",
-    "TF_GPU_ALLOCATOR": "how TensorFlow allocates GPU memory",
-    "TF_USE_LEGACY_KERAS": "whether tf.keras is Keras 2, if model.keras=auto finds no reason in the source",
-    "KERAS_BACKEND": "the framework with which Keras 3 computes",
-    "XLA_FLAGS": "settings of XLA (train.jit)",
-    "TF_XLA_FLAGS": "whether TensorFlow compiles with XLA without train.jit",
-    "TF_ENABLE_ONEDNN_OPTS": "whether TensorFlow uses oneDNN's kernels, which round differently",
-    "OMP_NUM_THREADS": "number of threads of NumPy and oneDNN",
-    "TF_CPP_MIN_LOG_LEVEL": "the lowest level of messages that TensorFlow's C++ code logs",
-    "MLFLOW_TRACKING_URI": "where runs are recorded, unless tracking.uri is set",
-    "MLFLOW_EXPERIMENT_NAME": "the experiment in MLflow, unless tracking.experiment is set",
-    "HYDRA_FULL_ERROR": "1: mistakes show their traceback",
-    "PYTHONDONTWRITEBYTECODE": "set: Python does not save compiled bytecode",
-    "PYTHONPATH": "folders in which Python looks for modules first",
-}
-"""Environment variables that change how a run behaves -> their effect."""
 
 
 @dataclass(frozen=True)
@@ -108,22 +81,14 @@ class Probe:
     said: str = ""
 
 
-def show(
-    config: Config, env: Mapping[str, str], sources: Sequence[tuple[str, str]], stream: IO[str] | None = None
-) -> bool:
-    """Print the findings, then the problems, and report whether a run can start here.
-
-    Args:
-      sources: (who names it, path) of each place in which Hydra looks for config files.
-    """
+def show(settings: TrackingConfig, env: Mapping[str, str], stream: IO[str] | None = None) -> bool:
+    """Print the findings, then the problems, and report whether a run can start here."""
     stream = stream or sys.stdout
     checks: Sequence[Callable[[], Section]] = (
-        lambda: check_python(),
+        lambda: check_python(env),
         lambda: check_tensorflow(_run_probe_shown(env), env),
         lambda: check_machine(Path.cwd()),
-        lambda: check_tracking(config, env, Path.cwd()),
-        lambda: check_config(sources),
-        lambda: check_variables(config, env),
+        lambda: check_tracking(settings, env, Path.cwd()),
     )
     problems: list[Problem] = []
     for check in checks:  # printed one by one, so that the user sees progress
@@ -146,8 +111,8 @@ def show(
 # --- Python and packages ---------------------------------------------------------------------------------------------
 
 
-def check_python(requirements: Sequence[str] | None = None) -> Section:
-    """Check that Python and the dependencies have supported versions.
+def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = None) -> Section:
+    """Check that Python and the dependencies have supported versions, and that Python saves compiled bytecode.
 
     Args:
       requirements: the dependencies; None: those of the installed distribution.
@@ -185,6 +150,9 @@ def check_python(requirements: Sequence[str] | None = None) -> Section:
             problems.append(
                 Problem(f"{needed.name} {found} is installed, not {needed.specifier}", f"pip install '{needed}'")
             )
+    if env.get("PYTHONDONTWRITEBYTECODE"):
+        what = "PYTHONDONTWRITEBYTECODE is set, so each start compiles all modules again: 10 s instead of 4"
+        problems.append(Problem(what, "unset PYTHONDONTWRITEBYTECODE"))
     return Section("python", rows, problems)
 
 
@@ -216,18 +184,18 @@ def _run_probe_shown(env: Mapping[str, str]) -> Probe:
 
 
 def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/dev")) -> Section:
-    """Check that TensorFlow can be imported and computes on each device; report why there is no GPU.
+    """Check that TensorFlow can be imported, with a Keras that model_fns can use, and computes on each device; report
+    why there is no GPU.
 
     Args:
       dev: the folder with the system's file for each NVIDIA GPU.
     """
-    title = "tensorflow"
+    title, problems = "tensorflow", _keras_problems(env)
     if probe.facts is None:
         last = next((line for line in reversed(probe.said.splitlines()) if line.strip()), "it wrote nothing")
         what = f"a process that imports TensorFlow and multiplies two matrices {probe.failure}: {last.strip()}"
-        return Section(
-            title, [("TensorFlow", "cannot be used")], [Problem(what, _mend_import(probe, env), is_fatal=True)]
-        )
+        problems.append(Problem(what, _mend_import(probe, env), is_fatal=True))
+        return Section(title, [("TensorFlow", "cannot be used")], problems)
     facts = probe.facts
     build = (
         f"CUDA {facts['cuda']}, cuDNN {facts['cudnn']}" if facts["cuda"] else "ROCm" if facts["rocm"] else "CPU only"
@@ -236,7 +204,6 @@ def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/de
         ("TensorFlow", f"{facts['tensorflow']}, built for {build}; imported in {facts['import_secs']} s"),
         ("Keras", f"{facts['keras']}; tf.keras is {facts['tf_keras']}"),
     ]
-    problems = []
     gpus = 0
     for device in facts["devices"]:
         gpus += device["kind"] == "GPU"
@@ -254,12 +221,21 @@ def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/de
     return Section(title, rows, problems)
 
 
+def _keras_problems(env: Mapping[str, str]) -> list[Problem]:
+    problems = []
+    if env.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+        what = f"KERAS_BACKEND={env['KERAS_BACKEND']}: a model_fn needs Keras on TensorFlow"
+        problems.append(Problem(what, "unset KERAS_BACKEND", is_fatal=True))
+    if env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and find_spec("tf_keras") is None:
+        what = "TF_USE_LEGACY_KERAS selects Keras 2, but the package tf_keras is not installed"
+        problems.append(Problem(what, "pip install 'tf-runner[classic]', or unset TF_USE_LEGACY_KERAS", is_fatal=True))
+    return problems
+
+
 def _mend_import(probe: Probe, env: Mapping[str, str]) -> str:
     """Return the remedy for a TensorFlow that cannot be used."""
     if "XLA_FLAGS" in probe.said and "XLA_FLAGS" in env:
         return "unset XLA_FLAGS, or correct it"
-    if env.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-        return "unset KERAS_BACKEND: a model_fn needs Keras on TensorFlow"
     if "SIGILL" in probe.failure:
         return "this processor lacks instructions that TensorFlow's wheels use (AVX): use another machine"
     if "SIGKILL" in probe.failure:
@@ -293,33 +269,21 @@ def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, P
 # --- memory and disk -------------------------------------------------------------------------------------------------
 
 
-def check_machine(
-    folder: Path,
-    memory: resources.Memory | None = None,
-    cores: tuple[int, float | None] | None = None,
-    free: Mapping[Path, int] | None = None,
-) -> Section:
+def check_machine(folder: Path, memory: int | None = None, free: Mapping[Path, int] | None = None) -> Section:
     """Check that memory and disk suffice for a run started in `folder`.
 
     Args:
-      memory, cores, free: those of this machine if None; `free` has bytes by folder.
+      memory, free: free bytes of memory, and of the disk of each folder; None: those of this machine.
     """
-    memory, (count, granted) = memory or resources.find_memory(), cores or resources.find_cores()
     if free is None:
-        free = {path: resources.free_bytes(path) for path in (folder, Path(tempfile.gettempdir()))}
-    limit = "" if memory.limit is None else f"; the control group allows {format_bytes(memory.limit)}"
-    rows = [
-        ("cores", f"{count}" + ("" if granted is None else f"; the control group allows CPU time of {granted:g}")),
-        ("memory", f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}{limit}"),
-    ]
+        free = {path: free_bytes(path) for path in (folder, Path(tempfile.gettempdir()))}
+    if memory is None:
+        memory = free_memory()
+    rows = [("memory", f"{format_bytes(memory)} free")]
     problems = []
-    if memory.available < FEW_BYTES:
-        what = f"only {format_bytes(memory.available)} of memory is free; a task needs about 1 GB, plus its data"
+    if memory < FEW_BYTES:
+        what = f"only {format_bytes(memory)} of memory is free; a task needs about 1 GB, plus its data"
         problems.append(Problem(what, "end other processes, or give this machine or container more memory"))
-    if granted is not None and granted < count:
-        what = f"TensorFlow starts threads for {count} cores, but the control group allows CPU time of {granted:g}"
-        threads = max(1, round(granted))
-        problems.append(Problem(what, f"run.intra_op_threads={threads} run.inter_op_threads={threads}"))
     for path, size in free.items():
         rows.append(("disk", f"{format_bytes(size)} free at {path}"))
         if size < LITTLE_DISK:
@@ -331,151 +295,23 @@ def check_machine(
     return Section("machine", rows, problems)
 
 
-# --- MLflow ----------------------------------------------------------------------------------------------------------
+# --- tracking --------------------------------------------------------------------------------------------------------
 
 
-def check_tracking(config: Config, env: Mapping[str, str], folder: Path) -> Section:
-    """Check that runs started in `folder` can be recorded as the config says."""
-    names = ", ".join(backend.name for backend in config.tracking.backends) or "none"
-    rows = [("tracking.backend", names)]
-    if not config.tracking.has_mlflow:
+def check_tracking(settings: TrackingConfig, env: Mapping[str, str], folder: Path) -> Section:
+    """Check that runs started in `folder` can be recorded. MLflow is asked; csv and a user's class are only named."""
+    rows = [("tracking.backend", ", ".join(backend.name for backend in settings.backends) or "none")]
+    if not settings.has_mlflow:
         return Section("tracking", rows)
-    uri = tracking_uri(config.tracking, env, folder)
-    origin = (
-        "tracking.uri"
-        if config.tracking.uri
-        else "MLFLOW_TRACKING_URI"
-        if env.get("MLFLOW_TRACKING_URI")
-        else "default"
-    )
-    shown = str(masked_value("tracking.uri", uri))
-    answer, problem = _reach(uri, shown)
-    rows += [
-        ("MLflow", metadata.version("mlflow")),
-        ("runs go to", f"{shown} ({origin})"),
-        ("experiment", config.tracking.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"),
-        ("reachable", answer),
-    ]
-    return Section("tracking", rows, [problem] if problem else [])
-
-
-def _reach(uri: str, shown: str) -> tuple[str, Problem | None]:
-    """Return whether MLflow answers at `uri`, in words, and the problem if it does not."""
-    later = "Training continues meanwhile, and is recorded once it is back; or choose tracking=csv or tracking.uri=..."
-    path = sqlite_path(uri)
-    if path is not None:
-        return _reach_sqlite(path)
-    if not uri.startswith(("http://", "https://")):
-        return "not tried: neither an SQLite file nor an HTTP server", None
+    tracker, problems = build_tracker(settings, env, folder), []
+    shown = str(masked_value("tracking.uri", tracker.uri))
     try:
-        with urllib.request.urlopen(_health(uri), timeout=ANSWER_SECS) as answer:
-            return f"yes (HTTP {answer.status})", None
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
+        answer = tracker.check()
+    except Exception as error:  # of MLflow, of a database, of the network
+        answer = f"no: {describe(error)}"
+        do = "training continues meanwhile, and is recorded later; or choose tracking=csv or tracking.uri=..."
+        if isinstance(error, PermissionError):
             do = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-            has_some = any(name in os.environ for name in ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME"))
-            problem = None if has_some else Problem(f"{shown} asks for credentials (HTTP {error.code})", do)
-            return f"yes, with credentials (HTTP {error.code})", problem
-        return f"HTTP {error.code}", Problem(
-            f"{shown} answers HTTP {error.code} to /health, an MLflow server 200", later
-        )
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        return f"no: {reason}", Problem(f"the tracking server {shown} does not answer: {reason}", f"start it. {later}")
-
-
-def _health(uri: str) -> urllib.request.Request:
-    """Return the health request to an MLflow server."""
-    parts = urllib.parse.urlsplit(uri)
-    user, _, host = parts.netloc.rpartition("@")
-    url = urllib.parse.urlunsplit((parts.scheme, host, f"{parts.path.rstrip('/')}/health", parts.query, ""))
-    # urllib treats user:password@ in a URL as part of the host.
-    word = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
-    return urllib.request.Request(url, headers={"Authorization": f"Basic {word}"} if user else {})
-
-
-def _reach_sqlite(path: Path) -> tuple[str, Problem | None]:
-    if not path.exists():
-        there = next(one for one in path.absolute().parents if one.exists())
-        if os.access(there, os.W_OK):
-            return "yes: the first run creates the file", None
-        do = "set tracking.uri to a file that can be created, or tracking=csv"
-        return "no", Problem(f"{path} does not exist and cannot be created", do)
-    try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=ANSWER_SECS)
-        try:
-            (count,) = connection.execute("SELECT count(*) FROM runs").fetchone()
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        do = "mlflow db upgrade, or move the file away"
-        return "no", Problem(f"{path} cannot be read as a database of MLflow: {error}", do)
-    if not os.access(path, os.W_OK):
-        return "no: the file is read-only", Problem(
-            f"{path} cannot be written", f"chmod u+w {path}, or another tracking.uri"
-        )
-    return f"yes: a database with {counted(count, 'run')}", None
-
-
-# --- the config ------------------------------------------------------------------------------------------------------
-
-
-def check_config(sources: Sequence[tuple[str, str]]) -> Section:
-    """Show where config files are looked for, and which of the user's files add to or replace the runner's."""
-    ours = Path(runner.__file__).parent / "conf" if conf_path().startswith("pkg://") else Path(conf_path())
-    rows = []
-    for provider, path in sources:
-        is_ours = provider == "main"
-        if provider not in ("hydra", "schema") and path:
-            rows.append(("searched", f"{ours if is_ours else path.removeprefix('file://')} ({provider})"))
-        folder = Path(path.removeprefix("file://"))
-        if is_ours or provider in ("hydra", "schema") or not folder.is_dir():
-            continue
-        for file in sorted(folder.rglob("*.yaml")):
-            name = file.relative_to(folder)
-            takes_place = (ours / name).exists()
-            rows.append(("replaces" if takes_place else "adds", str(name)))
-    return Section("config, in the order in which it is searched", rows)
-
-
-# --- environment variables -------------------------------------------------------------------------------------------
-
-
-def check_variables(config: Config, env: Mapping[str, str]) -> Section:
-    """Show environment variables that change how a run behaves, and report those with which none can start."""
-    rows = [
-        (name, f"{masked_value(name, _short(env[name]))}  ({meaning})")
-        for name, meaning in VARIABLES.items()
-        if name in env
-    ]
-    return Section(
-        "environment variables", rows or [("", "none that affects a run is set")], list(_variable_problems(config, env))
-    )
-
-
-def _variable_problems(config: Config, env: Mapping[str, str]) -> Iterator[Problem]:
-    try:
-        detect(env, config.cluster, config.strategy)
-    except ConfigError as error:
-        yield Problem(str(error), "see command=cluster_info and docs/how_to/clusters.md", is_fatal=True)
-    if env.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-        what = f"KERAS_BACKEND={env['KERAS_BACKEND']}: a model_fn needs Keras on TensorFlow"
-        yield Problem(what, "unset KERAS_BACKEND", is_fatal=True)
-    if env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and not _is_installed("tf-keras"):
-        what = "TF_USE_LEGACY_KERAS selects Keras 2, but the package tf_keras is not installed"
-        yield Problem(what, "pip install 'tf-runner[classic]', or unset TF_USE_LEGACY_KERAS", is_fatal=True)
-    if env.get("PYTHONDONTWRITEBYTECODE"):
-        what = "PYTHONDONTWRITEBYTECODE is set, so each start compiles all modules again: 10 s instead of 4"
-        yield Problem(what, "unset PYTHONDONTWRITEBYTECODE")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:99]}…"
+        problems.append(Problem(f"runs cannot be recorded in {shown}: {describe(error)}", do))
+    rows += [("runs go to", shown), ("experiment", experiment_name(settings, env)), ("reachable", answer)]
+    return Section("tracking", rows, problems)
