@@ -22,12 +22,12 @@ from filelock import FileLock
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
-from runner.launch.sweep_picture import JOBS_FILE, draw_jobs
 from runner.system import console
 from runner.system.files import read_json, write_json
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
+from runner.tracking.curves import JOBS_FILE, draw_jobs
 from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, SUPERVISOR, Journal, journal_path, note_of_run, read_journal
 from runner.tracking.provenance import tags_of_this_process

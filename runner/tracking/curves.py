@@ -1,4 +1,6 @@
-"""A picture of a run's learning curves, from its journals. matplotlib is imported when there is something to draw."""
+"""Pictures of a run's learning curves, from its journals, and of a sweep's jobs: parallel coordinates, one line per job
+through its values and its result. matplotlib is imported when there is something to draw.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CURVES_FILE = "learning_curves.png"
+JOBS_FILE = "parallel_coordinates.png"
 MAX_PANELS = 25
 MAX_POINTS = 400
 """A curve with more points than this is drawn as means, with a band from minimum to maximum."""
@@ -32,6 +35,8 @@ MAX_VALUE = 1e100
 """Larger values are drawn as infinite, because the axes would overflow."""
 LOG_RATIO = 100.0
 """A panel whose values span more than this is drawn on a log scale."""
+MAX_MARKS = 6
+"""Largest number of values that are labelled on an axis of a sweep's picture."""
 COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")
 
 DRAWING = threading.Lock()  # the runs of a sweep share matplotlib's fonts, and may end at the same time
@@ -60,7 +65,29 @@ def draw_curves(model_dir: Path) -> Path | None:
         return None
     path = model_dir / CURVES_FILE
     with DRAWING:
-        save_figure(_figure(panels, model_dir.name), path)
+        save_figure(_figure_of_curves(panels, model_dir.name), path)
+    return path
+
+
+def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: Path) -> Path | None:
+    """Draw the values and the metric of each job into `directory`, and return the file.
+
+    Args:
+      jobs: (`learning_rate=0.1, strategy=mirrored` as in the sweep's table, the metric or None).
+
+    Returns:
+      The file; None if fewer than two jobs have the metric.
+    """
+    rows = [(dict(part.split("=", 1) for part in name.split(", ") if "=" in part), value) for name, value in jobs]
+    rows = [(varied, value) for varied, value in rows if value is not None and math.isfinite(value)]
+    names = list(dict.fromkeys(name for varied, _ in rows for name in varied))
+    if len(rows) < 2 or not names:
+        return None
+    columns = [[varied.get(name, "-") for varied, _ in rows] for name in names]
+    values = [float(value) for _, value in rows if value is not None]
+    path = directory / JOBS_FILE
+    with DRAWING:
+        save_figure(_figure_of_jobs(names, columns, metric, values), path)
     return path
 
 
@@ -134,16 +161,28 @@ def import_matplotlib() -> None:
     from matplotlib.figure import Figure  # noqa: F401
 
 
-def _figure(panels: Sequence[Panel], run_name: str) -> Figure:
-    """Return the figure: the first panel over the whole width, the others in rows below it, all with the same steps."""
+def _empty_figure(width: float, height: float) -> Figure:
     import_matplotlib()
     from matplotlib.figure import Figure
 
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _text(text: str) -> str:
+    """Return `text` with dollar signs escaped, since matplotlib reads a formula between two of them."""
+    return text.replace("$", r"\$")
+
+
+# --- learning curves -------------------------------------------------------------------------------------------------
+
+
+def _figure_of_curves(panels: Sequence[Panel], run_name: str) -> Figure:
+    """Return the figure: the first panel over the whole width, the others in rows below it, all with the same steps."""
     shown = panels[:MAX_PANELS]
     others = len(shown) - 1
     columns = max(1, others) if others <= 3 else 2 if others == 4 else 3
     rows = 1 + math.ceil(others / columns)
-    figure = Figure(figsize=(max(10.0, 4.2 * columns), 3.9 + 2.7 * (rows - 1)), layout="constrained", facecolor="white")
+    figure = _empty_figure(max(10.0, 4.2 * columns), 3.9 + 2.7 * (rows - 1))
     grid = figure.add_gridspec(rows, columns, height_ratios=[3.6, *[2.6] * (rows - 1)])
     left_out = f"   ({len(panels) - len(shown)} more metrics are not shown)" if len(shown) < len(panels) else ""
     figure.suptitle(_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
@@ -234,6 +273,55 @@ def _is_finite(value: float) -> bool:
     return abs(value) <= MAX_VALUE
 
 
-def _text(text: str) -> str:
-    """Return `text` with dollar signs escaped, since matplotlib reads a formula between two of them."""
-    return text.replace("$", r"\$")
+# --- the jobs of a sweep ---------------------------------------------------------------------------------------------
+
+
+def _figure_of_jobs(
+    names: Sequence[str], columns: Sequence[Sequence[str]], metric: str, values: Sequence[float]
+) -> Figure:
+    from matplotlib import colormaps
+
+    figure = _empty_figure(max(9.0, 2.2 * (len(names) + 1)), 4.5)
+    axes = figure.add_subplot()
+    places = [_placed(column) for column in [*columns, [repr(value) for value in values]]]
+    for job in range(len(values)):
+        heights = [heights[job] for heights, _ in places]
+        colour = colormaps["viridis"](0.9 * heights[-1])  # without the last tenth, which is too light on white
+        axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
+    for number, (_, ticks) in enumerate(places):
+        axes.axvline(number, color="#999999", linewidth=0.8)
+        for height, text in ticks:
+            axes.annotate(
+                text, (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
+                bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+            )  # fmt: skip
+    axes.set_xticks(range(len(places)), [_text(text) for text in (*names, metric)], fontsize=9)
+    axes.set_yticks([])
+    axes.set_xlim(-0.1, len(places) - 0.6)
+    axes.tick_params(length=0)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    return figure
+
+
+def _placed(texts: Sequence[str]) -> tuple[list[float], list[tuple[float, str]]]:
+    """Return (height of each value from 0 to 1, marks of the axis).
+
+    Numbers are placed to scale, logarithmically if they span more than an order of magnitude; names are stacked.
+    """
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(map(math.isfinite, numbers)):
+        names = sorted(set(texts))
+        heights = {name: number / max(len(names) - 1, 1) for number, name in enumerate(names)}
+        return [heights[text] for text in texts], [(heights[name], name) for name in names]
+    is_log = min(numbers) > 0 and max(numbers) >= 10 * min(numbers)
+    scaled = [math.log(number) if is_log else number for number in numbers]
+    least, span = min(scaled), max(scaled) - min(scaled)
+    heights_of = {number: (each - least) / span if span else 0.5 for number, each in zip(numbers, scaled, strict=True)}
+    marks = [(height, number) for number, height in heights_of.items()]
+    if len(marks) > MAX_MARKS:
+        between = [(part / 4, least + span * part / 4) for part in range(5)]
+        marks = [(height, math.exp(each) if is_log else each) for height, each in between]
+    return [heights_of[number] for number in numbers], [(height, f"{number:.4g}") for height, number in sorted(marks)]
