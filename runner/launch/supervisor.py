@@ -31,7 +31,7 @@ from runner.launch.gang import GangResult, Task
 from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
-from runner.launch.task_group import Tasks, error_of, note_ending, say_errors
+from runner.launch.task_group import RestartingGang, error_of, note_ending, say_errors
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
@@ -307,7 +307,7 @@ class Supervisor:
         write_settings(self.model_dir, tracking, self.env)
         shipping.follow(self.model_dir)
 
-    def _build_tasks(self, file: Path, record: RunRecord) -> Tasks:
+    def _build_tasks(self, file: Path, record: RunRecord) -> RestartingGang:
         config, settings, prefix = self.config, self.config.cluster, self.member.prefix
         limit = 0 if config.command in schema.UNRECORDED_COMMANDS else config.max_restarts
         restarts = Restarts(self.model_dir, limit, self.stops.came, lambda text: say(f"{prefix}{text}"))
@@ -315,12 +315,13 @@ class Supervisor:
         if self.place is not None:
             timeout_secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
             rendezvous = LeaderRendezvous(self.model_dir, self.place, timeout_secs, has_evaluator=has_evaluator)
-        starter = self.member.starter
-        return Tasks(config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous, starter)
+        return RestartingGang(
+            config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous, self.member.starter
+        )
 
     # --- the tasks ----------------------------------------------------------------------------------------------------
 
-    def _run_tasks(self, tasks: Tasks) -> GangResult:
+    def _run_tasks(self, tasks: RestartingGang) -> GangResult:
         """Run the tasks in separate processes, or with `run.inline` the only one in this process."""
         if not self.config.run.inline:
             try:
@@ -343,7 +344,7 @@ class Supervisor:
                 os.environ[FULL_ERROR] = set_for_hydra
         return GangResult(code, Task(ALONE, (), {}))
 
-    def _run_recorded(self, tasks: Tasks, journals: Journals) -> Outcome:
+    def _run_recorded(self, tasks: RestartingGang, journals: Journals) -> Outcome:
         """Run the tasks and return the outcome; record how training ended, for an evaluator that is still running."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.member.prefix)

@@ -28,8 +28,8 @@ from runner.tracking.training_status import GENERATION, read_ending, remove_endi
 
 
 @dataclass
-class Tasks:
-    """The tasks of one run.
+class RestartingGang:
+    """The tasks of one run: they start together, and start again when one is lost that the others cannot do without.
 
     Attributes:
       file: the config that each task reads; a task learns its place from TF_CONFIG.

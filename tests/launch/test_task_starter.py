@@ -19,7 +19,7 @@ from runner.launch import task_group, task_starter
 from runner.launch.gang import Task
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
-from runner.launch.task_group import Tasks
+from runner.launch.task_group import RestartingGang
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.tracking.exit_codes import FAILED, INTERRUPTED
 from runner.tracking.run_record import RunRecord
@@ -127,7 +127,7 @@ def test_a_stop_before_the_tasks_are_there_leaves_a_run_that_has_a_checkpoint_re
     stops = StopRequests()
     stops.came.append(signal.SIGTERM)
     settings = dataclasses.replace(config(max_restarts=1), model_dir=str(tmp_path))
-    tasks = Tasks(settings, tmp_path / "config.yaml", ENV, stops, Restarts(tmp_path, 1), RunRecord())
+    tasks = RestartingGang(settings, tmp_path / "config.yaml", ENV, stops, Restarts(tmp_path, 1), RunRecord())
     assert tasks.run().code == FAILED
     for name in ("model.ckpt-5.index", "model.ckpt-5.data-00000-of-00001"):
         (tmp_path / name).write_text("x")
