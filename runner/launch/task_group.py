@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,7 +56,8 @@ class RestartingGang:
     def run(self) -> GangResult:
         """Run the tasks to their end: gather all supervisors, start, watch, and restart lost tasks."""
         tasks = self._tasks()
-        with self._started_by(len(tasks)) as starter:
+        shared = self.starter if self.config.run.preload == "auto" else None
+        with closing(build_starter(self.config, len(tasks))) if shared is None else nullcontext(shared) as starter:
             return self._run(tasks, starter)
 
     def _run(self, tasks: list[Task], starter: TaskStarter) -> GangResult:
@@ -94,15 +95,6 @@ class RestartingGang:
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
                 tasks = self._tasks()
-
-    @contextmanager
-    def _started_by(self, num_tasks: int) -> Iterator[TaskStarter]:
-        """Yield the starter of this run's tasks."""
-        if self.starter is not None and self.config.run.preload == "auto":
-            yield self.starter
-            return
-        with closing(build_starter(self.config, num_tasks)) as starter:
-            yield starter
 
     def _tasks(self) -> list[Task]:
         # Each start uses new ports, because the old ones may stay in use for a while.

@@ -47,6 +47,10 @@ class Descriptors(NamedTuple):
     stdout: int = 1
     stderr: int = 2
 
+    def named_in(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment `env` of a child, with the variables that name its descriptors."""
+        return {**env, LIFELINE: str(self.lifeline), HEARTBEAT: str(self.heartbeat)}
+
 
 class Spawn(Protocol):
     """Starts `argv` in its own session, with exactly the environment `env` plus LIFELINE and HEARTBEAT."""
@@ -86,14 +90,6 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
 
-    def stop(self, grace_secs: float) -> int:
-        """End the child and everything it started: SIGTERM, up to `grace_secs`, then SIGKILL. Return its exit code."""
-        if self.wait(0) is None:
-            self.ask_to_stop()
-            self.wait(grace_secs)
-        self.kill()
-        return self.close()
-
     def kill(self) -> None:
         """Send SIGKILL to the rest of the group. Safe in a signal handler, because it does not wait."""
         # The group can outlive its leader (a user's helper process), and its id is not reused while it does.
@@ -116,7 +112,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors
     """Start a process that begins with `argv`, as `Spawn` says."""
     lifeline, heartbeat, stdout, stderr = descriptors
     return subprocess.Popen(
-        list(argv), env={**env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)},
+        list(argv), env=descriptors.named_in(env),
         stdin=subprocess.DEVNULL, stdout=None if stdout == 1 else stdout, stderr=None if stderr == 2 else stderr,
         start_new_session=True, pass_fds=(lifeline, heartbeat, *([int(env[SCREEN])] if SCREEN in env else [])),
     )  # fmt: skip

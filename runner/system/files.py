@@ -62,14 +62,11 @@ def naming_need(path: str | os.PathLike[str], num_bytes: int) -> Iterator[None]:
         if not is_disk_full(error) or isinstance(error, DiskFullError):
             raise
         free = free_bytes(Path(path).parent)
+        quota = ", but your disk quota is used up" if error.errno == errno.EDQUOT else ""
         raise DiskFullError(
             f"no space left for {os.fspath(path)}: it needs {num_bytes:,} B more, and {free:,} B were free"
-            f"{_quota(error)}. Free some space and run the same command again to resume from the last checkpoint."
+            f"{quota}. Free some space and run the same command again to resume from the last checkpoint."
         ) from error
-
-
-def _quota(error: OSError) -> str:
-    return ", but your disk quota is used up" if error.errno == errno.EDQUOT else ""
 
 
 class HeldFolder:

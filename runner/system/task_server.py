@@ -23,8 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from runner.system.child_process import LIFELINE, Descriptors
-from runner.system.heartbeat import HEARTBEAT
+from runner.system.child_process import Descriptors
 
 REAP_SECS = 5.0
 """How long a server may take to report how a child ended, which it does at once."""
@@ -164,9 +163,3 @@ def missing_support() -> str:
     except (AttributeError, OSError):
         return "this system has no pidfd (Linux 5.3)"
     return ""
-
-
-def environment_of_child(request: ChildRequest) -> dict[str, str]:
-    """Return the environment of a forked child: the one that it would have if it had been started by its command."""
-    lifeline, heartbeat, *_ = request.descriptors
-    return {**request.env, LIFELINE: str(lifeline), HEARTBEAT: str(heartbeat)}

@@ -169,7 +169,7 @@ def become(request: ChildRequest) -> frozenset[str]:
     os.fchdir(request.directory)
     os.close(request.directory)
     os.environ.clear()
-    os.environ.update(task_server.environment_of_child(request))
+    os.environ.update(request.descriptors.named_in(request.env))
     sys.argv[:] = [str(sys.modules["runner.task.__main__"].__file__), *request.argv]
     sys.modules["__main__"] = sys.modules["runner.task.__main__"]  # processes that multiprocessing spawns import it
     # Otherwise all children would draw the same random numbers.

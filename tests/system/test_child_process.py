@@ -40,10 +40,11 @@ def test_waiting_has_a_limit() -> None:
 def test_a_child_leads_a_session_of_its_own() -> None:
     process = start_process(python("import time; time.sleep(60)"), ENV)
     assert os.getsid(process.pid) == process.pid
-    process.stop(0)
+    process.kill()
+    process.close()
 
 
-def test_stop_lets_the_child_save_within_the_grace(tmp_path: Path) -> None:
+def test_a_child_that_is_asked_to_stop_saves(tmp_path: Path) -> None:
     code = (
         "import signal, sys, time, pathlib\n"
         f"signal.signal(signal.SIGTERM, lambda *a: (pathlib.Path({str(tmp_path / 'saved')!r}).touch(), sys.exit(3)))\n"
@@ -52,11 +53,12 @@ def test_stop_lets_the_child_save_within_the_grace(tmp_path: Path) -> None:
     )
     process = start_process(python(code), ENV)
     wait_until((tmp_path / "ready").exists)
-    assert process.stop(20) == 3
+    process.ask_to_stop()
+    assert process.wait(20) == process.close() == 3
     assert (tmp_path / "saved").exists()
 
 
-def test_stop_kills_a_child_that_will_not_end_and_what_it_started(tmp_path: Path) -> None:
+def test_a_kill_ends_a_child_that_does_not_stop_and_what_it_started(tmp_path: Path) -> None:
     code = (
         "import signal, subprocess, sys, time, pathlib\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -67,7 +69,10 @@ def test_stop_kills_a_child_that_will_not_end_and_what_it_started(tmp_path: Path
     )
     process = start_process(python(code), ENV)
     wait_until((tmp_path / "pid").exists)
-    assert process.stop(0.2) == -signal.SIGKILL
+    process.ask_to_stop()
+    assert process.wait(0.2) is None
+    process.kill()
+    assert process.close() == -signal.SIGKILL
     wait_until(lambda: is_gone(int((tmp_path / "pid").read_text())))
 
 

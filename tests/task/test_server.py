@@ -90,7 +90,7 @@ def test_the_exit_code_of_a_child_is_known(shared: TaskStarter, code: str, expec
     assert process.wait(0) == expected and process.close() == expected
 
 
-def test_waiting_has_a_limit_and_a_stop_ends_a_child_with_what_it_started(shared: TaskStarter, tmp_path: Path) -> None:
+def test_waiting_has_a_limit_and_a_kill_ends_a_child_with_what_it_started(shared: TaskStarter, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     code = (
         "import signal, subprocess, pathlib, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -102,7 +102,10 @@ def test_waiting_has_a_limit_and_a_stop_ends_a_child_with_what_it_started(shared
     assert process.wait(0.05) is None
     assert os.getsid(process.pid) == process.pid
     wait_until(path.exists)
-    assert process.stop(0.2) == -signal.SIGKILL
+    process.ask_to_stop()
+    assert process.wait(0.2) is None
+    process.kill()
+    assert process.close() == -signal.SIGKILL
     wait_until(lambda: is_gone(int(path.read_text())))
 
 
@@ -182,7 +185,8 @@ def test_neither_the_server_nor_another_child_holds_the_files_of_a_child(shared:
         wait_until(lambda: holder.num_fds() == held + 2 * len(others), 5)  # a pidfd and a status pipe each
     finally:
         for other in others:
-            assert other.stop(0) != 0  # joins the pumps: their pipes have ended
+            other.kill()
+            assert other.close() != 0  # joins the pumps: their pipes have ended
     wait_until(lambda: holder.num_fds() == held, 5)
 
 
