@@ -308,7 +308,7 @@ def check_tracking(settings: TrackingConfig, env: Mapping[str, str], folder: Pat
     try:
         answer = tracker.check()
     except Exception as error:  # of MLflow, of a database, of the network
-        answer = f"no: {describe(error)}"
+        answer = "no"
         do = "training continues meanwhile, and is recorded later; or choose tracking=csv or tracking.uri=..."
         if isinstance(error, PermissionError):
             do = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
