@@ -1,7 +1,8 @@
 """Files, processes, memory and the screen; nothing here depends on TensorFlow or on the runner's other packages.
 
 `files` writes text and JSON so that a reader never sees half a file. `child_process` starts a process that ends with
-its parent, and `task_server` has a server fork one; `heartbeat` tells a parent that its child is alive.
+its parent, and `task_server` has the messages to a server that forks one; `heartbeat` tells a parent that its child is
+alive.
 `standard_streams` keeps stdout and stderr from raising errors, `redaction` masks secrets in everything that is written,
 `console` prints the progress line, tables and numbers. `start_status` draws a line before there is a task. `gc_pause`
 turns the garbage collector off during long imports. `memory` reports what a process may still use.

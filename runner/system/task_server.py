@@ -1,4 +1,4 @@
-"""Both ends of the socket between a process that starts tasks and the server that forks them.
+"""Messages between a process that starts tasks and the server that forks them, and a child as the first sees it.
 
 A request is one message: JSON after its length, with the child's descriptors (SCM_RIGHTS). The server answers with the
 child's process id and a pidfd. The server writes how a child ended to a pipe of that child; the child writes it, too,
