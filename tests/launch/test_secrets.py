@@ -55,6 +55,8 @@ def test_notes_of_a_run_and_of_a_sweep_are_private_from_the_first_moment(tmp_pat
     result = run(WATCHED, tmp_path, "model_dir=run", "train.max_steps=1", "tracking=none")
     assert result.returncode == 0, result.stderr
     assert "('config.yaml', '0o600')" in result.stdout
+    assert "('.tracking.json', '0o600')" in result.stdout  # it may have a server's password
+    assert "hunter22" not in (tmp_path / "run" / "events.supervisor-0.jsonl").read_text()
     # Hydra writes its notes in a temporary folder that is its owner's alone; nothing is opened for writing elsewhere.
     assert [line for line in result.stdout.splitlines() if "opened" in line and "/runner-" not in line] == []
     notes = tmp_path / "run" / ".hydra"
