@@ -53,7 +53,7 @@ from runner.tracking.journal import (
     read_journal,
     starts_and_ends,
 )
-from runner.tracking.run_lock import LOCK_FILE, has_tasks
+from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, of, read_settings
 from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
@@ -308,9 +308,10 @@ class RunShipper:
             path = scratch / path.name
             path.write_text(schema.as_yaml(masked(schema.read(self.folder / name))))
         elif path.suffix == ".json" and self._name == MLFLOW:
-            values = read_json(path) or {}
-            if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
-                write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
+            with suppress(ConfigError), alone_in(self.folder):  # else the next start writes its own file
+                values = read_json(path) or {}
+                if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
+                    write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
         self._deadline.expect(path.stat().st_size)
         self._tracker.log_file(path)
         self._deadline.expect()

@@ -119,6 +119,15 @@ def test_the_summary_gets_the_id_of_its_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text()) == {"mlflow_run_id": "run-1", "status": "finished"}
 
 
+def test_the_summary_of_a_start_that_has_begun_since_is_its_own(tmp_path: Path) -> None:
+    started(tmp_path)
+    (tmp_path / "summary.json").write_text('{"mlflow_run_id": null, "status": "running"}')
+    note_end(tmp_path, files=["summary.json"])
+    with FileLock(tmp_path / ".lock"):
+        assert go_on(tmp_path, tracker := RecordingTracker()) == "run-1" and tracker.files == ["summary.json"]
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"mlflow_run_id": None, "status": "running"}
+
+
 def test_a_reader_adds_metrics_and_files_and_nothing_else(tmp_path: Path, journal: Lines) -> None:
     journal.metrics(5, {"eval/loss": 1.0})
     ship(tmp_path, RecordingTracker())
