@@ -37,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 
 class _Aside(NamedTuple):
-    """The values of training, kept while an evaluation loads others into the variables.
+    """Values of variables, kept while an evaluation loads others into them.
 
     Attributes:
       values: name -> value.
-      keys, values_of: those of the Model that belong to these values.
+      checkpoint: (keys, values_of) of the Model that belong to these values; None: the Model's own still do, because
+        only weights were replaced, by their averages.
     """
 
     values: Mapping[str, Any]
-    keys: Mapping[str, str]
-    values_of: str | None
+    checkpoint: tuple[Mapping[str, str], str | None] | None
 
 
 class Model:
@@ -91,7 +91,6 @@ class Model:
         self.objects: tuple[bytes, Mapping[str, str]] = b"", {}
         self.shown: Any = None
         self.is_trained = False
-        self._weights: dict[str, Any] = {}
         self._aside: _Aside | None = None
 
     def num_replicas(self, *, training: bool) -> int:
@@ -243,11 +242,10 @@ class Model:
         Raises:
           ValueError: the checkpoint has no averages.
         """
-        if self._weights:
-            return
         reader, saved = Reader(path), self.store.saved
         averages = averages_in(reader, saved, self._config.ema_decay, "evaluate")
-        self._weights = {name: value_of(saved[name]) for name in averages}
+        if self._aside is None:
+            self._aside = _Aside({name: value_of(saved[name]) for name in averages}, checkpoint=None)
         self.assign({name: value_of(saved[one]) for name, one in averages.items() if one in saved})
         with self.store.scope():
             others = {name: saved[name] for name, one in averages.items() if one not in saved}
@@ -260,18 +258,16 @@ class Model:
           in_memory: False: they are only in a checkpoint, which the next use of the model reads again.
         """
         if self._aside is None:
-            of_path = (self.values(), self.keys, self.values_of) if in_memory else ({}, self.keys, None)
-            self._aside = _Aside(*of_path)
+            values, of_path = (self.values(), self.values_of) if in_memory else ({}, None)
+            self._aside = _Aside(values, (self.keys, of_path))
 
     def show_weights(self) -> None:
         """Restore the weights that `show_averages` replaced, or all values that `set_aside` kept."""
-        weights, self._weights = self._weights, {}
         aside, self._aside, self.shown = self._aside, None, None
-        if aside is None:
-            self.assign(weights)
-            return
-        self.assign(aside.values)
-        self.keys, self.values_of = aside.keys, aside.values_of
+        if aside is not None:
+            self.assign(aside.values)
+            if aside.checkpoint is not None:
+                self.keys, self.values_of = aside.checkpoint
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Assign values to variables on all replicas.
