@@ -18,7 +18,7 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
-from runner.programs.evaluate import EvalProgram, EvalResult, Sums, added, in_float64, on_host
+from runner.programs.evaluate import EvalProgram, EvalResult, added, in_float64, on_host
 from runner.programs.program import ModelToTrace, read_batches
 from runner.programs.train_loop import NO_RECORDS, LoopResult, Schedule, Step
 from runner.tf_private import parameter_server
@@ -362,30 +362,31 @@ class RangeEvaluation(EvalProgram):
         super().reset()
         self._state = None
 
-    def run(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
+    def run(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         if self._reason is not None:
-            return super().run(iterator, first_step, max_steps, sums)
+            return super().run(iterator, first_step, max_steps)
         if self.why_one_replica is not None:
-            return self._run_in_turn(iterator, first_step, max_steps, sums)
+            return self._run_in_turn(iterator, first_step, max_steps)
         results, ended = self._requests.take(iterator, max_steps)
+        sums = self._so_far.sums
         for result in results:
             sums = added(sums, on_host(result["sums"]))
             parts = [part for part in (self._state, result["state"]) if part is not None]
             self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
-        return EvalResult(sums, sum(int(result["examples"]) for result in results), ended)
+        return self._counted(sums, sum(int(result["examples"]) for result in results), ended)
 
-    def _run_in_turn(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
-        examples = 0
+    def _run_in_turn(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         for number in range(first_step, first_step + max_steps):
             with self._pipeline.reading():
                 element = next(iterator, None)
             if element is None:
-                return EvalResult(sums, examples, data_ended=True)
+                return self._counted(self._so_far.sums, 0, data_ended=True)
             state = self._initial if self._state is None else self._state
             (result,) = self._coordinator.run(self._in_turn, [(element, tf.constant(number, tf.int64), state)])
-            sums, self._state = added(sums, on_host(result["sums"])), result["state"]
-            examples += int(result["examples"])
-        return EvalResult(sums, examples, data_ended=False)
+            self._state = result["state"]
+            sums = added(self._so_far.sums, on_host(result["sums"]))
+            self._counted(sums, int(result["examples"]), data_ended=False)
+        return self._so_far
 
     def values(self) -> dict[str, Any]:
         for name, value in (self._state or {}).items():
