@@ -431,7 +431,11 @@ class Estimator:
             model.set_aside(in_memory=model.is_trained or not scaffold.restores)
             scaffold.restore(session, path)
             scaffold.begin_local(session)
-        self._show_averages(model, path)
+        if self.config.ema_decay is not None:
+            self._models.log_once(
+                f"Evaluation uses the moving averages of the weights (ema_decay={self.config.ema_decay})."
+            )
+            model.show_averages(path)
         model.shown = program
 
     def _say_what_saver_lacks(self, scaffold: ModelScaffold, model: Model, program: Program) -> None:
@@ -442,13 +446,6 @@ class Estimator:
                 f"EstimatorSpec.scaffold: its saver lacks {', '.join(beside)}. These variables are nevertheless "
                 f"restored from the checkpoint ({program.spec.mode})."
             )
-
-    def _show_averages(self, model: Model, path: str) -> None:
-        if self.config.ema_decay is not None:
-            self._models.log_once(
-                f"Evaluation uses the moving averages of the weights (ema_decay={self.config.ema_decay})."
-            )
-            model.show_averages(path)
 
     def _hooks_of(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> EvaluationHooks:
         session = TraceSession(program.trace, self._context.model_fn.operators)

@@ -21,7 +21,7 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import WhenDue
-from runner.programs.train_loop import LoopResult
+from runner.programs.train_loop import LoopResult, Steps
 from runner.tf_private import graphs
 from runner.tracing.numeric_checks import NotFiniteError
 from runner.types import StepRequest, StepResult
@@ -290,8 +290,7 @@ class TrainingRun:
         records = self._records_in_loops or schedule.number > 0
         loop = program.loop(request, records=records, in_groups=plan.in_groups, splits=self._always_splits)
         iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
-        may_end = train_input.may_end_within(num_steps)
-        found = loop(iterator, num_steps, may_end=may_end, schedule=schedule, values=request.values)
+        found = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
         if train_input.advance(found):
             self.request_stop("the training input ended")
         losses = self._context.collectives.sum(found.losses) if program.has_local_losses else found.losses
@@ -305,15 +304,14 @@ class TrainingRun:
         )
         self.examples += found.examples
         logs_speed, share = self._pace.took(plan, found.num_steps, result.secs)
-        num_summaries = program.num_summary_values if records else 0
-        for place, values in found.records:  # the summaries of a step, then what hooks fetch
+        for place, outputs in found.records:
             if records:
-                self._log.summaries(values[:num_summaries], before + (place + 1) * self._advance)
+                self._log.summaries(outputs, before + (place + 1) * self._advance)
             if request:
                 with self._data_may_end():
-                    hooks.after_run(values[num_summaries:])
+                    hooks.after_run(outputs.get("fetches", ()))
         if found.num_steps:
-            rows = found.values[0] if program.scalars.metrics else np.zeros([found.num_steps, 0])
+            rows = found.values.get("metrics", np.zeros([found.num_steps, 0]))
             self._log.note(result, rows, logs_speed=logs_speed)
         if share is not None:
             self._context.journal.metrics(self._step, {"train/input_bound": share})
@@ -341,12 +339,12 @@ class TrainingRun:
         loop, train_input = self._setup.program.part(request), self._setup.input
         self._setup.model.values_of = None
         while True:
-            result = loop(train_input.iterator, 1, may_end=train_input.may_end_within(1), values=request.values)
+            result = loop(train_input.iterator, Steps(1, train_input.may_end_within(1), values=request.values))
             if train_input.advance(result):
                 self.request_stop("the training input ended")
             if result.num_steps:
                 self.examples += result.examples
-                return [value[-1] for value in result.values]
+                return [value[-1] for value in result.values["fetches"]]
             if train_input.position.ended:
                 raise tf.errors.OutOfRangeError(None, None, "the training input has ended, but a hook asks for a batch")
 

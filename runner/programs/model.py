@@ -107,17 +107,13 @@ class Model:
           summary_writer: writer for `tf.summary` inside model_fn; always the same one.
           stop_at_nan: loops end at a loss that is not finite.
         """
-        if self._config.eager:
-            build_eager = functools.partial(
-                EagerTrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
-            )
-            return self._program(("train", stop_at_nan), pipeline, build_eager)
-        # With parameter servers, the workers take the steps; this process, the coordinator, only requests them.
-        loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
+        kind: Callable[..., TrainProgram] = EagerTrainProgram if self._config.eager else TrainProgram
+        if self._coordinator is not None:
+            # The workers take the steps; this process, the coordinator, only requests them.
+            kind = functools.partial(kind, loop_type=functools.partial(RangeLoop, coordinator=self._coordinator))
         build = functools.partial(
-            TrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan,
-            loop_type=loop_type,
-        )  # fmt: skip
+            kind, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
+        )
         return self._program(("train", stop_at_nan), pipeline, build)
 
     def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
