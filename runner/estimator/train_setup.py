@@ -38,6 +38,7 @@ class TrainSetup:
 
     Attributes:
       latest: path of the checkpoint that the run resumes from; None: a new model.
+      resumed: the facts that this checkpoint stores beside the variables.
       config: the Estimator's config, with the settings of TensorFlow's own hooks that a RunConfig can hold.
       hooks, session_hooks: native hooks, and SessionRunHooks.
       overrides: all settings of TensorFlow's own hooks.
@@ -47,6 +48,7 @@ class TrainSetup:
     program: TrainProgram
     input: TrainInput
     latest: str | None
+    resumed: Mapping[str, Any]
     config: RunConfig
     hooks: Sequence[Any]
     session_hooks: SessionHooks
@@ -129,7 +131,7 @@ class TrainSetupBuilder:
         scaffold.begin_local(trace_session)
         self._last_function = getattr(input_fn, "fn", input_fn)
         config = overrides.config(context.config)
-        return TrainSetup(model, program, train_input, latest, config, native, session_hooks, overrides)
+        return TrainSetup(model, program, train_input, latest, resumed, config, native, session_hooks, overrides)
 
     def _open_input(
         self, input_fn: InputFn, max_epochs: int | None, latest: str | None, resumed: Mapping[str, Any]
