@@ -248,8 +248,7 @@ class TrainingRun:
         session_hooks.begin(self.request_stop)
         for hook in self._setup.hooks:
             hook.begin(self)
-        remaining = self._setup.input.remaining_steps
-        if remaining is not None and remaining <= 0:  # the run was trained for more epochs than max_epochs is now
+        if self._setup.input.remaining_steps <= 0:  # the run was trained for more epochs than max_epochs is now
             self.request_stop("the training input ended")
         self._nan.begin()
         self._checkpoints.begin(self._step, self._extra())
@@ -283,15 +282,15 @@ class TrainingRun:
         request = StepRequest()
         with self._data_may_end():
             request = hooks.request(before + num_steps * self._advance)
-        if train_input.position.ended and not request:
+        if train_input.ended and not request:
             num_steps = 0  # a hook asked for a batch after the last one, so no step is taken
-        plan = self._pace.next_loop(num_steps, min(self._target - before, train_input.remaining))
+        plan = self._pace.next_loop(num_steps, min(self._target - before, train_input.remaining_steps))
         schedule = self._log.schedule(before, num_steps, self._advance, in_loops=self._records_in_loops)
         records = self._records_in_loops or schedule.number > 0
         loop = program.loop(request, records=records, in_groups=plan.in_groups, splits=self._always_splits)
         iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
         found = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
-        if train_input.advance(found):
+        if train_input.advance(found.num_steps, found.examples, found.data_ended, found.repeated_steps):
             self.request_stop("the training input ended")
         losses = self._context.collectives.sum(found.losses) if program.has_local_losses else found.losses
         self._count(found)
@@ -340,12 +339,12 @@ class TrainingRun:
         self._setup.model.values_of = None
         while True:
             result = loop(train_input.iterator, Steps(1, train_input.may_end_within(1), values=request.values))
-            if train_input.advance(result):
+            if train_input.advance(result.num_steps, result.examples, result.data_ended, result.repeated_steps):
                 self.request_stop("the training input ended")
             if result.num_steps:
                 self.examples += result.examples
                 return [value[-1] for value in result.values["fetches"]]
-            if train_input.position.ended:
+            if train_input.ended:
                 raise tf.errors.OutOfRangeError(None, None, "the training input has ended, but a hook asks for a batch")
 
     @contextlib.contextmanager
@@ -354,7 +353,7 @@ class TrainingRun:
         try:
             yield
         except tf.errors.OutOfRangeError:
-            if not self._setup.input.position.ended:
+            if not self._setup.input.ended:
                 raise
 
     def _count(self, found: LoopResult) -> None:
@@ -380,7 +379,7 @@ class TrainingRun:
         if path is None:
             self._step = self._setup.model.store.global_step
             return str(self._checkpoints.latest)
-        self._is_end_saved = self._setup.input.position.ended
+        self._is_end_saved = self._setup.input.ended
         calls = self._after_save if not self._next.interrupted else ()
         with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
             for call in calls:
@@ -389,19 +388,19 @@ class TrainingRun:
 
     def _extra(self) -> dict[str, Any]:
         """Return the facts that a checkpoint of this step stores beside the variables."""
-        position = self._setup.input.position
+        train_input = self._setup.input
         # "evaluate": whether an undisturbed run evaluates at this step. Only then does a resumed run make up for a
         # missing evaluation.
-        is_end = not self.interrupted or self._step >= self._target or position.ended
+        is_end = not self.interrupted or self._step >= self._target or train_input.ended
         is_evaluated = self._step > self._first_step and (self._saves_here or is_end)
-        return {"input": position.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
+        return {"input": train_input.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
 
     def _end(self) -> None:
         if self._step == self._first_step:
             _log.warning("No step was taken: the training input is empty, or a hook stopped training at once.")
         if self.ended_early is not None and self._context.is_chief:
             _log.warning("Stopped early: %s", self.ended_early)
-        if self._setup.input.position.ended and not self._is_end_saved:
+        if self._setup.input.ended and not self._is_end_saved:
             # Write the same values again: the checkpoint must say that the data has ended.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()

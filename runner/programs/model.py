@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -13,9 +12,8 @@ import tensorflow as tf
 
 from runner.checkpoint import warm_start
 from runner.checkpoint.reader import OBJECT_GRAPH, Reader, numbered
-from runner.data.inputs import Input, InputPipeline
-from runner.data.ps_ranges import PsDataset
-from runner.data.replica_batches import SplitRows
+from runner.data.inputs import InputPipeline
+from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import collectives_of
 from runner.distribute.strategy import is_parameter_server
 from runner.model_fn import ModelFn
@@ -93,11 +91,15 @@ class Model:
         self.is_trained = False
         self._aside: _Aside | None = None
 
-    def num_replicas(self, *, training: bool) -> int:
-        """Return how many replicas of this process take part in a step of training, or else of evaluation."""
-        if self.strategy is None or (self.store.has_one_copy and not training):
-            return 1
-        return len(self.strategy.extended.worker_devices)
+    def place(self, *, training: bool) -> WorkerPlace:
+        """Return the place of this process among those that take part in a step of training, or else of evaluation."""
+        num_replicas, workers = 1, self.collectives
+        if self.strategy is not None and (training or not self.store.has_one_copy):
+            num_replicas = len(self.strategy.extended.worker_devices)
+        if training and self._coordinator is not None:
+            readers = self._coordinator
+            return WorkerPlace(num_replicas, 0, readers.num_workers, workers, readers.workers)
+        return WorkerPlace(num_replicas, workers.worker_index, workers.num_workers, workers)
 
     def train_program(self, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> TrainProgram:
         """Return the training program for inputs like those of `pipeline`, traced on first use.
@@ -115,29 +117,6 @@ class Model:
             kind, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
         )
         return self._program(("train", stop_at_nan), pipeline, build)
-
-    def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
-        """Build the training input of the processes that train.
-
-        With parameter servers each worker reads its own copy of the dataset, or, with `shard` files or input_fn, its
-        own part of the data. One batch is always one update.
-
-        Args:
-          input_fn: an input function or an Input.
-          build: builds an InputPipeline from the input function and, with parameter servers, a worker's place.
-        """
-        if self._coordinator is None:
-            return build(input_fn)
-        workers = self._coordinator.num_workers
-        if isinstance(input_fn, Input) and input_fn.shard in ("files", "input_fn"):
-            size = input_fn.batch_size
-            # the data is divided
-            own = dataclasses.replace(input_fn, batch_size=None if size is None else size * workers)
-            pipelines = [build(own, worker_index=worker, num_workers=workers) for worker in range(workers)]
-        else:
-            pipelines = [build(input_fn)]
-        dataset = PsDataset([pipeline.dataset for pipeline in pipelines], self._coordinator.workers)
-        return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
         """Return the evaluation program for inputs like those of `pipeline`; with parameter servers, workers run it."""
