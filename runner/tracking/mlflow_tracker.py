@@ -14,7 +14,6 @@ import math
 import os
 import re
 import shlex
-import sqlite3
 import tempfile
 import time
 import warnings
@@ -477,6 +476,8 @@ def _sqlite_uri(path: Path) -> str:
 
 def _check_database(path: Path) -> str:
     """Return that MLflow can write its database `path`, in words."""
+    import sqlite3  # not at the top: every supervisor and task imports this module
+
     there = next(one for one in (path, *path.parents) if one.exists())
     if not os.access(there, os.W_OK):
         raise OSError(f"{there} is not writable")
