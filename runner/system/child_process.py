@@ -225,7 +225,7 @@ def end_with_parent(env: Mapping[str, str], grace_secs: float = GRACE_SECS) -> W
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code in words: `exited with 1`, `was killed by SIGKILL (out of memory?)`."""
+    """Return an exit code in words: `exited with 1`, `was killed by SIGTERM`."""
     if code >= 0:
         return f"exited with {code}"
     try:

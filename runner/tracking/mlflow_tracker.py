@@ -156,7 +156,7 @@ class MlflowTracker(Tracker):
         known = self._resume(run_id or self._run_id, tags)
         if known is None:
             cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
-            # MLflow refuses two models with the same name
+            # MLflow refuses a run_name beside another one in the tags.
             name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)
             started_at = round(self._started_at * 1000)
             run = self._client.create_run(self._experiment_id, started_at, cleaned, run_name=name)
