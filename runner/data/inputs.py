@@ -16,11 +16,13 @@ import tensorflow as tf
 from runner.data import sharding
 from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec
 from runner.data.iterators import iterate
-from runner.data.replica_batches import Division, RoundRobin, any_rows, part_spec
+from runner.data.ps_ranges import PsDataset
+from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
 from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.run_config import RunConfig
 from runner.tf_private import datasets
+from runner.tracing.random_state import seeded
 from runner.tracking.exit_codes import comes_from_input, user_code
 from runner.types import copied_params
 
@@ -298,6 +300,9 @@ def build_input_pipeline(
         return data.
     """
     source = input if isinstance(input, Input) else Input(input)
+    if place.coordinator is not None:
+        of_one = functools.partial(build_input_pipeline, mode=mode, params=params, config=config, num_epochs=num_epochs)
+        return _of_servers(source, place, of_one, seed=0 if config is None else config.seed)
     num_micro_batches = config.gradient_accumulation if config is not None and mode == "train" else 1
     _check_batch_size(source, mode, place, num_micro_batches)
     name = _describe(source.fn)
@@ -374,6 +379,30 @@ def build_input_pipeline(
         service=service,
         prefetch=_device_prefetch(source.prefetch_to_device, place, config) if mode == "train" else None,
     )
+
+
+def _of_servers(source: Input, place: WorkerPlace, of_one: Callable[..., InputPipeline], seed: int) -> InputPipeline:
+    """Return the training input of a parameter server cluster, whose workers read it. One batch is always one update.
+
+    Each worker reads its own copy of the dataset, or, with `shard` files or input_fn, its own part of the data.
+
+    Args:
+      source: the input.
+      place: the place of this process, the coordinator of the workers.
+      of_one: builds the pipeline of one worker from an Input and the worker's place.
+      seed: the seed with which each call of the function begins.
+    """
+    num_parts = place.num_workers if source.shard in ("files", "input_fn") else 1
+    if source.batch_size is not None:
+        # Workers that step together share a global batch. These do not: a part has batches of the whole size.
+        source = dataclasses.replace(source, batch_size=source.batch_size * num_parts)
+    pipelines = []
+    for index in range(num_parts):
+        part = dataclasses.replace(place, worker_index=index, num_workers=num_parts, coordinator=None)
+        with seeded(seed):  # else a shuffle's order would depend on the number of calls before this one
+            pipelines.append(of_one(source, place=part))
+    dataset = PsDataset([pipeline.dataset for pipeline in pipelines], place.coordinator)
+    return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
 
 def _device_prefetch(number: int | None, place: WorkerPlace, config: RunConfig | None) -> DevicePrefetch | None:

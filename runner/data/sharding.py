@@ -65,12 +65,15 @@ class WorkerPlace:
       num_workers: number of workers.
       collectives: communication between the workers; SINGLE_PROCESS in a parameter server cluster, whose workers step
         independently.
+      coordinator: the ClusterCoordinator of a parameter server cluster, whose `num_workers` workers read the training
+        data for this process; None: this process reads its data.
     """
 
     num_replicas: int = 1
     worker_index: int = 0
     num_workers: int = 1
     collectives: Collectives = SINGLE_PROCESS
+    coordinator: tf.distribute.experimental.coordinator.ClusterCoordinator | None = None
 
     @property
     def total(self) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint.async_saver import Saved, Saver
-from runner.checkpoint.input_position import InputState
 from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
+from runner.checkpoint.train_input import InputState
 from runner.checkpoint.writer import CheckpointWriter
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -154,12 +153,6 @@ class Models:
         """Drop all models and their values."""
         self._by_strategy.clear()
 
-    def build_train_pipeline(self, input_fn: InputFn, num_epochs: int | None) -> InputPipeline:
-        """Build the training input of this process."""
-        model = self.for_training
-        build = functools.partial(self.build_pipeline, mode=ModeKeys.TRAIN, model=model, num_epochs=num_epochs)
-        return model.training_feed(input_fn, build)
-
     def build_pipeline(
         self,
         input_fn: InputFn,
@@ -168,7 +161,7 @@ class Models:
         num_epochs: int | None = None,
         eval_name: str | None = None,
         num_batches: float = math.inf,
-        **place: int,
+        place: WorkerPlace | None = None,
     ) -> InputPipeline:
         """Call the input function and build this process's input pipeline.
 
@@ -179,27 +172,22 @@ class Models:
           num_epochs: passes over the examples; None: as many as the function's dataset makes.
           eval_name: name of the evaluation, if there are several.
           num_batches: as in `build_input_pipeline`.
-          place: worker_index, num_workers and num_replicas, if they differ from those of the model's strategy.
+          place: this process among those that read the input; None: the place on the model's strategy.
         """
-        collectives, config = model.collectives, self._context.config
-        place = {
-            "num_replicas": model.num_replicas(training=mode == ModeKeys.TRAIN),
-            "worker_index": collectives.worker_index,
-            "num_workers": collectives.num_workers,
-        } | place
+        config, place = self._context.config, place or model.place(training=mode == ModeKeys.TRAIN)
         source = self._as_input(input_fn, mode)
         if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
             # Every worker reads all of the data. If all read it in the same order, a step would compute one gradient
             # many times.
-            config = config.replace(tf_random_seed=type(config.seed)(config.seed + place["worker_index"]))
+            config = config.replace(tf_random_seed=type(config.seed)(config.seed + place.worker_index))
             if source.shuffle_seed is not None:
-                source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place["worker_index"])
+                source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place.worker_index)
         # tf.estimator set the graph's seed before it called input_fn. With the same seed, shuffles have the same order.
         with seeded(config.seed):
             pipeline = build_input_pipeline(
                 source,
                 mode,
-                WorkerPlace(**place, collectives=collectives),
+                place,
                 params=self._context.params,
                 config=config,
                 num_epochs=num_epochs,

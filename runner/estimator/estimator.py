@@ -20,6 +20,7 @@ import tensorflow as tf
 from runner.checkpoint import layout, reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
 from runner.config.metric_names import evaluation_prefix
+from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
 from runner.estimator import evaluation
 from runner.estimator.checkpointing import RunCheckpoints
@@ -198,14 +199,13 @@ class Estimator:
         if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
             self._say_nothing_to_train(latest, max_steps)
             return None
-        pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
-        if once and to_its_end and self._train_setups.has_input_ended(input_fn, pipeline, latest):
+        # Restore: the setup has a model with its values, and an input at its position.
+        setup = self._train_setups.build(input_fn, hooks, latest, max_epochs, reads_again=not (once and to_its_end))
+        if setup is None:
             more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
             return None
-        # Restore: the setup has a model with its values, and an input at its position.
-        setup = self._train_setups.build(pipeline, input_fn, hooks, latest)
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
         checkpoints = RunCheckpoints(self._context, setup, saving_listeners or (), self._checkpoints.trust)
         log = TrainLog(self._context, setup, self._train_setups.summary_writer)
@@ -226,9 +226,9 @@ class Estimator:
 
         No step is taken and no checkpoint is written.
         """
-        latest = self.agreed_checkpoint()
-        pipeline = self._train_setups.open_input(input_fn, latest, max_epochs)
-        return self._train_setups.build(pipeline, input_fn, hooks, latest)
+        setup = self._train_setups.build(input_fn, hooks, self.agreed_checkpoint(), max_epochs)
+        assert setup is not None
+        return setup
 
     def _own_hooks(self, setup: TrainSetup) -> list[Hook]:
         """Return the runner's own hooks, on the process that writes. They are called after all other hooks."""
@@ -336,7 +336,7 @@ class Estimator:
         if program.why_one_replica is not None and pipeline.num_in_turn > 1:
             models.log_once(f"One replica of one process evaluates all batches: {program.why_one_replica}.")
             # The chief's, on the whole, unsharded input; the other workers wait in the sums of `evaluation.run`.
-            pipeline = build(worker_index=0, num_workers=1, num_replicas=1)
+            pipeline = build(place=WorkerPlace())
             if not model.collectives.is_chief:
                 pipeline = dataclasses.replace(pipeline, dataset=pipeline.dataset.take(0))
         elif pipeline.global_batch_size is not None and pipeline.num_in_turn > 1:
@@ -435,7 +435,11 @@ class Estimator:
             model.set_aside(in_memory=model.is_trained or not scaffold.restores)
             scaffold.restore(session, path)
             scaffold.begin_local(session)
-        self._show_averages(model, path)
+        if self.config.ema_decay is not None:
+            self._models.log_once(
+                f"Evaluation uses the moving averages of the weights (ema_decay={self.config.ema_decay})."
+            )
+            model.show_averages(path)
         model.shown = program
 
     def _say_what_saver_lacks(self, scaffold: ModelScaffold, model: Model, program: Program) -> None:
@@ -446,13 +450,6 @@ class Estimator:
                 f"EstimatorSpec.scaffold: its saver lacks {', '.join(beside)}. These variables are nevertheless "
                 f"restored from the checkpoint ({program.spec.mode})."
             )
-
-    def _show_averages(self, model: Model, path: str) -> None:
-        if self.config.ema_decay is not None:
-            self._models.log_once(
-                f"Evaluation uses the moving averages of the weights (ema_decay={self.config.ema_decay})."
-            )
-            model.show_averages(path)
 
     def _hooks_of(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> EvaluationHooks:
         session = TraceSession(program.trace, self._context.model_fn.operators)

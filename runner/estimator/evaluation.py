@@ -21,7 +21,8 @@ from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import LoopLength
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Interrupted
-from runner.programs.evaluate import EvalProgram, EvalResult, Sums
+from runner.hooks.session_hooks import SessionHooks
+from runner.programs.evaluate import EvalProgram, EvalResult
 from runner.programs.model import Model
 from runner.programs.predict import PredictProgram
 from runner.tracking import tensorboard
@@ -30,36 +31,6 @@ from runner.tracking import tensorboard
 # come soon and all fit into memory.
 _PREDICT_SECS = 0.1
 _PREDICT_BYTES = 1 << 24
-
-
-@dataclasses.dataclass
-class RunningMeans:
-    """Means over all examples that have been counted.
-
-    Attributes:
-      sums: name -> (sum over examples, sum of their weights), as floats; includes `loss`.
-      examples: number of examples counted.
-    """
-
-    sums: Sums = dataclasses.field(default_factory=dict)
-    examples: int = 0
-
-    def means(self) -> dict[str, float]:
-        """Return name -> mean over the counted examples; NaN if their weights sum to zero."""
-        return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}
-
-    def over(self, collectives: Collectives, names: Sequence[str]) -> RunningMeans:
-        """Return the sums over all workers, each of which has counted its own examples. All workers must call this
-        together.
-
-        Args:
-          collectives: communication between the workers.
-          names: names of the sums; a worker without examples may have none of these sums.
-        """
-        mine = [part for name in names for part in self.sums.get(name, (0.0, 0.0))]
-        examples, *parts = collectives.sum([self.examples, *mine])
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        return RunningMeans(dict(zip(names, pairs, strict=True)), int(examples))
 
 
 class EvalSetup(NamedTuple):
@@ -188,7 +159,7 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
     return metrics or {name: int(value) if name == "global_step" else value for name, value in scalars.items()}
 
 
-def run(setup: EvalSetup, hooks: EvaluationHooks) -> RunningMeans:
+def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
     """Evaluate all batches: in loops, or one by one if there are session hooks, which see each batch.
 
     Workers may have different numbers of batches, and loops of different lengths. After each loop all workers, even
@@ -198,42 +169,58 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> RunningMeans:
     Raises:
       Interrupted: a hook ended the evaluation early, on any worker.
     """
-    counted, given_up, is_over = RunningMeans(), "", False
-    collectives, loops = setup.model.collectives, _loops(setup, hooks, counted)
+    counted, given_up = EvalResult(), ""
+    program, session, collectives = setup.program, hooks.session, setup.model.collectives
+    iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
+    length = LoopLength(None if session.is_empty else 1)
+    loops = _loops(program, iterator, length, None if session.is_empty else session, setup.pipeline.max_steps)
     while True:
+        found = None
         try:
-            is_over = is_over or next(loops, None) is None
+            found = next(loops, None)
+            if found is not None:
+                counted = found
+                hooks.after_batches(counted.examples)
         except Interrupted as stopped:
             if collectives.num_workers == 1:
                 raise
             given_up = str(stopped)
-        others, stops = collectives.sum([not is_over, bool(given_up)])
+        others, stops = collectives.sum([found is not None, bool(given_up)])
         if stops:
             raise Interrupted(given_up or "another worker ended the evaluation early")
         if not others:
-            return counted.over(collectives, setup.program.sum_names)
+            return counted.over(collectives, program.sum_names)
 
 
-def _loops(setup: EvalSetup, hooks: EvaluationHooks, counted: RunningMeans) -> Iterator[EvalResult]:
-    """Yield the result of each loop, after adding it to `counted`."""
-    program, session = setup.program, hooks.session
-    iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
-    length, taken = LoopLength(None if session.is_empty else 1), 0
-    while taken < setup.pipeline.max_steps:
-        num_steps, started = length.next(setup.pipeline.max_steps - taken), time.perf_counter()
-        if session.is_empty:
-            result = program.run(iterator, taken, num_steps, counted.sums)
+def _loops(
+    program: EvalProgram | PredictProgram,
+    iterator: Any,
+    length: LoopLength,
+    session: SessionHooks | None,
+    max_steps: float = math.inf,
+) -> Iterator[Any]:
+    """Yield the result of each loop over batches, until the data ends or `max_steps` have been taken.
+
+    Args:
+      program: the program.
+      iterator: the iterator over the batches.
+      length: the length of the loops.
+      session: session hooks, which see each batch, so each is a call of its own; None: there is none.
+    """
+    taken = 0
+    while taken < max_steps:
+        num_steps, started = length.next(max_steps - taken), time.perf_counter()
+        if session is None:
+            result = program.run(iterator, taken, num_steps)
         else:
-            result, values = program.run_one(iterator, taken, session.request(taken + 1), counted.sums)
+            result, values = program.run_one(iterator, taken, session.request(taken + 1))
             if not result.data_ended:
                 session.after_run(values)
-        counted.sums, counted.examples = result.sums, counted.examples + result.examples
-        hooks.after_batches(counted.examples)
         taken += num_steps
         length.took(num_steps, time.perf_counter() - started)
         yield result
         if result.data_ended:
-            break
+            return
 
 
 def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hooks: EvaluationHooks) -> Iterator[Any]:
@@ -253,35 +240,14 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
     hooks.begin()
     if program.trace.may_write_in_branches:
         model.values_of = None  # so that the next use of the model reads the checkpoint again
-    seen = 0
-    for count, batch in _predicted(program, dataset, hooks):
-        if model.values_of != path and not program.trace.may_write_in_branches:
-            raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
-        seen += count
-        hooks.after_batches(seen)
-        yield batch
+    in_loops = hooks.session.is_empty and program.runs_in_loops(dataset)
+    length, seen = LoopLength(None if in_loops else 1, _PREDICT_SECS), 0
+    for found in _loops(program, iterate(dataset), length, None if in_loops else hooks.session):
+        length.limit = max(1, _PREDICT_BYTES * found.num_steps // max(1, found.num_bytes))
+        for count, batch in found.batches:
+            if model.values_of != path and not program.trace.may_write_in_branches:
+                raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
+            seen += count
+            hooks.after_batches(seen)
+            yield batch
     hooks.end()
-
-
-def _predicted(program: PredictProgram, dataset: Any, hooks: EvaluationHooks) -> Iterator[tuple[int, Any]]:
-    """Yield (number of examples, predictions) of each replica's batch.
-
-    The batches are predicted in loops, or step by step if there are session hooks.
-    """
-    session, iterator = hooks.session, iterate(dataset)
-    in_loops = session.is_empty and program.runs_in_loops(dataset)
-    length, limit, taken = LoopLength(None if in_loops else 1, _PREDICT_SECS), math.inf, 0
-    while True:
-        num_steps, started = length.next(limit), time.perf_counter()
-        if in_loops:
-            found = program.run(iterator, taken, num_steps)
-            limit = max(1, _PREDICT_BYTES * found.num_steps // max(1, found.num_bytes))
-        else:
-            found, values = program.run_one(iterator, taken, session.request(taken + 1))
-            if not found.data_ended:
-                session.after_run(values)
-        taken += found.num_steps
-        length.took(found.num_steps, time.perf_counter() - started)
-        yield from found.batches
-        if found.data_ended:
-            return

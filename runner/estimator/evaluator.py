@@ -1,4 +1,6 @@
-"""Evaluation in a process of its own: the evaluator, which follows the checkpoints, and its counterpart in training."""
+"""What training asks of its evaluations; the evaluator, a process that follows the checkpoints, and its counterpart in
+training.
+"""
 
 from __future__ import annotations
 
@@ -29,65 +31,101 @@ POLL_SECS = 0.5
 """Seconds between two looks of the evaluator for a new checkpoint, and for the end of training."""
 
 
-class RemoteEvaluation(Hook):
-    """The evaluations of a run, as seen by a training process if a separate evaluator process makes them.
+class Evaluations(Hook):
+    """The evaluations of a run, as training sees them; this base class makes none.
 
-    Only the chief reads the evaluator's decision to stop early; it tells the other workers.
+    Args:
+      estimator: the Estimator that trains.
+
+    Attributes:
+      metrics: name of the evaluation -> its last metrics, of evaluations that this process makes.
+      stopped_early: the reason why training ended early; None: it did not.
+    """
+
+    def __init__(self, estimator: Estimator) -> None:
+        self.metrics: dict[str, Mapping[str, Any]] = {}
+        self.stopped_early: str | None = None
+        self._estimator, self._collectives = estimator, estimator.collectives
+
+    @property
+    def exported_paths(self) -> Sequence[str]:
+        return ()
+
+    def have_ended(self, max_steps: int | None) -> bool:
+        """Report whether the run was stopped early at its latest checkpoint, before it resumes from there. All workers
+        must call this together.
+        """
+        latest = self._estimator.agreed_checkpoint()
+        step = -1 if latest is None else reader.checkpoint_step(latest)
+        is_last = max_steps is not None and step >= max_steps
+        self.resume(step, None if is_last else latest)
+        self.stopped_early = self._collectives.broadcast_text(self.stopped_early or "") or None
+        return self.stopped_early is not None
+
+    def resume(self, step: int, path: str | None) -> None:
+        """Prepare for a run that begins at `step`, -1 for a new one.
+
+        Args:
+          step: the step of the latest checkpoint.
+          path: that checkpoint; None: there is none, or it is the run's last, which `evaluate_last` evaluates.
+        """
+
+    def after_save(self, run: TrainingRun) -> None:
+        """Evaluate the checkpoint that was just written, if an evaluation is due."""
+
+    def evaluate_last(self, step: int) -> bool:
+        """Evaluate and export the last checkpoint, unless that has been done.
+
+        Args:
+          step: the step of the last checkpoint.
+
+        Returns:
+          False if a hook ended an evaluation early, else True.
+        """
+        return True
+
+    def _stop_early(self, reason: str | None, step: int, run: Run | None) -> None:
+        """End training at `step`, once, if there is a reason; `run` None: it has not begun."""
+        if reason is None or self.stopped_early is not None:
+            return
+        self.stopped_early = reason
+        self._estimator.announce("stopped_early", f"stopped early: {reason}", step=step)
+        if run is not None:
+            run.request_stop(f"stopped early: {reason}")
+
+
+class RemoteEvaluation(Evaluations):
+    """The evaluations of a run that a separate evaluator process makes.
+
+    Only the chief reads the evaluator's decision to stop early; it tells the other workers. The evaluator finds the
+    checkpoints itself, and evaluates the last one once training has ended.
 
     Args:
       estimator: the Estimator that trains.
       rule: the rule of early stopping.
-
-    Attributes:
-      metrics, exported_paths: empty, because only the evaluator has them.
-      stopped_early: the reason why training ended early; None: it did not.
     """
 
-    exported_paths: Sequence[str] = ()
-
     def __init__(self, estimator: Estimator, rule: EarlyStopping) -> None:
-        self.metrics: Mapping[str, Mapping[str, Any]] = {}
-        self.stopped_early: str | None = None
-        self._estimator, self._rule = estimator, rule
-        self._is_chief = estimator.config.is_chief
+        super().__init__(estimator)
+        self._rule = rule
         self._looked = -float("inf")
 
-    def have_ended(self, max_steps: int | None) -> bool:
-        """Report whether an earlier start of the run was stopped early. All workers must call this together."""
-        latest = self._estimator.agreed_checkpoint()
-        step = -1 if latest is None else reader.checkpoint_step(latest)
-        if self._is_chief and latest is not None and (max_steps is None or step < max_steps):
-            self._look(step)
-        self.stopped_early = self._estimator.collectives.broadcast_text(self.stopped_early or "") or None
-        return self.stopped_early is not None
+    def resume(self, step: int, path: str | None) -> None:
+        if path is not None:
+            self._look(step, None)
 
     def begin(self, run: Run) -> None:
-        self._heed(run)
+        self._look(run.global_step, run)
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        self._heed(run)
+        self._look(run.global_step, run)
 
-    def after_save(self, run: TrainingRun) -> None:
-        """Do nothing: the evaluator finds the checkpoint."""
-
-    def evaluate_last(self, step: int) -> bool:
-        """Return True without doing anything: the evaluator evaluates the last checkpoint once training has ended."""
-        return True
-
-    def _heed(self, run: Run) -> None:
-        if self._is_chief and self._look(run.global_step):
-            run.request_stop(f"stopped early: {self.stopped_early}")
-
-    def _look(self, step: int) -> bool:
-        """Report whether the evaluator has decided that training, now at `step`, must end."""
-        if self._rule.metric is None or self.stopped_early or time.monotonic() - self._looked < LOOK_SECS:
-            return False
-        self._looked = time.monotonic()
-        self.stopped_early = MetricHistory(self._rule, self._estimator.model_dir).decided(step)
-        if self.stopped_early is None:
-            return False
-        self._estimator.announce("stopped_early", f"stopped early: {self.stopped_early}", step=step)
-        return True
+    def _look(self, step: int, run: Run | None) -> None:
+        """End training, now at `step`, if the evaluator has decided so."""
+        is_early = time.monotonic() - self._looked < LOOK_SECS
+        if self._estimator.config.is_chief and self._rule.metric is not None and not is_early:
+            self._looked = time.monotonic()
+            self._stop_early(MetricHistory(self._rule, self._estimator.model_dir).decided(step), step, run)
 
 
 def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> TrainingResult:
@@ -126,8 +164,8 @@ class Abandoned(Interrupted):
     """Training failed or was interrupted, so the evaluation that is running was ended; it is no longer needed."""
 
 
-class Evaluations(Protocol):
-    """The interface of a run's evaluations, implemented by `RunEvaluations`."""
+class EvaluationsOfCheckpoints(Protocol):
+    """The evaluations of a run, as its evaluator sees them."""
 
     def is_due(self) -> bool:
         """Report whether a new checkpoint would be evaluated now."""
@@ -187,7 +225,7 @@ class CheckpointFollower:
         self,
         model_dir: str,
         watch: TrainingWatch,
-        evaluations: Evaluations,
+        evaluations: EvaluationsOfCheckpoints,
         latest: Callable[[], str | None],
         wait: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -26,17 +26,18 @@ class LoopLength:
       secs: target duration of a loop in seconds.
 
     Attributes:
+      limit: the largest number of steps of a loop, if not only its duration limits it; the caller may set it.
       secs_per_step: duration of a step of the last loop; infinite before the first loop.
     """
 
     def __init__(self, fixed: int | None, secs: float = _LOOP_SECS) -> None:
-        self._fixed, self._secs = fixed, secs
+        self._fixed, self._secs, self.limit = fixed, secs, math.inf
         self.secs_per_step = math.inf
         self._steps = fixed or 1
 
     def next(self, limit: float) -> int:
         """Return the number of steps of the next loop, at most `limit`."""
-        return int(min(self._steps, limit))
+        return int(min(self._steps, limit, self.limit))
 
     def took(self, num_steps: int, secs: float) -> None:
         if num_steps:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.checkpoint.reader import Reader
 from runner.checkpoint.snapshot import not_finite
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
@@ -56,7 +55,7 @@ class NanPolicy:
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, checkpoints: RunCheckpoints) -> None:
-        self.rollbacks = 0 if setup.latest is None else int(Reader(setup.latest).extra().get("rollbacks", 0))
+        self.rollbacks = int(setup.resumed.get("rollbacks", 0))
         self._context, self._setup, self._checkpoints = context, setup, checkpoints
         self._policy = setup.config.nan
         self._allowed: Sequence[str] = ()  # the variables that were not finite at the last save, or at the start

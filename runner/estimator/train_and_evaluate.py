@@ -6,15 +6,14 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from runner.checkpoint import reader, retention
 from runner.config.metric_names import evaluation_of, evaluation_prefix, unknown_metric
 from runner.distribute import grpc_server
 from runner.estimator.early_stopping import MetricHistory
 from runner.estimator.estimator import Estimator
-from runner.estimator.evaluator import CheckpointFollower, RemoteEvaluation, TrainingWatch, tell_ending
+from runner.estimator.evaluator import CheckpointFollower, Evaluations, RemoteEvaluation, TrainingWatch, tell_ending
 from runner.estimator.reduce_lr_on_plateau import LearningRateReductions
 from runner.estimator.run_exports import RunExports
 from runner.estimator.specs import EvalSpec, TrainingResult, TrainSpec
@@ -71,7 +70,7 @@ def _train_and_evaluate(
             "TrainSpec(reduce_lr_on_plateau=...) with RunConfig(has_evaluator=True): an evaluator is behind training, "
             "so a resumed run would reduce its learning rate at other steps. Use has_evaluator=False."
         )
-    evaluations: RunEvaluations | RemoteEvaluation
+    evaluations: Evaluations
     if estimator.config.has_evaluator:
         evaluations = RemoteEvaluation(estimator, train_spec.early_stopping)
     else:
@@ -161,9 +160,7 @@ def _serve(estimator: Estimator) -> TrainingResult:
     )
 
 
-def _train(
-    estimator: Estimator, train_spec: TrainSpec, evaluations: RunEvaluations | RemoteEvaluation
-) -> TrainingResult:
+def _train(estimator: Estimator, train_spec: TrainSpec, evaluations: Evaluations) -> TrainingResult:
     """Train, and return the result. Called in every process except evaluators and servers (`_serve`)."""
     run = None
     if not evaluations.have_ended(train_spec.max_steps):
@@ -195,7 +192,7 @@ def _train(
     )
 
 
-class RunEvaluations(Hook):
+class RunEvaluations(Evaluations):
     """The evaluations of a run: before its first step, after its checkpoints and at its end.
 
     They may end training early, reduce its learning rate and call exporters. In a training process, this object is a
@@ -208,20 +205,16 @@ class RunEvaluations(Hook):
       hooks: hooks that take part in every evaluation, in addition to the evaluation's own hooks.
 
     Attributes:
-      metrics: name of the evaluation -> its last metrics.
-      stopped_early: the reason why training ended early; None: it did not.
       last_step, last_path: step and path of the checkpoint that an evaluator process evaluated last; 0 and None before.
     """
 
     def __init__(
         self, estimator: Estimator, specs: Sequence[EvalSpec], train_spec: TrainSpec, hooks: Sequence[Hook] = ()
     ) -> None:
-        self.metrics: dict[str, Mapping[str, Any]] = {}
-        self.stopped_early: str | None = None
+        super().__init__(estimator)
         self.last_step = 0
         self.last_path: str | None = None
-        self._estimator, self._specs, self._hooks = estimator, specs, hooks
-        self._collectives = estimator.collectives
+        self._specs, self._hooks = specs, hooks
         self._has_begun = False
         self._made_up: list[EvalSpec] = []
         self._started = time.monotonic()
@@ -238,31 +231,23 @@ class RunEvaluations(Hook):
     def exported_paths(self) -> Sequence[str]:
         return self._exports.paths
 
-    def have_ended(self, max_steps: int | None) -> bool:
-        """Report whether the run was stopped early at its latest checkpoint. Called before the run resumes from there.
-
-        If the run was killed or stopped before it evaluated that checkpoint, the checkpoint is evaluated now. A run's
-        last checkpoint is left to `evaluate_last`.
+    def resume(self, step: int, path: str | None) -> None:
+        """Evaluate the checkpoint `path` if the run was killed or stopped before it did so.
 
         Raises:
           Interrupted: a hook ended that evaluation early.
         """
-        latest = self._estimator.agreed_checkpoint()
-        step = -1 if latest is None else reader.checkpoint_step(latest)
         if self._collectives.is_chief:
             for history in self._histories:
                 history.goes_on_from(step)
-        if latest is None or (max_steps is not None and step >= max_steps):
-            return False
-        missing = self._collectives.broadcast(self._missing(latest, step))
+        if path is None:
+            return
+        missing = self._collectives.broadcast(self._missing(path, step))
         for spec in [spec for spec, is_missing in zip(self._specs, missing, strict=True) if is_missing]:
             self._evaluate(spec, step)
             self._made_up.append(spec)
-        if self._history.rule.metric is None:
-            return False
-        self._stop_early(step)
-        self.stopped_early = self._collectives.broadcast_text(self.stopped_early or "") or None
-        return self.stopped_early is not None
+        if self._collectives.is_chief:
+            self._stop_early(self._history.reason(step), step, None)
 
     def begin(self, run: Run) -> None:
         """Check before training that the metrics of the rules exist, and that the learning rate can be reduced if a
@@ -298,21 +283,12 @@ class RunEvaluations(Hook):
         self._rate.apply(run)
 
     def after_save(self, run: TrainingRun) -> None:
-        """Evaluate the checkpoint that was just written, if an evaluation is due."""
         due = self._collectives.broadcast([self._due(spec) for spec in self._specs])
         self._evaluate_during(
             run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True
         )
 
     def evaluate_last(self, step: int) -> bool:
-        """Evaluate and export the last checkpoint, unless that has been done.
-
-        Args:
-          step: the step of the last checkpoint.
-
-        Returns:
-          False if a hook ended an evaluation early, else True.
-        """
         with contextlib.suppress(Interrupted):
             for spec in self._specs:
                 if self._last_step.get(spec.key) != step:
@@ -382,8 +358,9 @@ class RunEvaluations(Hook):
         try:
             for spec in specs:
                 self._evaluate(spec, run.global_step)
-                if spec.key == self._history.rule.evaluation:
-                    self._stop_early(run.global_step, run)
+                # The chief tells the other workers at the end of the loop.
+                if spec.key == self._history.rule.evaluation and self._collectives.is_chief:
+                    self._stop_early(self._history.reason(run.global_step), run.global_step, run)
         except Interrupted as stopped:
             run.interrupt(str(stopped))
         if exported and run.goes_on:  # otherwise this is the last checkpoint, which `evaluate_last` exports
@@ -417,17 +394,6 @@ class RunEvaluations(Hook):
         for history in self._histories_of(name) if self._collectives.is_chief else ():
             prefix, scalars = evaluation_prefix(name), tensorboard.scalars(self.metrics[name])
             history.note(step, {f"{prefix}/{key}": v for key, v in scalars.items() if key != "global_step"})
-
-    def _stop_early(self, step: int, run: Run | None = None) -> None:
-        if not self._collectives.is_chief:  # the chief tells the other workers at the end of the loop
-            return
-        reason = self._history.reason(step)
-        if reason is None or self.stopped_early is not None:
-            return
-        self.stopped_early = reason
-        self._estimator.announce("stopped_early", f"stopped early: {reason}", step=step)
-        if run is not None:
-            run.request_stop(f"stopped early: {reason}")
 
 
 def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) -> list[EvalSpec]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
-from runner.programs.train_loop import NO_RECORDS, Schedule
+from runner.programs.train_loop import NO_RECORDS, Outputs, Schedule
 from runner.programs.train_scalars import RESERVED, over_workers
 from runner.system.console import Epochs
 from runner.tracking import tensorboard
@@ -42,9 +42,7 @@ class TrainLog:
         # A resumed run writes no point for its first step to the journal, so that its points are those of an
         # undisturbed run. Its summaries have such a point, because TensorFlow's SummarySaverHook writes one, too.
         self._is_new = setup.latest is None or self._first_step == 0
-        self._writes_loss = (
-            "loss" not in setup.program.summary_names
-        )  # otherwise model_fn writes a summary `loss` itself
+        self._writes_loss = "loss" not in setup.program.summaries.names  # otherwise model_fn writes it itself
         offset = self._first_step + 1 if self._config.summaries_from_first_step else 0
         self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
         self._summary_every, self._metrics_every = Every(), Every()
@@ -69,7 +67,7 @@ class TrainLog:
         self._context.progress.start(target, self._first_step, epochs)
         # If the chief has summaries, they split the loops of all workers, because all must run the same graph
         # functions.
-        if self._context.collectives.any(self._program.has_summaries):
+        if self._context.collectives.any(bool(self._program.summaries)):
             self._summary_every = self._write_every
         ours = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
         self._keys = json.loads(self._context.collectives.broadcast_text(ours))
@@ -254,23 +252,16 @@ class TrainLog:
         # retracing.
         return tf.function(functools.partial(write), input_signature=signature, autograph=False)
 
-    def summaries(self, values: Sequence[Any], step: int) -> None:
-        """Write the summaries of `step`. All workers must call this together.
-
-        Args:
-          values: the sums of scalars, if any, then serialized `tf.compat.v1.Summary`s (scalar bytes).
-          step: the global step.
-        """
-        values = list(values)
-        packed = values.pop(0) if self._scalars.summaries else np.zeros(0)
-        ours = self._scalars.summary_sums(packed) if self._scalars.summaries else {}
+    def summaries(self, outputs: Outputs, step: int) -> None:
+        """Write the summaries of `step`, of which these are the outputs. All workers must call this together."""
+        packed, of_v1 = outputs.get("scalars"), outputs.get("protos", ())
+        ours = {} if packed is None else self._scalars.summary_sums(packed)
         totals = over_workers(ours, self._keys[0], self._context.collectives) if self._keys[0] else {}
         if not self._config.is_chief:
             return
-        num_protos = len(values) - len(self._program.images)
-        protos: list[tuple[int, bytes]] = [(step, proto) for proto in values[:num_protos]]
-        self._keep_images([*map(_images_of_v1, values[:num_protos])], values[num_protos:], step)
-        if self._scalars.summaries:
+        protos: list[tuple[int, bytes]] = [(step, proto) for proto in of_v1]
+        self._keep_images([*map(_images_of_v1, of_v1)], outputs.get("images", ()), step)
+        if packed is not None:
             found: dict[int, list[Any]] = {}
             for at, value in self._scalars.summaries_of(packed, totals, step):
                 found.setdefault(at, []).append(value)
@@ -286,7 +277,7 @@ class TrainLog:
         if artifacts is None or not artifacts.keeps_images or self._is_between(step):
             return
         found = {tag: png for images in of_v1 for tag, png in images.items()}
-        for image, value in zip(self._program.images, of_v2, strict=True):
+        for image, value in zip(self._program.summaries.images, of_v2, strict=True):
             pngs = tf.io.parse_tensor(value, tf.string).numpy()[2:] if value else ()
             found |= {f"{image.tag}/{n}" if len(pngs) > 1 else image.tag: png for n, png in enumerate(pngs)}
         for tag, png in found.items():

@@ -21,7 +21,7 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import WhenDue
-from runner.programs.train_loop import LoopResult
+from runner.programs.train_loop import LoopResult, Steps
 from runner.tf_private import graphs
 from runner.tracing.numeric_checks import NotFiniteError
 from runner.types import StepRequest, StepResult
@@ -248,8 +248,7 @@ class TrainingRun:
         session_hooks.begin(self.request_stop)
         for hook in self._setup.hooks:
             hook.begin(self)
-        remaining = self._setup.input.remaining_steps
-        if remaining is not None and remaining <= 0:  # the run was trained for more epochs than max_epochs is now
+        if self._setup.input.remaining_steps <= 0:  # the run was trained for more epochs than max_epochs is now
             self.request_stop("the training input ended")
         self._nan.begin()
         self._checkpoints.begin(self._step, self._extra())
@@ -283,16 +282,15 @@ class TrainingRun:
         request = StepRequest()
         with self._data_may_end():
             request = hooks.request(before + num_steps * self._advance)
-        if train_input.position.ended and not request:
+        if train_input.ended and not request:
             num_steps = 0  # a hook asked for a batch after the last one, so no step is taken
-        plan = self._pace.next_loop(num_steps, min(self._target - before, train_input.remaining))
+        plan = self._pace.next_loop(num_steps, min(self._target - before, train_input.remaining_steps))
         schedule = self._log.schedule(before, num_steps, self._advance, in_loops=self._records_in_loops)
         records = self._records_in_loops or schedule.number > 0
         loop = program.loop(request, records=records, in_groups=plan.in_groups, splits=self._always_splits)
         iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
-        may_end = train_input.may_end_within(num_steps)
-        found = loop(iterator, num_steps, may_end=may_end, schedule=schedule, values=request.values)
-        if train_input.advance(found):
+        found = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
+        if train_input.advance(found.num_steps, found.examples, found.data_ended, found.repeated_steps):
             self.request_stop("the training input ended")
         losses = self._context.collectives.sum(found.losses) if program.has_local_losses else found.losses
         self._count(found)
@@ -305,15 +303,14 @@ class TrainingRun:
         )
         self.examples += found.examples
         logs_speed, share = self._pace.took(plan, found.num_steps, result.secs)
-        num_summaries = program.num_summary_values if records else 0
-        for place, values in found.records:  # the summaries of a step, then what hooks fetch
+        for place, outputs in found.records:
             if records:
-                self._log.summaries(values[:num_summaries], before + (place + 1) * self._advance)
+                self._log.summaries(outputs, before + (place + 1) * self._advance)
             if request:
                 with self._data_may_end():
-                    hooks.after_run(values[num_summaries:])
+                    hooks.after_run(outputs.get("fetches", ()))
         if found.num_steps:
-            rows = found.values[0] if program.scalars.metrics else np.zeros([found.num_steps, 0])
+            rows = found.values.get("metrics", np.zeros([found.num_steps, 0]))
             self._log.note(result, rows, logs_speed=logs_speed)
         if share is not None:
             self._context.journal.metrics(self._step, {"train/input_bound": share})
@@ -341,13 +338,13 @@ class TrainingRun:
         loop, train_input = self._setup.program.part(request), self._setup.input
         self._setup.model.values_of = None
         while True:
-            result = loop(train_input.iterator, 1, may_end=train_input.may_end_within(1), values=request.values)
-            if train_input.advance(result):
+            result = loop(train_input.iterator, Steps(1, train_input.may_end_within(1), values=request.values))
+            if train_input.advance(result.num_steps, result.examples, result.data_ended, result.repeated_steps):
                 self.request_stop("the training input ended")
             if result.num_steps:
                 self.examples += result.examples
-                return [value[-1] for value in result.values]
-            if train_input.position.ended:
+                return [value[-1] for value in result.values["fetches"]]
+            if train_input.ended:
                 raise tf.errors.OutOfRangeError(None, None, "the training input has ended, but a hook asks for a batch")
 
     @contextlib.contextmanager
@@ -356,7 +353,7 @@ class TrainingRun:
         try:
             yield
         except tf.errors.OutOfRangeError:
-            if not self._setup.input.position.ended:
+            if not self._setup.input.ended:
                 raise
 
     def _count(self, found: LoopResult) -> None:
@@ -382,7 +379,7 @@ class TrainingRun:
         if path is None:
             self._step = self._setup.model.store.global_step
             return str(self._checkpoints.latest)
-        self._is_end_saved = self._setup.input.position.ended
+        self._is_end_saved = self._setup.input.ended
         calls = self._after_save if not self._next.interrupted else ()
         with self._setup.program.kept_metrics.set_aside() if calls else contextlib.nullcontext():
             for call in calls:
@@ -391,19 +388,19 @@ class TrainingRun:
 
     def _extra(self) -> dict[str, Any]:
         """Return the facts that a checkpoint of this step stores beside the variables."""
-        position = self._setup.input.position
+        train_input = self._setup.input
         # "evaluate": whether an undisturbed run evaluates at this step. Only then does a resumed run make up for a
         # missing evaluation.
-        is_end = not self.interrupted or self._step >= self._target or position.ended
+        is_end = not self.interrupted or self._step >= self._target or train_input.ended
         is_evaluated = self._step > self._first_step and (self._saves_here or is_end)
-        return {"input": position.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
+        return {"input": train_input.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
 
     def _end(self) -> None:
         if self._step == self._first_step:
             _log.warning("No step was taken: the training input is empty, or a hook stopped training at once.")
         if self.ended_early is not None and self._context.is_chief:
             _log.warning("Stopped early: %s", self.ended_early)
-        if self._setup.input.position.ended and not self._is_end_saved:
+        if self._setup.input.ended and not self._is_end_saved:
             # Write the same values again: the checkpoint must say that the data has ended.
             self._checkpoints.write(self._step, self._extra(), asynchronous=False, is_evaluated=True)
         self.wait_for_checkpoint()

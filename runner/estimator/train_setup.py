@@ -9,84 +9,27 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from runner.checkpoint.input_position import InputPosition, continued, source_of, was_read_to_its_end
-from runner.data.inputs import Input, InputPipeline, check_examples, say_small_batches
+from runner.checkpoint.reader import Reader
+from runner.checkpoint.train_input import TrainInput
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
 from runner.hooks.builtin_hooks import TrainingOverrides, split_hooks
 from runner.hooks.scaffold import ModelScaffold
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
+from runner.model_fn import ModeKeys
 from runner.programs.model import Model
 from runner.programs.train import TrainProgram
-from runner.programs.train_loop import LoopResult
 from runner.run_config import RunConfig
 from runner.tracking import tensorboard
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
-
-
-class TrainInput:
-    """The training input while it is read.
-
-    Attributes:
-      iterator: iterator over `pipeline.dataset`.
-      position: the position of the iterator, as stored in checkpoints.
-      remaining_steps: steps to the end of the data; infinite if the data has no end; None: unknown.
-    """
-
-    def __init__(self, pipeline: InputPipeline, iterator: Any, position: InputPosition) -> None:
-        self.pipeline, self.iterator, self.position = pipeline, iterator, position
-        # The position counts elements, not steps, because a step of a run with another number of replicas reads another
-        # number of elements.
-        self.remaining_steps = pipeline.remaining_steps(position.elements)
-        self._is_resumed = position.elements > 0
-
-    @property
-    def num_steps_read(self) -> int:
-        return self.position.elements // self.pipeline.division.elements_per_step
-
-    @property
-    def remaining(self) -> float:
-        """The number of steps to the end of the data; infinite if unknown."""
-        return math.inf if self.remaining_steps is None else self.remaining_steps
-
-    def may_end_within(self, num_steps: int) -> bool:
-        return self.remaining_steps is None or self.remaining_steps < num_steps
-
-    def advance(self, result: LoopResult) -> bool:
-        """Note how much a loop has read, and return whether the data has ended.
-
-        Raises:
-          ValueError: as in `check_examples`.
-        """
-        num_steps = result.num_steps + result.repeated_steps
-        check_examples(self.pipeline, num_steps, result.examples)
-        if self.position.elements == 0:
-            say_small_batches(self.pipeline, num_steps, result.examples)
-        read = self.position.elements + result.num_steps * self.pipeline.division.elements_per_step
-        cardinality = int(self.pipeline.given.cardinality())
-        # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so that
-        # training with a larger max_epochs continues at the right element.
-        self.position.elements = min(read, cardinality) if cardinality >= 0 else read
-        if self.remaining_steps is not None:
-            self.remaining_steps -= result.num_steps
-            self.position.ended = self.remaining_steps <= 0
-        was_at_its_end = result.data_ended and not result.num_steps and self._is_resumed
-        self._is_resumed = False
-        if was_at_its_end and self.position.num_epochs is None:
-            # The checkpoint was saved at the end of data of unknown size: read the data again, as a new call does.
-            self.iterator = self.pipeline.open()
-            self.position = InputPosition.at_start(self.position.source, self.pipeline)
-        elif result.data_ended:
-            self.position.ended = True
-        return self.position.ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +38,7 @@ class TrainSetup:
 
     Attributes:
       latest: path of the checkpoint that the run resumes from; None: a new model.
+      resumed: the facts that this checkpoint stores beside the variables.
       config: the Estimator's config, with the settings of TensorFlow's own hooks that a RunConfig can hold.
       hooks, session_hooks: native hooks, and SessionRunHooks.
       overrides: all settings of TensorFlow's own hooks.
@@ -104,6 +48,7 @@ class TrainSetup:
     program: TrainProgram
     input: TrainInput
     latest: str | None
+    resumed: Mapping[str, Any]
     config: RunConfig
     hooks: Sequence[Any]
     session_hooks: SessionHooks
@@ -125,7 +70,7 @@ class TrainSetupBuilder:
 
     def __init__(self, context: EstimatorContext, models: Models, warm_start: Callable[[Model], None]) -> None:
         self._context, self._models, self._warm_start = context, models, warm_start
-        self._last_input_fn: Any = None
+        self._last_function: Any = None  # the input function of the last call; None: this is the first
 
     @functools.cached_property
     def summary_writer(self) -> Any:
@@ -133,29 +78,31 @@ class TrainSetupBuilder:
         is_on = self._context.config.tensorboard and self._context.is_chief
         return tensorboard.build_writer(self._context.model_dir, is_on=is_on)
 
-    def open_input(self, input_fn: InputFn, latest: str | None, max_epochs: int | None) -> InputPipeline:
-        """Build the training input.
+    def build(
+        self,
+        input_fn: InputFn,
+        hooks: Sequence[Any] | None,
+        latest: str | None,
+        max_epochs: int | None,
+        *,
+        reads_again: bool = True,
+    ) -> TrainSetup | None:
+        """Open the input at its position, trace the model for it, and restore the model or initialize it.
 
         Args:
           input_fn: an input function or an Input.
+          hooks: native hooks and session hooks.
           latest: the checkpoint that the run resumes from; None: a new model.
           max_epochs: number of passes over the examples; None: no limit.
+          reads_again: False: return None if an earlier process has read the input to its end.
         """
         if latest is None:
             self._models.clear()  # model_dir was emptied, so the values in memory belong to the earlier model
-        with self._context.journal.phase("build"):
-            return self._models.build_train_pipeline(input_fn, max_epochs)
-
-    def has_input_ended(self, input_fn: InputFn, pipeline: InputPipeline, latest: str | None) -> bool:
-        """Report whether the input was read to its end by an earlier process, not by an earlier call on this object."""
-        source = source_of(input_fn, pipeline)
-        return self._last_input_fn is None and was_read_to_its_end(source, latest, pipeline)
-
-    def build(
-        self, pipeline: InputPipeline, input_fn: InputFn, hooks: Sequence[Any] | None, latest: str | None
-    ) -> TrainSetup:
-        """Trace the model, restore it from `latest` or initialize it, and move the input to its position."""
-        context, model = self._context, self._models.for_training
+        resumed = {} if latest is None else Reader(latest).extra()
+        train_input = self._open_input(input_fn, max_epochs, latest, resumed)
+        if train_input.was_at_its_end and not reads_again:
+            return None
+        context, model, pipeline = self._context, self._models.for_training, train_input.pipeline
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
         program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
         spec = program.spec
@@ -182,21 +129,23 @@ class TrainSetupBuilder:
             if getattr(spec.scaffold, "init_op", None) is None:  # an init_op sets initial values itself
                 model.store.check_fed()
         scaffold.begin_local(trace_session)
-        with context.journal.phase("restore" if latest else "build"):
-            train_input = self._resume_input(pipeline, input_fn, latest)
+        self._last_function = getattr(input_fn, "fn", input_fn)
         config = overrides.config(context.config)
-        return TrainSetup(model, program, train_input, latest, config, native, session_hooks, overrides)
+        return TrainSetup(model, program, train_input, latest, resumed, config, native, session_hooks, overrides)
 
-    def _resume_input(self, pipeline: InputPipeline, input_fn: InputFn, latest: str | None) -> TrainInput:
-        """Return the training input at the position of the checkpoint.
+    def _open_input(
+        self, input_fn: InputFn, max_epochs: int | None, latest: str | None, resumed: Mapping[str, Any]
+    ) -> TrainInput:
+        """Open the training input at the position of the checkpoint `latest`, whose extra facts are `resumed`.
 
         A further call of `train` on this object is a new epoch, as in tf.estimator: a finite input, or another
         function, is read from the beginning. An endless input continues, because otherwise the same examples would come
         again.
         """
-        fn = input_fn.fn if isinstance(input_fn, Input) else input_fn
-        last, self._last_input_fn = self._last_input_fn, fn
-        source = source_of(input_fn, pipeline)
-        if last is None or (fn is last and pipeline.remaining_steps() == math.inf):
-            return TrainInput(pipeline, *continued(pipeline, source, latest))
-        return TrainInput(pipeline, pipeline.open(), InputPosition.at_start(source, pipeline))
+        with self._context.journal.phase("build"):
+            model = self._models.for_training
+            pipeline = self._models.build_pipeline(input_fn, ModeKeys.TRAIN, model, max_epochs)
+        is_same = getattr(input_fn, "fn", input_fn) is self._last_function
+        continues = self._last_function is None or (is_same and pipeline.remaining_steps() == math.inf)
+        with self._context.journal.phase("restore" if latest else "build"):
+            return TrainInput.open(input_fn, pipeline, latest, resumed.get("input", {}) if continues else {})

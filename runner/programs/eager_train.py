@@ -25,15 +25,15 @@ from runner.programs.batch_losses import losses_over_batches
 from runner.programs.mixed_precision import ModelCall
 from runner.programs.program import ModelToTrace, replica_inputs, step_inputs
 from runner.programs.train import TrainedReplica, TrainProgram, train_replica
-from runner.programs.train_loop import NO_RECORDS, LoopResult, Schedule, Step
-from runner.programs.train_scalars import StepScalars
+from runner.programs.train_loop import LoopResult, Outputs, Step, Steps
+from runner.programs.train_scalars import StepSummaries
 from runner.tf_private import graphs
 from runner.tf_private.keras3 import keras_trace
-from runner.tf_private.summaries import EagerCollector, SummaryScalar, collecting_eagerly
+from runner.tf_private.summaries import Collector, collecting_eagerly
 from runner.tf_private.v1 import rate_of_v1, summaries_of_v1
 from runner.tf_private.variables import initial_values_from_checkpoints
 from runner.tracing.metric_states import KeptMetrics
-from runner.tracing.random_state import EagerStream, drawing_from, moment, seeded, stateless_random_ops
+from runner.tracing.random_state import Stream, drawing_from, moment, seeded, stateless_random_ops
 from runner.tracing.trace_step import Replica
 from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
 from runner.types import StepRequest
@@ -47,7 +47,7 @@ _NEEDS_OPTIMIZER = (
 )
 
 
-Taken = tuple[TrainedReplica, EagerCollector | None]
+Taken = tuple[TrainedReplica, Collector | None]
 """The results of one eager step, with values instead of graph tensors; its summaries, None if it collects none."""
 
 
@@ -91,7 +91,7 @@ class EagerStep:
             collected: Any = contextlib.nullcontext(None)
             if (summaries or discovers) and config.tensorboard:
                 collected = _summarising(self._writer, replica, writes=summaries)
-            with drawing_from(EagerStream(f"{store.seed}/train/0", time)), collected as found, _explained():
+            with drawing_from(Stream(None, f"{store.seed}/train/0", lambda: time)), collected as found, _explained():
                 taken = train_replica(self._model, self._pipeline, replica, found)
             optimizer, made = taken.spec.optimizer, taken.made
             rate = rate_of_v1(optimizer) if isinstance(optimizer, v1.train.Optimizer) else None
@@ -117,30 +117,21 @@ class EagerLoop:
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
 
-    def __call__(
-        self,
-        iterator: Any,
-        num_steps: int,
-        *,
-        may_end: bool,
-        schedule: Schedule = NO_RECORDS,
-        values: Sequence[tf.Tensor] = (),
-    ) -> LoopResult:
-        del may_end, schedule  # a SplitLoop records
-        found: list[list[Any]] = []
+    def __call__(self, iterator: Any, asked: Steps) -> LoopResult:
+        found: list[Outputs] = []
         examples, ended, is_fine = 0, False, True
-        while len(found) < num_steps and is_fine:
+        while len(found) < asked.number and is_fine:
             with self._pipeline.reading():
                 element = iterator.get_next_as_optional()
                 ended = not bool(element.has_value())
                 if ended:
                     break
                 batches, count = self._pipeline.division.replica_batches(element.get_value(), iterator)
-            found.append(self._step.take(batches, count, values))
+            found.append(self._step.take(batches, count, asked.values))
             examples += int(count)
-            is_fine = not self._stop_at_nan or bool(np.isfinite(found[-1][0]))
-        losses, *others = [np.stack(value) for value in zip(*found, strict=True)] or [np.zeros(0)]
-        return LoopResult(len(found), losses, examples, others, data_ended=ended)
+            is_fine = not self._stop_at_nan or bool(np.isfinite(found[-1]["loss"]))
+        steps = tf.nest.map_structure(lambda *each: np.stack(each), *found) if found else {"loss": np.zeros(0)}
+        return LoopResult(len(found), steps.pop("loss"), examples, steps, data_ended=ended)
 
     def trace(self, iterator: Any) -> None:
         """Do nothing: there is no graph to build."""
@@ -160,21 +151,16 @@ class EagerTrainProgram(TrainProgram):
         self._eager_step = EagerStep(model, pipeline, summary_writer)
         self._eager_step.discover()
         self._left_out: set[str] = set()
-        first, self._summaries = self._eager_step.first
-        self._first = dataclasses.replace(first, loss=tf.zeros([], first.spec.loss.dtype), summaries=(), images=())
+        first, _ = self._eager_step.first
+        self._first = dataclasses.replace(first, loss=tf.zeros([], first.spec.loss.dtype))
         super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
-        if self._summaries is not None:
-            values = self._values_of_step()
-            self.scalars = StepScalars([self.outputs[0].scalars], self._summaries.scalars, values)
-            self.summary_protos, self.images = self._summaries.protos, self._summaries.images
 
-    @property
-    def has_summaries(self) -> bool:
-        return super().has_summaries or (self._summaries is not None and self._summaries.has_others)
-
-    @property
-    def summary_names(self) -> set[str]:
-        return set() if self._summaries is None else {one.tag for one in self._summaries.scalars}
+    def _found_summaries(self) -> StepSummaries:
+        _, found = self._eager_step.first
+        if found is None:
+            return StepSummaries()
+        names = {one.tag for one in found.scalars}
+        return StepSummaries(found.scalars, found.protos, found.images, found.has_others, names)
 
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         if request.fetches:
@@ -183,14 +169,14 @@ class EagerTrainProgram(TrainProgram):
                 "hook, or use a runner.Hook."
             )
 
-        def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> list[Any]:
+        def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             taken, found = self._eager_step(step_inputs(batches, global_count), summaries=summaries)
-            return [taken.loss.numpy(), *self._values_of(taken, found if summaries else None)]
+            return self._outputs_of(taken, found if summaries else None)
 
-        return Step(take, ())
+        return Step(take, {})
 
-    def _values_of(self, taken: TrainedReplica, collected: EagerCollector | None) -> list[Any]:
-        """Return the values of a step beside its loss, packed in the order that `Fetched` declares."""
+    def _outputs_of(self, taken: TrainedReplica, collected: Collector | None) -> Outputs:
+        """Return the values of a step, packed as those of a traced one."""
         zero = (0.0, 0.0)
         of_step = {name: (value, 1.0) for name, value in taken.made.values.items()} if taken.made else {}
         sums = {**of_step, **taken.scalars.metric_sums, **taken.scalars.logged_sums}
@@ -203,25 +189,26 @@ class EagerTrainProgram(TrainProgram):
                 ", ".join(sorted(left_out)),
             )
         pairs = [sums.get(name, zero) for name in self.scalars.metrics]
-        found = [_in_turn(zip(*pairs, strict=True))] if pairs else []
+        found: dict[str, Any] = {"loss": taken.loss.numpy()}
+        if pairs:
+            found["metrics"] = _in_turn(zip(*pairs, strict=True))
         if collected is None:
             return found
-        scalars: dict[str, SummaryScalar] = {one.key: one for one in collected.scalars}
+        scalars = {one.key: one for one in collected.scalars}
         rows = []
         for key in self.scalars.summaries:
             there = scalars.get(key)
             is_written = there is not None and (there.condition is None or bool(there.condition))
             own_step = -1 if there is None or there.step is None else there.step
             rows.append((*taken.scalars.summary_sums.get(key, zero), is_written, own_step))
+        if rows:
+            found["scalars"] = _in_turn(zip(*rows, strict=True))
         images = {one.tag: one.value.numpy() for one in collected.images}
         protos = [proto.numpy() for proto in collected.protos]
-        protos += [b""] * (len(self.summary_protos) - len(protos))
-        return [
-            *found,
-            *([_in_turn(zip(*rows, strict=True))] if rows else []),
-            *(np.array(proto, object) for proto in protos[: len(self.summary_protos)]),
-            *(np.array(images.get(one.tag, b""), object) for one in self.images),
-        ]
+        protos += [b""] * (len(self.summaries.protos) - len(protos))
+        found["protos"] = [np.array(proto, object) for proto in protos[: len(self.summaries.protos)]]
+        found["images"] = [np.array(images.get(one.tag, b""), object) for one in self.summaries.images]
+        return found
 
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
@@ -240,11 +227,11 @@ def _in_turn(columns: Iterable[Sequence[Any]]) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _summarising(writer: Any, replica: Replica, *, writes: bool) -> Iterator[EagerCollector]:
+def _summarising(writer: Any, replica: Replica, *, writes: bool) -> Iterator[Collector]:
     """Let `tf.summary` inside model_fn write, at the current step."""
-    with tf.summary.record_if(True), writer.as_default(step=replica.global_step.read_value() + 1):
-        with collecting_eagerly(writer, writes=writes) as collected:
-            yield collected
+    in_step = writer.as_default(step=replica.global_step.read_value() + 1)
+    with tf.summary.record_if(True), in_step, collecting_eagerly(writer, writes=writes) as collected:
+        yield collected
 
 
 @contextlib.contextmanager

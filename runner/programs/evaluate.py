@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
 from runner.data.replica_batches import RoundRobin
+from runner.distribute.collectives import Collectives
 from runner.model_fn import ModeKeys
 from runner.programs.mixed_precision import ModelCall
 from runner.programs.program import (
@@ -34,18 +36,34 @@ Sums = Mapping[str, tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class EvalResult:
-    """The result of one call of an evaluation loop, as Python numbers.
+    """The result of an evaluation so far, as Python numbers.
 
     Attributes:
-      sums: name -> (sum over examples, their weight) in float64, `loss` included; the sums of earlier calls are
-        included.
-      examples: number of examples counted by this call.
+      sums: name -> (sum over examples, their weight) in float64, `loss` included.
+      examples: number of examples counted.
       data_ended: the input has no further element.
     """
 
-    sums: Sums
-    examples: int
-    data_ended: bool
+    sums: Sums = dataclasses.field(default_factory=dict)
+    examples: int = 0
+    data_ended: bool = False
+
+    def means(self) -> dict[str, float]:
+        """Return name -> mean over the counted examples; NaN if their weights sum to zero."""
+        return {name: total / weight if weight else math.nan for name, (total, weight) in self.sums.items()}
+
+    def over(self, collectives: Collectives, names: Sequence[str]) -> EvalResult:
+        """Return the result over all workers, each of which has counted its own examples. All workers must call this
+        together.
+
+        Args:
+          collectives: communication between the workers.
+          names: names of the sums; a worker without examples may have none of these sums.
+        """
+        mine = [part for name in names for part in self.sums.get(name, (0.0, 0.0))]
+        examples, *parts = collectives.sum([self.examples, *mine])
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return EvalResult(dict(zip(names, pairs, strict=True)), int(examples), data_ended=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +112,7 @@ class EvalProgram(Program):
         # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
         self._fetching: dict[Any, Callable[..., Any]] = {}
+        self._so_far = EvalResult()
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
@@ -105,23 +124,27 @@ class EvalProgram(Program):
         del in_loops
         return iterate(dataset)
 
-    def run(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
+    def reset(self) -> None:
+        super().reset()
+        self._so_far = EvalResult()
+
+    def run(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         """Evaluate up to `max_steps` further batches on each replica.
 
         Args:
           iterator: an iterator that `iterate` returned.
           first_step: number of steps before.
           max_steps: number of steps.
-          sums: the sums over earlier batches, to which these batches are added. Adding in one sequence makes the result
-            independent, to the last bit, of how many batches each call evaluates.
         """
-        zero = (0.0, 0.0)
+        # Adding to the sums of earlier calls, in one sequence, makes the result independent, to the last bit, of how
+        # many batches each call evaluates.
+        zero, sums = (0.0, 0.0), self._so_far.sums
         before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
         with self._pipeline.reading():
             result = self._loop(iterator, tf.constant(first_step, tf.int64), tf.constant(max_steps), before)
-        return EvalResult(on_host(result["sums"]), examples=int(result["examples"]), data_ended=bool(result["ended"]))
+        return self._counted(on_host(result["sums"]), int(result["examples"]), bool(result["ended"]))
 
-    def run_one(self, iterator: Any, step: int, request: StepRequest, before: Sums) -> tuple[EvalResult, list[Any]]:
+    def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
         """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
         """
@@ -134,19 +157,23 @@ class EvalProgram(Program):
         try:
             with self._pipeline.reading():
                 number = tf.constant(step, tf.int64)
-                sums, examples, values = self._fetching[request.key](iterator, number, tuple(request.values))
+                (examples, sums), values = self._fetching[request.key](iterator, number, tuple(request.values))
         except tf.errors.OutOfRangeError:
-            return EvalResult(before, 0, data_ended=True), []
-        total = added(before, on_host(sums))
-        return EvalResult(total, int(examples), data_ended=False), [value.numpy() for value in values]
+            return self._counted(self._so_far.sums, 0, data_ended=True), []
+        total = added(self._so_far.sums, on_host(sums))
+        return self._counted(total, int(examples), data_ended=False), [value.numpy() for value in values]
 
     def _run_one(
         self, functions: Sequence[Callable[..., Any]], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]
     ) -> Any:
         zero = tf.constant(0, tf.float64)
         start = (tf.constant(0, tf.int64), {name: (zero, zero) for name in self.sum_names})
-        (examples, sums), values = self._add_step(functions, iterator, next(iterator), step, start, fed)
-        return sums, examples, values
+        return self._add_step(functions, iterator, next(iterator), step, start, fed)
+
+    def _counted(self, sums: Sums, examples: int, data_ended: bool) -> EvalResult:
+        """Return the result of the evaluation so far: the sums, and `examples` more than before."""
+        self._so_far = EvalResult(sums, self._so_far.examples + examples, data_ended)
+        return self._so_far
 
     def _add_step(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -13,9 +12,8 @@ import tensorflow as tf
 
 from runner.checkpoint import warm_start
 from runner.checkpoint.reader import OBJECT_GRAPH, Reader, numbered
-from runner.data.inputs import Input, InputPipeline
-from runner.data.ps_ranges import PsDataset
-from runner.data.replica_batches import SplitRows
+from runner.data.inputs import InputPipeline
+from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import collectives_of
 from runner.distribute.strategy import is_parameter_server
 from runner.model_fn import ModelFn
@@ -37,16 +35,16 @@ _log = logging.getLogger(__name__)
 
 
 class _Aside(NamedTuple):
-    """The values of training, kept while an evaluation loads others into the variables.
+    """Values of variables, kept while an evaluation loads others into them.
 
     Attributes:
       values: name -> value.
-      keys, values_of: those of the Model that belong to these values.
+      checkpoint: (keys, values_of) of the Model that belong to these values; None: the Model's own still do, because
+        only weights were replaced, by their averages.
     """
 
     values: Mapping[str, Any]
-    keys: Mapping[str, str]
-    values_of: str | None
+    checkpoint: tuple[Mapping[str, str], str | None] | None
 
 
 class Model:
@@ -91,14 +89,17 @@ class Model:
         self.objects: tuple[bytes, Mapping[str, str]] = b"", {}
         self.shown: Any = None
         self.is_trained = False
-        self._weights: dict[str, Any] = {}
         self._aside: _Aside | None = None
 
-    def num_replicas(self, *, training: bool) -> int:
-        """Return how many replicas of this process take part in a step of training, or else of evaluation."""
-        if self.strategy is None or (self.store.has_one_copy and not training):
-            return 1
-        return len(self.strategy.extended.worker_devices)
+    def place(self, *, training: bool) -> WorkerPlace:
+        """Return the place of this process among those that take part in a step of training, or else of evaluation."""
+        num_replicas, workers = 1, self.collectives
+        if self.strategy is not None and (training or not self.store.has_one_copy):
+            num_replicas = len(self.strategy.extended.worker_devices)
+        if training and self._coordinator is not None:
+            readers = self._coordinator
+            return WorkerPlace(num_replicas, 0, readers.num_workers, workers, readers.workers)
+        return WorkerPlace(num_replicas, workers.worker_index, workers.num_workers, workers)
 
     def train_program(self, pipeline: InputPipeline, *, summary_writer: Any, stop_at_nan: bool) -> TrainProgram:
         """Return the training program for inputs like those of `pipeline`, traced on first use.
@@ -108,41 +109,14 @@ class Model:
           summary_writer: writer for `tf.summary` inside model_fn; always the same one.
           stop_at_nan: loops end at a loss that is not finite.
         """
-        if self._config.eager:
-            build_eager = functools.partial(
-                EagerTrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
-            )
-            return self._program(("train", stop_at_nan), pipeline, build_eager)
-        # With parameter servers, the workers take the steps; this process, the coordinator, only requests them.
-        loop_type = None if self._coordinator is None else functools.partial(RangeLoop, coordinator=self._coordinator)
+        kind: Callable[..., TrainProgram] = EagerTrainProgram if self._config.eager else TrainProgram
+        if self._coordinator is not None:
+            # The workers take the steps; this process, the coordinator, only requests them.
+            kind = functools.partial(kind, loop_type=functools.partial(RangeLoop, coordinator=self._coordinator))
         build = functools.partial(
-            TrainProgram, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan,
-            loop_type=loop_type,
-        )  # fmt: skip
+            kind, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
+        )
         return self._program(("train", stop_at_nan), pipeline, build)
-
-    def training_feed(self, input_fn: Any, build: Callable[..., InputPipeline]) -> InputPipeline:
-        """Build the training input of the processes that train.
-
-        With parameter servers each worker reads its own copy of the dataset, or, with `shard` files or input_fn, its
-        own part of the data. One batch is always one update.
-
-        Args:
-          input_fn: an input function or an Input.
-          build: builds an InputPipeline from the input function and, with parameter servers, a worker's place.
-        """
-        if self._coordinator is None:
-            return build(input_fn)
-        workers = self._coordinator.num_workers
-        if isinstance(input_fn, Input) and input_fn.shard in ("files", "input_fn"):
-            size = input_fn.batch_size
-            # the data is divided
-            own = dataclasses.replace(input_fn, batch_size=None if size is None else size * workers)
-            pipelines = [build(own, worker_index=worker, num_workers=workers) for worker in range(workers)]
-        else:
-            pipelines = [build(input_fn)]
-        dataset = PsDataset([pipeline.dataset for pipeline in pipelines], self._coordinator.workers)
-        return dataclasses.replace(pipelines[0], dataset=dataset, given=dataset, division=SplitRows(0, 1, 1))
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
         """Return the evaluation program for inputs like those of `pipeline`; with parameter servers, workers run it."""
@@ -243,11 +217,10 @@ class Model:
         Raises:
           ValueError: the checkpoint has no averages.
         """
-        if self._weights:
-            return
         reader, saved = Reader(path), self.store.saved
         averages = averages_in(reader, saved, self._config.ema_decay, "evaluate")
-        self._weights = {name: value_of(saved[name]) for name in averages}
+        if self._aside is None:
+            self._aside = _Aside({name: value_of(saved[name]) for name in averages}, checkpoint=None)
         self.assign({name: value_of(saved[one]) for name, one in averages.items() if one in saved})
         with self.store.scope():
             others = {name: saved[name] for name, one in averages.items() if one not in saved}
@@ -260,18 +233,16 @@ class Model:
           in_memory: False: they are only in a checkpoint, which the next use of the model reads again.
         """
         if self._aside is None:
-            of_path = (self.values(), self.keys, self.values_of) if in_memory else ({}, self.keys, None)
-            self._aside = _Aside(*of_path)
+            values, of_path = (self.values(), self.values_of) if in_memory else ({}, None)
+            self._aside = _Aside(values, (self.keys, of_path))
 
     def show_weights(self) -> None:
         """Restore the weights that `show_averages` replaced, or all values that `set_aside` kept."""
-        weights, self._weights = self._weights, {}
         aside, self._aside, self.shown = self._aside, None, None
-        if aside is None:
-            self.assign(weights)
-            return
-        self.assign(aside.values)
-        self.keys, self.values_of = aside.keys, aside.values_of
+        if aside is not None:
+            self.assign(aside.values)
+            if aside.checkpoint is not None:
+                self.keys, self.values_of = aside.checkpoint
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Assign values to variables on all replicas.

@@ -92,10 +92,13 @@ class PredictProgram(Program):
         """Predict step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
         """
+        if request.key not in self._fetching:
+            function = self._function(request)
+            self._fetching[request.key] = tf.function(functools.partial(self._run, function), autograph=False)
         try:
             with self._pipeline.reading():
                 number = tf.constant(step, tf.int64)
-                counts, predictions, values = self._next(request)(iterator, number, tuple(request.values))
+                counts, predictions, values = self._fetching[request.key](iterator, number, tuple(request.values))
         except tf.errors.OutOfRangeError:
             return Predicted([], 0, 0, data_ended=True), []
         batches = [
@@ -104,12 +107,6 @@ class PredictProgram(Program):
             if count
         ]
         return Predicted(batches, 1, 0, data_ended=False), [value.numpy() for value in values]
-
-    def _next(self, request: StepRequest) -> Callable[..., Any]:
-        if request.key not in self._fetching:
-            function = self._function(request)
-            self._fetching[request.key] = tf.function(functools.partial(self._run, function), autograph=False)
-        return self._fetching[request.key]
 
     def _function(self, request: StepRequest) -> Callable[..., Any]:
         """Return the function of a step: (flat inputs, then the values of placeholders) -> (predictions, fetches)."""

@@ -18,9 +18,9 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
-from runner.programs.evaluate import EvalProgram, EvalResult, Sums, added, in_float64, on_host
+from runner.programs.evaluate import EvalProgram, EvalResult, added, in_float64, on_host
 from runner.programs.program import ModelToTrace, read_batches
-from runner.programs.train_loop import NO_RECORDS, LoopResult, Schedule, Step
+from runner.programs.train_loop import LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
 
@@ -243,33 +243,25 @@ class RangeLoop:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
         self._requests = Requests(coordinator, self._range, self._element)
 
-    def __call__(
-        self,
-        iterator: RangeIterator,
-        num_steps: int,
-        *,
-        may_end: bool,
-        schedule: Schedule = NO_RECORDS,
-        values: Sequence[tf.Tensor] = (),
-    ) -> LoopResult:
-        """Take up to `num_steps` steps, and return when all of them are done.
+    def __call__(self, iterator: RangeIterator, asked: Steps) -> LoopResult:
+        """Take steps, and return when all of them are done.
 
         Raises:
-          ValueError: hooks feed placeholders (`values` is not empty).
+          ValueError: hooks feed placeholders.
         """
-        del may_end, schedule  # each range reports the end of the data itself, and a SplitLoop records
-        if values:
+        if asked.values:
             raise ValueError(
                 "A hook feeds a placeholder (SessionRunArgs(feed_dict=...)). With parameter servers, other processes "
                 "take the steps, and hooks cannot feed them. Pass the values through input_fn."
             )
-        results, ended = self._requests.take(iterator, num_steps)
-        losses, *fetched = _joined(results, self._step.specs)
+        results, ended = self._requests.take(iterator, asked.number)
+        found = _joined(results, self._step.specs)
+        losses = found.pop("loss")
         # A loss that is not finite ended its range. It must end the loop, so it becomes the last of the losses.
         if self._stop_at_nan:
             losses = losses[np.argsort(~np.isfinite(losses), kind="stable")]
         examples = sum(int(result["examples"]) for result in results)
-        return LoopResult(len(losses), losses, examples, fetched, ended, self._requests.repeated_steps)
+        return LoopResult(len(losses), losses, examples, found, ended, self._requests.repeated_steps)
 
     def trace(self, iterator: RangeIterator) -> None:
         """Build the loop, without taking a step."""
@@ -280,38 +272,41 @@ class RangeLoop:
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
         del number
         examples, outputs = self._take(element, None)
-        return {**of_one_element(), "examples": examples, "stacked": [value[None] for value in outputs]}
+        return {
+            **of_one_element(),
+            "examples": examples,
+            "stacked": tf.nest.map_structure(lambda value: value[None], outputs),
+        }
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
         """Take up to `count` steps from batch `first`; none if the iterator is past it or has ended."""
-        arrays = tuple(tf.TensorArray(spec.dtype, count, element_shape=spec.shape) for spec in self._step.specs)
 
-        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, *arrays: Any) -> Any:
+        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Outputs) -> Any:
             count, outputs = self._take(element, iterator)
-            fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
-            written = [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
-            return fine, (examples + count, *written)
+            fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
+            return fine, (examples + count, written_at(taken, arrays, outputs))
 
-        (examples, *written), facts = over_range(iterator, first, count, step, (tf.constant(0, tf.int64), *arrays))
-        return {**facts, "examples": examples, "stacked": [array.stack() for array in written]}
+        start = (tf.constant(0, tf.int64), empty_arrays(self._step.specs, count))
+        (examples, arrays), facts = over_range(iterator, first, count, step, start)
+        stacked = tf.nest.map_structure(lambda array: array.stack(), arrays)
+        return {**facts, "examples": examples, "stacked": stacked}
 
-    def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """Take one step; return (its number of examples, its results)."""
+    def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Outputs]:
+        """Take one step; return (its number of examples, its outputs)."""
         batches, count = self._pipeline.division.replica_batches(element, iterator)
         return batches[0].count, self._step.take(batches, count, ())
 
 
-def _joined(results: Sequence[dict[str, Any]], specs: Sequence[tf.TensorSpec]) -> list[np.ndarray]:
-    """Return the results of all steps in one array each, `[steps, ...]`."""
-    if not results:
-        return [np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype) for spec in specs]
+def _joined(results: Sequence[dict[str, Any]], specs: Outputs) -> dict[str, Any]:
+    """Return each output of all steps as one array, `[steps, ...]`."""
     taken = [int(result["taken"]) for result in results]
-    return [
-        np.concatenate(
-            [np.asarray(result["stacked"][number])[:steps] for result, steps in zip(results, taken, strict=True)]
-        )
-        for number in range(len(specs))
-    ]
+
+    def joined(spec: tf.TensorSpec, *stacked: Any) -> np.ndarray:
+        parts = [np.asarray(part)[:steps] for part, steps in zip(stacked, taken, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
+
+    found: dict[str, Any] = tf.nest.map_structure(joined, specs, *(result["stacked"] for result in results))
+    return found
 
 
 class RangeEvaluation(EvalProgram):
@@ -362,30 +357,31 @@ class RangeEvaluation(EvalProgram):
         super().reset()
         self._state = None
 
-    def run(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
+    def run(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         if self._reason is not None:
-            return super().run(iterator, first_step, max_steps, sums)
+            return super().run(iterator, first_step, max_steps)
         if self.why_one_replica is not None:
-            return self._run_in_turn(iterator, first_step, max_steps, sums)
+            return self._run_in_turn(iterator, first_step, max_steps)
         results, ended = self._requests.take(iterator, max_steps)
+        sums = self._so_far.sums
         for result in results:
             sums = added(sums, on_host(result["sums"]))
             parts = [part for part in (self._state, result["state"]) if part is not None]
             self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
-        return EvalResult(sums, sum(int(result["examples"]) for result in results), ended)
+        return self._counted(sums, sum(int(result["examples"]) for result in results), ended)
 
-    def _run_in_turn(self, iterator: Any, first_step: int, max_steps: int, sums: Sums) -> EvalResult:
-        examples = 0
+    def _run_in_turn(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         for number in range(first_step, first_step + max_steps):
             with self._pipeline.reading():
                 element = next(iterator, None)
             if element is None:
-                return EvalResult(sums, examples, data_ended=True)
+                return self._counted(self._so_far.sums, 0, data_ended=True)
             state = self._initial if self._state is None else self._state
             (result,) = self._coordinator.run(self._in_turn, [(element, tf.constant(number, tf.int64), state)])
-            sums, self._state = added(sums, on_host(result["sums"])), result["state"]
-            examples += int(result["examples"])
-        return EvalResult(sums, examples, data_ended=False)
+            self._state = result["state"]
+            sums = added(self._so_far.sums, on_host(result["sums"]))
+            self._counted(sums, int(result["examples"]), data_ended=False)
+        return self._so_far
 
     def values(self) -> dict[str, Any]:
         for name, value in (self._state or {}).items():

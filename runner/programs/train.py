@@ -26,11 +26,10 @@ from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
-from runner.programs.train_loop import Loop, SplitLoop, Step
-from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, replica_scalars
+from runner.programs.train_loop import Loop, Outputs, SplitLoop, Step
+from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, StepSummaries, replica_scalars
 from runner.tf_private.summaries import (
     Collector,
-    EagerCollector,
     SummaryImage,
     SummaryScalar,
     collecting,
@@ -121,23 +120,10 @@ class TrainProgram(Program):
             self.trace.checks = NumericChecks(self.trace.graph, self.trace.inputs, pipeline.replica_spec)
         self.is_native = self.spec.optimizer is not None
         """Report whether the runner owns the gradients (`optimizer=`)."""
-        own = getattr(self.spec.scaffold, "summary_op", None)
-        protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
-        found = self.outputs[0].summaries
-        if collectives_of(model.store.strategy).is_chief:  # other workers compute what the chief asks for
-            of_v1 = {one.op for one in protos}
-            found = [one for one in found if one.operation is not None and (one.metadata or one.operation in of_v1)]
-        values = self._values_of_step()
-        self.scalars = StepScalars(
-            [output.scalars for output in self.outputs], found, values, may_lack=self.loss_scale is not None
-        )
-        """The first fetches of each step: its metrics, and the scalars of summaries in a step that writes summaries."""
-        merged = {one.operation for one in found}
-        self.summary_protos = [one for one in protos if one.op not in merged]
-        """Serialized `tf.compat.v1.Summary`s, which a step that writes summaries fetches next."""
-        self.images = self.outputs[0].images if collectives_of(model.store.strategy).is_chief else ()
-        """Images of `tf.summary`, which a step that writes summaries fetches last."""
-        self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
+        self.summaries = self._found_summaries()
+        scalars, values = [output.scalars for output in self.outputs], self._values_of_step()
+        self.scalars = StepScalars(scalars, self.summaries.scalars, values, may_lack=self.loss_scale is not None)
+        """The numbers of each step: its metrics, and the scalars of summaries in a step that writes summaries."""
         self.kept_metrics = self._metrics_with_state()
         """The metrics of TRAIN that are reported and keep state in variables."""
         if self.outputs[0].advance:
@@ -149,7 +135,7 @@ class TrainProgram(Program):
         meets_others = num_replicas > pipeline.num_replicas
         # Not with several workers: they must make the same collectives in the same order, and the chief's program with
         # summaries may differ from theirs.
-        self.records_in_loops = self.has_summaries and loop_type is None and not meets_others and not self._is_cut
+        self.records_in_loops = bool(self.summaries) and loop_type is None and not meets_others and not self._is_cut
         """Report whether steps with summaries are taken inside loops, not between loops."""
         self.loops_in_graph = loop_type is None
         """Report whether a loop reads its iterator in a graph of this process."""
@@ -173,23 +159,26 @@ class TrainProgram(Program):
             with collected as summaries:
                 return train_replica(model, pipeline, replica, summaries)
 
-    @property
-    def has_summaries(self) -> bool:
-        """Report whether model_fn makes any summaries."""
-        own = (one for output in self.outputs for one in output.v2_summaries if one not in self._merged_v2)
-        return bool(self.scalars.summaries or self.summary_protos or any(own))
-
-    @property
-    def num_summary_values(self) -> int:
-        """The number of values that a step with summaries returns for them."""
-        return min(1, len(self.scalars.summaries)) + len(self.summary_protos) + len(self.images)
-
-    @property
-    def summary_names(self) -> set[str]:
-        """The names of the scalars that model_fn summarizes, as far as they are constants."""
-        of_summaries = [one for one in self.trace.graph.get_operations() if one.type in _INPUT_OF_NAME]
-        names = [tf.get_static_value(one.inputs[_INPUT_OF_NAME[one.type]]) for one in of_summaries]
-        return {np.asarray(name).item().decode() for name in names if name is not None}
+    def _found_summaries(self) -> StepSummaries:
+        """Return the summaries of a step. Other workers than the chief compute the scalars that the chief asks for."""
+        own = getattr(self.spec.scaffold, "summary_op", None)
+        protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
+        found, is_chief = self.outputs[0].summaries, collectives_of(self._store.strategy).is_chief
+        if is_chief:
+            of_v1 = {one.op for one in protos}
+            found = [one for one in found if one.operation is not None and (one.metadata or one.operation in of_v1)]
+        merged = {one.operation for one in found}
+        self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
+        others = [one for output in self.outputs for one in output.v2_summaries if one not in self._merged_v2]
+        named = [one for one in self.trace.graph.get_operations() if one.type in _INPUT_OF_NAME]
+        names = [tf.get_static_value(one.inputs[_INPUT_OF_NAME[one.type]]) for one in named]
+        return StepSummaries(
+            found,
+            [one for one in protos if one.op not in merged],
+            self.outputs[0].images if is_chief else (),
+            has_others=bool(others),
+            names={np.asarray(name).item().decode() for name in names if name is not None},
+        )
 
     def loop(
         self,
@@ -204,7 +193,6 @@ class TrainProgram(Program):
         Args:
           request: the tensors that the last step fetches; the loop is called with the values of its feeds.
           records: the loop has steps that write summaries: those of its schedule if `records_in_loops`, else the last.
-            It returns the summaries of such a step before the fetches.
           in_groups: the loop fetches batches in groups, but for a last step with fetches; only if `can_group`.
           splits: the last step is a call of its own in any case, because it is one on another worker.
 
@@ -226,7 +214,7 @@ class TrainProgram(Program):
         # The last step is taken alone, so that the other steps do not pay for its fetches.
         last = build(self._step(request, summaries=records)) if records or request else self.loop()
         others = functools.partial(self.loop, in_groups=in_groups)
-        return SplitLoop(others, last, min(1, len(self.scalars.metrics)), stop_at_nan=self._stop_at_nan)
+        return SplitLoop(others, last, stop_at_nan=self._stop_at_nan)
 
     def part(self, request: StepRequest) -> Loop:
         """Return the loop over operations that a hook runs on batches between steps, without the rest of a step.
@@ -248,12 +236,11 @@ class TrainProgram(Program):
                 effects += [*train_ops, *self.trace.writes_of_keras()]
             function = self.trace.function(tensors, effects, feeds=request.feeds)
 
-            def take(
-                batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
-            ) -> list[tf.Tensor]:
-                return [tf.constant(0.0), *function(*step_inputs(batches, global_count), *values)]
+            def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
+                return {"loss": tf.constant(0.0), "fetches": function(*step_inputs(batches, global_count), *values)}
 
-            specs = [tf.TensorSpec([], tf.float32), *(tf.TensorSpec(one.shape, one.dtype) for one in tensors)]
+            of_fetches = [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
+            specs = {"loss": tf.TensorSpec([], tf.float32), "fetches": of_fetches}
             self._loops[key] = Loop(Step(take, specs), self._pipeline, stop_at_nan=False)
         return self._loops[key]
 
@@ -275,34 +262,32 @@ class TrainProgram(Program):
 
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
-        of_summaries = [*self.summary_protos, *(one.value for one in self.images)] if summaries else []
-        fetched = Fetched(self.scalars, [*of_summaries, *tensors], summaries=summaries)
-        extra = fetched.tensors
+        fetched = Fetched(self.scalars, self.summaries if summaries else None, tensors)
         losses = [output.loss for output in self.outputs]
-        specs = [tf.TensorSpec([], losses[0].dtype), *fetched.specs]
+        specs = {"loss": tf.TensorSpec([], losses[0].dtype), **fetched.specs}
         effects = [*self._effects(summaries=summaries), *effects]
         if self._is_cut:
             support_checks.check_feeds(request.feeds)
-            of_update = self._tensors_of_update()
+            extra, made = tf.nest.flatten(fetched.tensors), self.outputs[0].made
+            of_update = [] if made is None else list(made.values.values())
             places = [number for number, tensor in enumerate(extra) if any(tensor is one for one in of_update)]
             others = [number for number in range(len(extra)) if number not in places]
             step = self._accumulated_step(effects, [extra[number] for number in others], [extra[n] for n in places])
 
-            def take_parts(*arguments: Any) -> list[tf.Tensor]:
+            def take_parts(*arguments: Any) -> Outputs:
                 loss, *values = step.take(*arguments)
                 by_place = dict(zip([*others, *places], values, strict=True))
-                return [loss, *fetched.packed([by_place[number] for number in range(len(extra))])]
+                values = tf.nest.pack_sequence_as(fetched.tensors, [by_place[n] for n in range(len(extra))])
+                return {"loss": loss, **fetched.packed(values)}
 
             return Step(take_parts, specs)
-        function = self._kept(self.trace.function([losses, extra], effects, feeds=request.feeds))
+        function = self._kept(self.trace.function([losses, fetched.tensors], effects, feeds=request.feeds))
 
-        def take(
-            batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]
-        ) -> list[tf.Tensor]:
+        def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             losses, extra = function(*step_inputs(batches, global_count), *values)
             loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
             loss.set_shape([])  # TensorFlow does not know that the mean of a tensor of unknown rank is a scalar
-            return [loss, *fetched.packed(extra)]
+            return {"loss": loss, **fetched.packed(extra)}
 
         return Step(take, specs)
 
@@ -337,7 +322,8 @@ class TrainProgram(Program):
         if made is not None and made.rate is not None:
             self._rates = {"learning_rate": made.rate}
             return values
-        running = needed(self.trace.graph, operations(self._updating()))
+        updating = self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
+        running = needed(self.trace.graph, operations(updating))
         rates = RatesOfUpdates(self.trace.updates_of(0, running))
         self._rates = dict(rates.constants)
         return {**values, **rates.tensors}
@@ -354,9 +340,6 @@ class TrainProgram(Program):
             raise ValueError(learning_rate.why_not_settable(self.spec.optimizer))
         return made.rate
 
-    def _updating(self) -> list[Any]:
-        return self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
-
     def rates(self) -> dict[str, float]:
         """Return name -> current value of the learning rates that a step does not return: constants and variables."""
         own = {**self.outputs[0].scalars.metrics, **self.outputs[0].scalars.logged_sums}
@@ -370,10 +353,6 @@ class TrainProgram(Program):
     def reported_names(self) -> set[str]:
         """Return all names that a step reports as train/<name>, except those of summaries."""
         return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
-
-    def _tensors_of_update(self) -> list[tf.Tensor]:
-        made = self.outputs[0].made
-        return [] if made is None else list(made.values.values())
 
     def _metrics_with_state(self) -> KeptMetrics:
         found: dict[str, Any] = {}
@@ -439,7 +418,7 @@ class TrainProgram(Program):
 
 
 def train_replica(
-    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector | EagerCollector | None
+    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector | None
 ) -> TrainedReplica:
     """Call model_fn for one replica and update the model: the step, in a graph or eagerly.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +17,21 @@ from runner.data.replica_batches import ReplicaBatch
 from runner.tf_private import graphs
 from runner.tracing import numeric_checks, xla
 
+Outputs = Mapping[str, Any]
+"""What a step returns: `loss`, `metrics` if there are any; `scalars`, `protos` and `images` of a step with summaries;
+`fetches` of hooks. Each is a tensor or a list of tensors; a name without any is left out."""
+
 
 class Step(NamedTuple):
     """One step in a graph.
 
     Attributes:
-      take: (batches of the replicas, number of examples, values of the placeholders) -> [loss, fetches...].
-      specs: TensorSpecs of the result of `take`.
+      take: (batches of the replicas, number of examples, values of the placeholders) -> outputs.
+      specs: TensorSpecs of the outputs.
     """
 
-    take: Callable[[Sequence[ReplicaBatch], tf.Tensor, Sequence[tf.Tensor]], list[tf.Tensor]]
-    specs: Sequence[tf.TensorSpec]
+    take: Callable[[Sequence[ReplicaBatch], tf.Tensor, Sequence[tf.Tensor]], Outputs]
+    specs: Outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +42,19 @@ class LoopResult:
       num_steps: number of steps taken; fewer than requested if the data ended or a loss was not finite.
       losses: floats `[num_steps]`.
       examples: number of examples of those steps, over all replicas of all workers.
-      values: the other fetches, each `[num_steps, ...]`.
+      values: the other outputs that each step has, `[num_steps, ...]`.
       data_ended: the input has no further element.
-      records: for each step with summaries: (number of steps of this call before it, its other fetches).
+      records: for each step with summaries or fetches: (number of steps of this call before it, those outputs).
       repeated_steps: number of steps that a coordinator requested again because a worker was lost.
     """
 
     num_steps: int
     losses: Any
     examples: int
-    values: Any
+    values: Outputs
     data_ended: bool
     repeated_steps: int = 0
-    records: Sequence[tuple[int, Sequence[Any]]] = ()
+    records: Sequence[tuple[int, Outputs]] = ()
 
 
 class Schedule(NamedTuple):
@@ -67,8 +72,26 @@ class Schedule(NamedTuple):
 
 NO_RECORDS = Schedule(0, 1, 0)
 
+
+class Steps(NamedTuple):
+    """The steps that one call of a loop takes.
+
+    Attributes:
+      number: the largest number of steps.
+      may_end: the input may end before; checking for its end makes each step a little slower.
+      schedule: the steps that write summaries, if the loop has such steps.
+      values: values of the placeholders that the steps are fed.
+    """
+
+    number: int
+    may_end: bool
+    schedule: Schedule = NO_RECORDS
+    values: Sequence[tf.Tensor] = ()
+
+
 State = Sequence[Any]
-"""(steps taken: int32, examples: int64, whether the loop goes on: bool, then what a part of the loop adds)."""
+"""(steps taken: int32, examples: int64, whether the loop goes on: bool, arrays of the outputs of each step; then what a
+part of the loop adds)."""
 
 
 class Source(NamedTuple):
@@ -103,7 +126,7 @@ class Loop:
       step: the step.
       pipeline: the training input.
       stop_at_nan: end after the first step whose loss is not finite.
-      recorded: a step with summaries; it returns the outputs of `step` first. None: no step writes summaries.
+      recorded: a step with summaries, which has the outputs of `step` and more. None: no step writes summaries.
       in_groups: read batches in groups; only if all replicas belong to one process and the data does not depend on the
         steps.
       meets_others: the step has collectives with other processes.
@@ -121,48 +144,34 @@ class Loop:
     ) -> None:
         self._step, self._recorded, self._pipeline = step, recorded, pipeline
         self._stop_at_nan, self._in_groups = stop_at_nan, in_groups
-        self._num_shared = len(step.specs)
         # All iterations use the same key for a collective (TensorFlow 2.21). With train_op=, nothing in an iteration
         # waits for the previous one, so it could start the collective while it still runs; then workers hang.
         self._parallel_iterations = 1 if meets_others else 10
         self._bounded = tf.function(functools.partial(self._run, may_end=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, may_end=True), autograph=False)
 
-    def __call__(
-        self,
-        iterator: Any,
-        num_steps: int,
-        *,
-        may_end: bool,
-        schedule: Schedule = NO_RECORDS,
-        values: Sequence[tf.Tensor] = (),
-    ) -> LoopResult:
-        """Take up to `num_steps` steps.
-
-        Args:
-          iterator: iterator over the input.
-          num_steps: the largest number of steps.
-          may_end: the input may end before `num_steps`; checking for its end makes each step a little slower.
-          schedule: the steps that write summaries, if the loop has such steps.
-          values: values of the placeholders that the steps are fed.
-        """
-        run = self._ending if may_end and not self._in_groups else self._bounded  # groups always say where data ends
+    def __call__(self, iterator: Any, asked: Steps) -> LoopResult:
+        """Take the steps that are asked for, on the batches of an iterator over the input."""
+        # Groups always say where the data ends.
+        run = self._ending if asked.may_end and not self._in_groups else self._bounded
         try:
             with self._pipeline.reading(), graphs.optimised_once(), xla.explained(), numeric_checks.explained():
-                result = run(iterator, tf.constant(num_steps), tf.constant(schedule), tuple(values))
+                result = run(iterator, tf.constant(asked.number), tf.constant(asked.schedule), tuple(asked.values))
         except tf.errors.OutOfRangeError:
             if not self._pipeline.division.ends_together:
                 raise
-            return LoopResult(0, np.zeros(0), 0, [], data_ended=True)  # no replica has any example
-        taken, found = int(result["taken"]), [value.numpy() for value in result["stacked"]]
-        losses, *steps = (value[:taken] for value in found[: self._num_shared])
+            return LoopResult(0, np.zeros(0), 0, {}, data_ended=True)  # no replica has any example
+        taken = int(result["taken"])
+        steps = tf.nest.map_structure(lambda value: value.numpy()[:taken], result["steps"])
+        recorded = tf.nest.map_structure(lambda value: value.numpy(), result["records"])
+        losses = steps.pop("loss")
         is_fine = not (self._stop_at_nan and taken and not np.isfinite(losses[-1]))
         data_ended = is_fine and not bool(result["goes_on"])
-        if data_ended and self._in_groups and not may_end:
+        if data_ended and self._in_groups and not asked.may_end:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
         records = [
-            (place, [value[number] for value in found[self._num_shared :]])
-            for number, place in enumerate(schedule.places)
+            (place, tf.nest.map_structure(operator.itemgetter(number), recorded))
+            for number, place in enumerate(asked.schedule.places)
             if place < taken
         ]
         return LoopResult(taken, losses, int(result["examples"]), steps, data_ended, records=records)
@@ -173,33 +182,28 @@ class Loop:
 
     def prepare(self, iterator: Any) -> None:
         """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
-        self(iterator, 0, may_end=True)
+        self(iterator, Steps(0, may_end=True))
 
     def _run(
         self, iterator: Any, num_steps: tf.Tensor, schedule: tf.Tensor, values: Sequence[tf.Tensor], *, may_end: bool
     ) -> dict[str, Any]:
-        specs: Sequence[tf.TensorSpec] = self._step.specs
-        state: State = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(True))
-        sizes, take = [num_steps] * len(specs), functools.partial(self._plain, values)
+        steps, more = self._step.specs, {}
+        state: State = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(True), empty_arrays(steps, num_steps))
+        take: Callable[..., State] = functools.partial(self._plain, values)
         if self._recorded is not None:
             first, every, number = tf.unstack(schedule)
             take = functools.partial(self._with_records, take, every)
-            specs = self._recorded.specs
-            sizes += [number] * (len(specs) - len(sizes))
-            state = (*state, tf.where(number > 0, first, num_steps), tf.constant(0))
-        num_before = len(state)
-        empty = (
-            tf.TensorArray(spec.dtype, size, element_shape=spec.shape) for spec, size in zip(specs, sizes, strict=True)
-        )
-        state = (*state, *empty)
+            more = {name: spec for name, spec in self._recorded.specs.items() if name not in steps}
+            state = (*state, tf.where(number > 0, first, num_steps), tf.constant(0), empty_arrays(more, number))
         if self._in_groups:
             state = self._over_groups(iterator, num_steps, take, state)
         else:
             state = take(Source(lambda _: iterator, may_end), num_steps, state)
-        taken, examples, goes_on, arrays = *state[:3], state[num_before:]
-        counts = [taken] * self._num_shared + [state[num_before - 1]] * (len(specs) - self._num_shared)
-        stacked = [_stacked(*each) for each in zip(arrays, specs, counts, strict=True)]
-        return {"taken": taken, "examples": examples, "goes_on": goes_on, "stacked": stacked}
+        taken, examples, goes_on, arrays, *of_records = state
+        stacked = _stacked(arrays, steps, taken)
+        _, number, recorded = of_records or (None, taken, {})
+        records = _stacked(recorded, more, number)
+        return {"taken": taken, "examples": examples, "goes_on": goes_on, "steps": stacked, "records": records}
 
     def _over_groups(self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., State], state: State) -> State:
         """Take the steps of all groups; `take` takes those of one group, called like `_plain`."""
@@ -222,27 +226,21 @@ class Loop:
           plain: takes steps without summaries.
           every: number of steps from one with summaries to the next.
           source, end: as in `_plain`.
-          state: as in `_plain`, with two more numbers before the arrays: of steps before the next one with summaries,
-            and of those with summaries so far.
+          state: as in `_plain`, and then: number of steps before the next one with summaries, number of those with
+            summaries so far, arrays of the outputs that only they have.
         """
-        shared = self._num_shared
 
-        def body(taken: tf.Tensor, examples: tf.Tensor, goes_on: tf.Tensor, *others: Any) -> State:
-            due, number, *arrays = others
-            before = plain(source, tf.minimum(due, end), (taken, examples, goes_on, *arrays[:shared]))
-
-            def write(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
-                own = _written(arrays[shared:], number, outputs[shared:])
-                return [*_written(arrays[:shared], taken, outputs[:shared]), *own]
+        def body(*state: Any) -> State:
+            *of_plain, due, number, recorded = state
+            before = plain(source, tf.minimum(due, end), of_plain)
 
             def record() -> State:
-                take = self._body(self._recorded, source, (), write)
-                taken, examples, goes_on, *after = take(*before, *arrays[shared:])
-                is_taken = taken - before[0]  # 0 if the data ended
-                return (taken, examples, goes_on, due + every * is_taken, number + is_taken, *after)
+                *after, more = self._body(self._recorded, source, (), number)(*before, recorded)
+                is_taken = after[0] - before[0]  # 0 if the data ended
+                return (*after, due + every * is_taken, number + is_taken, more)
 
             is_due = (before[0] == due) & (before[0] < end) & before[2]
-            return tf.cond(is_due, record, lambda: (*before[:3], due, number, *before[3:], *arrays[shared:]))
+            return tf.cond(is_due, record, lambda: (*before, due, number, recorded))
 
         return _while_before(end, body, state)
 
@@ -253,14 +251,14 @@ class Loop:
           values: values of the placeholders that the steps are fed.
           source: the batches.
           end: number of steps of the loop after the last of them.
-          state: (steps taken, examples, whether the loop goes on, *arrays of the outputs).
+          state: (steps taken, examples, whether the loop goes on, arrays of the outputs).
         """
-        return _while_before(end, self._body(self._step, source, values, _written), state, self._parallel_iterations)
+        return _while_before(end, self._body(self._step, source, values), state, self._parallel_iterations)
 
-    def _body(
-        self, step: Any, source: Source, values: Sequence[tf.Tensor], write: Callable[..., list[Any]]
-    ) -> Callable[..., State]:
-        """Return the body of a loop: one step on the next element; `write` puts its outputs into the arrays."""
+    def _body(self, step: Any, source: Source, values: Sequence[tf.Tensor], *places: tf.Tensor) -> Callable[..., State]:
+        """Return the body of a loop: one step on the next element. It writes the outputs into the arrays of each step,
+        and at `places` into those of further arrays.
+        """
         division = self._pipeline.division
 
         def body(taken: tf.Tensor, examples: tf.Tensor, goes_on: tf.Tensor, *arrays: Any) -> State:
@@ -275,8 +273,9 @@ class Loop:
 
                 def take() -> State:
                     outputs = step.take(batches, count, values)
-                    fine = tf.math.is_finite(outputs[0]) if self._stop_at_nan else tf.constant(True)
-                    return (taken + 1, examples + count, fine, *write(arrays, taken, outputs))
+                    fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
+                    written = [written_at(*each, outputs) for each in zip((taken, *places), arrays, strict=True)]
+                    return (taken + 1, examples + count, fine, *written)
 
                 return tf.cond(count > 0, take, at_end) if division.ends_together else take()
 
@@ -295,40 +294,32 @@ class SplitLoop:
 
     Args:
       plain: returns the loop over the other steps.
-      last: the loop over the last step; its outputs begin with those of `plain`.
-      num_shared: number of the values that `plain` returns.
+      last: the loop over the last step.
       stop_at_nan: the last step is not taken after a loss that is not finite.
     """
 
-    def __init__(self, plain: Callable[[], Any], last: Any, num_shared: int, *, stop_at_nan: bool) -> None:
-        self._plain, self._last, self._num_shared, self._stop_at_nan = plain, last, num_shared, stop_at_nan
+    def __init__(self, plain: Callable[[], Any], last: Any, *, stop_at_nan: bool) -> None:
+        self._plain, self._last, self._stop_at_nan = plain, last, stop_at_nan
 
-    def __call__(
-        self,
-        iterator: Any,
-        num_steps: int,
-        *,
-        may_end: bool,
-        schedule: Schedule = NO_RECORDS,
-        values: Sequence[tf.Tensor] = (),
-    ) -> LoopResult:
-        """Take up to `num_steps` steps; the last one is recorded, whatever `schedule` says."""
+    def __call__(self, iterator: Any, asked: Steps) -> LoopResult:
+        """Take the steps that are asked for; the last one is recorded, whatever their schedule says."""
         parts: list[LoopResult] = []
-        if num_steps > 1:
-            parts.append(self._plain()(iterator, num_steps - 1, may_end=may_end))
+        before = asked.number - 1
+        if before > 0:
+            parts.append(self._plain()(iterator, Steps(before, asked.may_end)))
             is_fine = not self._stop_at_nan or np.isfinite(parts[0].losses).all()
-            if parts[0].num_steps < num_steps - 1 or not is_fine:
+            if parts[0].num_steps < before or not is_fine:
                 return parts[0]
-        last = self._last(iterator, min(num_steps, 1), may_end=may_end, values=values)
-        shared, own = last.values[: self._num_shared], last.values[self._num_shared :]
-        records = [(num_steps - 1, [value[0] for value in own])] if last.num_steps else []
-        parts.append(dataclasses.replace(last, values=shared, records=records))
-        taken = [part for part in parts if part.num_steps]
+        last = self._last(iterator, asked._replace(number=min(asked.number, 1)))
+        own = {name: value for name, value in last.values.items() if name != "metrics"}
+        records = [(before, tf.nest.map_structure(operator.itemgetter(0), own))] if last.num_steps else []
+        parts.append(last)
+        metrics = [part.values["metrics"] for part in parts if part.num_steps and "metrics" in part.values]
         return LoopResult(
             sum(part.num_steps for part in parts),
             np.concatenate([part.losses for part in parts]),
             sum(part.examples for part in parts),
-            [np.concatenate(some) for some in zip(*(part.values for part in taken), strict=True)],
+            {"metrics": np.concatenate(metrics)} if metrics else {},
             last.data_ended,
             sum(part.repeated_steps for part in parts),
             records,
@@ -343,13 +334,24 @@ def _while_before(end: tf.Tensor, body: Callable[..., State], state: State, para
     return after
 
 
-def _written(arrays: Sequence[Any], taken: tf.Tensor, outputs: Sequence[tf.Tensor]) -> list[Any]:
-    return [array.write(taken, value) for array, value in zip(arrays, outputs, strict=True)]
+def empty_arrays(specs: Outputs, size: tf.Tensor) -> Outputs:
+    """Return an array for each output."""
+    return tf.nest.map_structure(lambda spec: tf.TensorArray(spec.dtype, size, element_shape=spec.shape), specs)
 
 
-def _stacked(array: tf.TensorArray, spec: tf.TensorSpec, taken: tf.Tensor) -> tf.Tensor:
-    """Return the values of the steps, `[steps, ...]`; an empty array if no step was taken."""
-    if spec.shape.is_fully_defined():
-        return array.stack()
-    nothing = tf.zeros([0, *(size or 0 for size in spec.shape.as_list())] if spec.shape.rank else [0], spec.dtype)
-    return tf.cond(taken > 0, array.stack, lambda: nothing)
+def written_at(place: tf.Tensor, arrays: Outputs, outputs: Outputs) -> Outputs:
+    """Return the arrays after those outputs that they are for have been written to `place`."""
+    chosen = {name: outputs[name] for name in arrays}
+    return tf.nest.map_structure(lambda array, value: array.write(place, value), arrays, chosen)
+
+
+def _stacked(arrays: Outputs, specs: Outputs, taken: tf.Tensor) -> Outputs:
+    """Return the outputs of the steps, `[steps, ...]`; empty if no step was taken."""
+
+    def stacked(array: tf.TensorArray, spec: tf.TensorSpec) -> tf.Tensor:
+        if spec.shape.is_fully_defined():
+            return array.stack()
+        nothing = tf.zeros([0, *(size or 0 for size in spec.shape.as_list())] if spec.shape.rank else [0], spec.dtype)
+        return tf.cond(taken > 0, array.stack, lambda: nothing)
+
+    return tf.nest.map_structure(stacked, arrays, specs)

@@ -6,7 +6,7 @@ Each number is kept as two sums, of values and of weights, so that replicas and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import tensorflow as tf
 from runner.distribute.collectives import Collectives
 from runner.model_log import LoggedValues
 from runner.programs.evaluate import sum_and_weight
-from runner.tf_private.summaries import SummaryScalar
+from runner.tf_private.summaries import SummaryImage, SummaryScalar
 from runner.tracing.trace_step import Replica
 
 # Names that the runner itself reports as train/<name>.
@@ -102,6 +102,29 @@ def replica_scalars(
         [name for name in (logged.on_progress if logged is not None else ()) if name in kept],
         list(values),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSummaries:
+    """What the first replica of this process summarizes in a step.
+
+    Attributes:
+      scalars: scalars whose values are added over the replicas. The runner writes them.
+      protos: serialized `tf.compat.v1.Summary`s, which the runner writes.
+      images: images of `tf.summary` that are kept as artifacts, too.
+      has_others: further operations of `tf.summary` write by themselves.
+      names: the names of the scalars, as far as they are constants.
+    """
+
+    scalars: Sequence[SummaryScalar] = ()
+    protos: Sequence[Any] = ()
+    images: Sequence[SummaryImage] = ()
+    has_others: bool = False
+    names: Set[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        """Report whether there is any summary."""
+        return bool(self.scalars or self.protos or self.has_others)
 
 
 class StepScalars:
@@ -215,33 +238,36 @@ class StepScalars:
 
 
 class Fetched:
-    """The outputs of a step beside its loss: metrics, scalars of summaries if wanted, then `others`.
+    """The outputs of a step beside its loss, by name: see `train_loop.Outputs`.
+
+    Args:
+      scalars: the numbers of the step.
+      summaries: the summaries that the step writes; None: it writes none.
+      fetches: what hooks fetch.
 
     Attributes:
-      tensors: tensors of the traced graph that the step fetches to compute these outputs.
-      specs: TensorSpecs of the tensors that `packed` returns.
+      tensors: name -> tensors of the traced graph that the step fetches to compute the output.
+      specs: name -> TensorSpecs of the output.
     """
 
-    def __init__(self, scalars: StepScalars, others: Sequence[tf.Tensor], *, summaries: bool) -> None:
-        self._scalars, self._others = scalars, others
-        self._metrics = scalars.metric_tensors
-        self._summaries = scalars.summary_tensors if summaries else []
-        self.tensors = [*self._metrics, *self._summaries, *others]
-        self.specs = [tf.TensorSpec(one.shape, one.dtype) for one in others]
-        if self._summaries:
-            self.specs.insert(0, tf.TensorSpec([4 * len(scalars.summaries)], tf.float64))
-        if self._metrics:
-            self.specs.insert(0, tf.TensorSpec([2 * len(scalars.metrics)], tf.float64))
+    def __init__(self, scalars: StepScalars, summaries: StepSummaries | None, fetches: Sequence[tf.Tensor]) -> None:
+        self._pack = {"metrics": scalars.packed_metrics, "scalars": scalars.packed_summaries}
+        found = {"metrics": scalars.metric_tensors, "fetches": list(fetches)}
+        if summaries is not None:
+            images = [one.value for one in summaries.images]
+            found |= {"scalars": scalars.summary_tensors, "protos": list(summaries.protos), "images": images}
+        self.tensors = {name: tensors for name, tensors in found.items() if tensors}
+        sizes = {"metrics": 2 * len(scalars.metrics), "scalars": 4 * len(scalars.summaries)}
+        self.specs = {
+            name: tf.TensorSpec([sizes[name]], tf.float64)
+            if name in sizes
+            else [tf.TensorSpec(one.shape, one.dtype) for one in tensors]
+            for name, tensors in self.tensors.items()
+        }
 
-    def packed(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the tensors that the step outputs; `values` has the step's value of each of `tensors`."""
-        end = len(values) - len(self._others)
-        metrics, summaries = values[: len(self._metrics)], values[len(self._metrics) : end]
-        return [
-            *([self._scalars.packed_metrics(metrics)] if metrics else []),
-            *([self._scalars.packed_summaries(summaries)] if summaries else []),
-            *values[end:],
-        ]
+    def packed(self, values: Mapping[str, Sequence[tf.Tensor]]) -> dict[str, Any]:
+        """Return the outputs of the step; `values` has the step's value of each of `tensors`."""
+        return {name: self._pack[name](found) if name in self._pack else found for name, found in values.items()}
 
 
 def _sums_of_steps(one: ReplicaScalars) -> Mapping[str, Sum]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from runner.checkpoint.input_position import was_read_to_its_end
 from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, eval_key
 from runner.data.dataset_adapter import tensors
@@ -130,9 +129,7 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
     start, target = training.model.store.global_step, training.target(max_steps=max_steps)
     if start >= target:
         return f"none: the run is already at step {start} of {int(target)}"
-    if math.isinf(target) and was_read_to_its_end(
-        training.input.position.source, training.latest, training.input.pipeline
-    ):
+    if math.isinf(target) and training.input.was_at_its_end:
         return "none: the training input was read to its end"
     epoch = training.input.pipeline.remaining_steps()
     if epoch is None:
@@ -142,7 +139,7 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
     else:
         passes = training.input.pipeline.num_epochs
         known = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
-        target = min(target, start + (training.input.remaining_steps or 0))
+        target = min(target, start + training.input.remaining_steps)
     if math.isinf(target):
         return f"from {start} on; {known}"
     return f"from {start} to {int(target):,}; {known}"

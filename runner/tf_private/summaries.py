@@ -1,4 +1,4 @@
-"""Collect the scalars and images that model_fn summarizes, as tensors; and the format of profiles.
+"""Collect the scalars and images that model_fn summarizes, as tensors.
 
 TensorFlow writes summaries only in the first replica, so the values of the other replicas must be collected when they
 call `scalar` or `image`.
@@ -63,23 +63,54 @@ class SummaryImage:
 
 
 class Collector:
-    """Collects the scalars and images of one replica.
+    """Collects the scalars and images that model_fn summarizes in one replica.
 
     Args:
-      graph: the traced graph. Summaries in a branch, a loop or a function of it are not collected.
       writer: the `tf.summary` writer of the run; summaries that model_fn writes to other writers are not collected.
         None: this replica has no writer.
+
+    Attributes:
+      protos: serialized v1 summaries other than scalars, of an eager step.
+      has_others: an eager step had `tf.summary` calls other than scalars.
     """
 
-    def __init__(self, graph: Any, writer: Any) -> None:
+    def __init__(self, writer: Any) -> None:
         self.scalars: list[SummaryScalar] = []
         self.images: list[SummaryImage] = []
-        self._graph, self._handle = graph, getattr(writer, "_resource", None)
+        self.protos: list[Any] = []
+        self.has_others = False
+        self._writer = writer
         self._step = tf.summary.experimental.get_step()
         self._numbers: collections.Counter[str] = collections.Counter()
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: tf.Tensor) -> None:
         """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
+        raise NotImplementedError
+
+    def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
+        """Do the same as `tf.summary.write`, which is `own`, and record what is written."""
+        raise NotImplementedError
+
+    def _own_step(self, step: Any) -> tf.Tensor | None:
+        """Return the step that model_fn set, by argument or `set_step`; None: it set none."""
+        around = tf.summary.experimental.get_step()
+        given = around if step is None and around is not self._step else step
+        return None if given is None else tf.cast(given, tf.int64)
+
+    def _key(self, kind: str, name: str) -> str:
+        """Return the key of the next call with this name; numbers distinguish calls with the same name."""
+        self._numbers[f"{kind} {name}"] += 1
+        return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
+
+
+class TraceCollector(Collector):
+    """Collects in a traced graph. Summaries in a branch, a loop or a function of it are not collected."""
+
+    def __init__(self, graph: Any, writer: Any) -> None:
+        super().__init__(writer)
+        self._graph, self._handle = graph, getattr(writer, "_resource", None)
+
+    def note_v1(self, name: str, family: str | None, value: Any, proto: tf.Tensor) -> None:
         if v1.get_default_graph() is not self._graph:
             return
         key = self._key("v1", f"{family}/{name}" if family else name)
@@ -89,80 +120,50 @@ class Collector:
         else:
             self.scalars.append(SummaryScalar(key, tf.convert_to_tensor(value), None, name))
 
-    def step_of_model_fn(self, step: Any) -> Any:
-        """Return the step that model_fn set, by argument or `set_step`; None: it set none."""
-        around = tf.summary.experimental.get_step()
-        return around if step is None and around is not self._step else step
-
-    def note_v2(self, tag: str, value: tf.Tensor, step: Any, metadata: bytes, written: tf.Tensor) -> None:
-        """Record a call of `tf.summary.scalar` that returned `written`, a bool scalar."""
-        if v1.get_default_graph() is not self._graph:
-            return
-        value = value.op.inputs[0] if value.op.type == "Cast" else value  # undo TensorFlow's cast to float32
-        key = self._key("v2", re.sub(r"(^|/)replica_\d+/", r"\1", tag))
+    def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
+        plugin, is_traced = _plugin_of(metadata), v1.get_default_graph() is self._graph
+        # Images are encoded here, outside of the branch that writes them.
+        images = tensor() if plugin == _IMAGES and callable(tensor) and is_traced else None
+        written = own(tag, tensor, step, metadata, name)
+        if not is_traced or not tf.is_tensor(written):
+            return written
         branch = written.op if written.op.type.endswith("If") else next(
             (one.op for one in written.op.inputs if one.op.type.endswith("If")), None
         )  # fmt: skip
         write = branch or next((one for one in written.op.control_inputs if one.type == "WriteSummary"), None)
-        if write is None:
-            self.scalars.append(SummaryScalar(key, value, None, tag))
-        elif self._is_ours(write):
-            condition = None if branch is None else branch.inputs[0]
-            own_step = None if step is None else tf.cast(step, tf.int64)
-            self.scalars.append(SummaryScalar(key, value, written.op, tag, metadata, condition, own_step))
-
-    def image(self, tensor: Any) -> Any:
-        """Return the encoded images of a call, string `[2 + images]`, made outside of the branch that writes them;
-        None: not in `graph`.
-        """
-        return tensor() if callable(tensor) and v1.get_default_graph() is self._graph else None
-
-    def note_image(self, tag: str, images: Any, written: Any) -> None:
-        """Record a call of `tf.summary.image` that returned `written`, a bool scalar."""
-        if images is None or not tf.is_tensor(written):
-            return
-        branch = written.op if written.op.type.endswith("If") else next(
-            (one.op for one in written.op.inputs if one.op.type.endswith("If")), None
-        )  # fmt: skip
-        write = branch or next((one for one in written.op.control_inputs if one.type == "WriteSummary"), None)
-        if write is not None and self._is_ours(write):
+        condition, is_ours = None if branch is None else branch.inputs[0], write is not None and self._is_ours(write)
+        if images is not None and is_ours:
             value = tf.io.serialize_tensor(images)
-            value = value if branch is None else tf.where(branch.inputs[0], value, "")
-            self.images.append(SummaryImage(tag, value))
+            self.images.append(SummaryImage(tag, value if condition is None else tf.where(condition, value, "")))
+        if plugin == _SCALARS and tf.is_tensor(tensor):
+            value = tensor.op.inputs[0] if tensor.op.type == "Cast" else tensor  # undo TensorFlow's cast to float32
+            key = self._key("v2", re.sub(r"(^|/)replica_\d+/", r"\1", tag))
+            if write is None:
+                self.scalars.append(SummaryScalar(key, value, None, tag))
+            elif is_ours:
+                data, own_step = metadata.SerializeToString(), self._own_step(step)
+                self.scalars.append(SummaryScalar(key, value, written.op, tag, data, condition, own_step))
+        return written
 
     def _is_ours(self, write: tf.Operation) -> bool:
         inputs = {tensor.name for tensor in write.inputs}
         return any(inner.name in inputs and outer is self._handle for outer, inner in self._graph.captures)
 
-    def _key(self, kind: str, name: str) -> str:
-        """Return the key of the next call with this name; numbers distinguish calls with the same name."""
-        self._numbers[f"{kind} {name}"] += 1
-        return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
 
-
-class EagerCollector:
-    """Like Collector, for a model_fn that runs eagerly; values are eager tensors.
+class EagerCollector(Collector):
+    """Collects what an eagerly run model_fn summarizes; values are eager tensors.
 
     Private: `summary_ops_v2._summary_state.writer`, the default writer; since 2.0. When it moves: scalars that model_fn
     writes to other writers are collected as well.
 
     Args:
-      writer: the `tf.summary` writer of the run; summaries that model_fn writes to other writers are not collected.
+      writer: as in Collector.
       writes: write summaries of `tf.summary` other than scalars at once; False: do not write them.
-
-    Attributes:
-      protos: serialized v1 summaries other than scalars.
-      has_others: there were `tf.summary` calls other than scalars.
     """
 
     def __init__(self, writer: Any, *, writes: bool) -> None:
-        self.scalars: list[SummaryScalar] = []
-        self.images: list[SummaryImage] = []
-        self.protos: list[Any] = []
-        self.has_others = False
-        self._writer, self._writes = writer, writes
-        self._step = tf.summary.experimental.get_step()
-        self._numbers: collections.Counter[str] = collections.Counter()
+        super().__init__(writer)
+        self._writes = writes
         self._protos_of_scalars: list[Any] = []
 
     def find_protos(self) -> None:
@@ -171,7 +172,6 @@ class EagerCollector:
         self.protos = [proto for proto in found if not any(proto is one for one in self._protos_of_scalars)]
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: Any) -> None:
-        """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
         if tf.executing_eagerly():
             self._protos_of_scalars.append(proto)
             (written,) = v1.Summary.FromString(proto.numpy()).value
@@ -180,35 +180,27 @@ class EagerCollector:
             )
 
     def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
-        """Record scalars of the run; for others do the same as `tf.summary.write`, which is `own`."""
-        state = getattr(summary_ops_v2, "_summary_state", None)
+        """Record scalars of the run without writing them; for others do the same as `own`."""
+        state, plugin = getattr(summary_ops_v2, "_summary_state", None), _plugin_of(metadata)
         if not tf.executing_eagerly() or getattr(state, "writer", self._writer) is not self._writer:
             return own(tag, tensor, step, metadata, name)
-        plugin = metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
         is_recorded = tf.cast(tf.summary.should_record_summaries(), tf.bool)
         if plugin == _SCALARS:
-            around = tf.summary.experimental.get_step()
-            given = around if step is None and around is not self._step else step
-            own_step = None if given is None else tf.cast(given, tf.int64)
             data, key = metadata.SerializeToString(), self._key("v2", tag)
-            self.scalars.append(SummaryScalar(key, tensor, None, tag, data, is_recorded, own_step))
+            self.scalars.append(SummaryScalar(key, tensor, None, tag, data, is_recorded, self._own_step(step)))
             return is_recorded
         self.has_others = True
         if plugin == _IMAGES and is_recorded and callable(tensor):
-            images = tensor()
-            self.images.append(SummaryImage(tag, tf.io.serialize_tensor(images)))
-            return own(tag, images, step, metadata, name) if self._writes else is_recorded
+            tensor = tensor()
+            self.images.append(SummaryImage(tag, tf.io.serialize_tensor(tensor)))
         return own(tag, tensor, step, metadata, name) if self._writes else is_recorded
 
-    def _key(self, kind: str, name: str) -> str:
-        """Return the key of the next call with this name; numbers distinguish calls with the same name."""
-        self._numbers[f"{kind} {name}"] += 1
-        return f"{kind} {name} {self._numbers[f'{kind} {name}']}"
+
+def _plugin_of(metadata: Any) -> str:
+    return metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
 
 
-_collector: contextvars.ContextVar[Collector | EagerCollector | None] = contextvars.ContextVar(
-    "collector", default=None
-)
+_collector: contextvars.ContextVar[Collector | None] = contextvars.ContextVar("collector", default=None)
 
 
 def is_collecting() -> bool:
@@ -219,7 +211,7 @@ def is_collecting() -> bool:
 @contextlib.contextmanager
 def collecting(writer: Any) -> Iterator[Collector]:
     """Yield a Collector of the scalars and images that model_fn summarizes in this thread inside this context."""
-    collector = Collector(v1.get_default_graph(), writer)
+    collector = TraceCollector(v1.get_default_graph(), writer)
     with _noted_by(collector):
         yield collector
 
@@ -236,7 +228,7 @@ def collecting_eagerly(writer: Any, *, writes: bool) -> Iterator[EagerCollector]
 
 
 @contextlib.contextmanager
-def _noted_by(collector: Collector | EagerCollector) -> Iterator[None]:
+def _noted_by(collector: Collector) -> Iterator[None]:
     token = _collector.set(collector)
     try:
         yield
@@ -264,18 +256,9 @@ def summaries_noted() -> Iterator[None]:
 
     def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
         collector = _collector.get()
-        if isinstance(collector, EagerCollector):
-            return collector.write(own_write, tag, tensor, step, metadata, name)
-        plugin = metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
-        images = collector.image(tensor) if collector is not None and plugin == _IMAGES else None
-        written = own_write(tag, tensor, step, metadata, name)
-        if collector is not None:
-            collector.note_image(tag, images, written)
-        is_scalar = plugin == _SCALARS
-        if collector is not None and is_scalar and tf.is_tensor(tensor) and tf.is_tensor(written):
-            own_step = collector.step_of_model_fn(step)
-            collector.note_v2(tag, tensor, own_step, metadata.SerializeToString(), written)
-        return written
+        if collector is None:
+            return own_write(tag, tensor, step, metadata, name)
+        return collector.write(own_write, tag, tensor, step, metadata, name)
 
     with (
         replaced(summary, "scalar", scalar),

@@ -36,9 +36,9 @@ class Stream:
     """The random numbers of one replica in one trace.
 
     Args:
-      graph: the graph that is traced.
+      graph: the graph that is traced; None: a step that runs eagerly, which draws the same numbers as a traced one.
       identity: distinguishes this stream from all others: seed, mode, replica.
-      time: makes an int64 scalar of `graph` that differs in each step; called at most once.
+      time: makes an int64 scalar, in `graph`, that differs in each step; called at most once.
     """
 
     def __init__(self, graph: Any, identity: str, time: Callable[[], tf.Tensor]) -> None:
@@ -53,8 +53,7 @@ class Stream:
             (scripts use this to shuffle two tensors in the same order). None: the operation's position distinguishes
             it.
         """
-        graph = v1.get_default_graph()
-        found = self._in(graph)
+        found = self._in(None if tf.executing_eagerly() else v1.get_default_graph())
         if found is None:
             return None
         stream, places = found
@@ -65,9 +64,11 @@ class Stream:
         """Return the stream as a tensor of `graph` (or of a graph around it), and the counter of positions there."""
         if graph is self.graph:
             if self not in _found:
-                with _outside_of_branches(graph):
+                with contextlib.nullcontext() if graph is None else _outside_of_branches(graph):
                     _found[self] = tf.stack([tf.constant(self._identity, tf.int64), self._time()]), self._places
             return _found[self]
+        if self.graph is None:
+            return None  # a function that this step traces also runs in later steps
         if graph not in _found:
             found = self._within(graph)
             if found is None:
@@ -88,26 +89,6 @@ class Stream:
             return tf.stack([identity, moment(time, tf.cast(iteration, tf.int64) + 1)]), around[1]
 
 
-class EagerStream:
-    """The random numbers of one eager step: the same as in a traced step, position by position.
-
-    Args:
-      identity: as in Stream.
-      time: the time of the step.
-    """
-
-    def __init__(self, identity: str, time: tf.Tensor) -> None:
-        self._stream = tf.stack([tf.constant(_number(identity), tf.int64), time])
-        self._places = itertools.count()
-
-    def seed(self, operation: int | None) -> Any:
-        """Return the seed `[2]` of one operation; None inside a function that is traced for later steps as well."""
-        if not tf.executing_eagerly():
-            return None
-        name = f"place {next(self._places)}" if operation is None else f"seed {operation}"
-        return self._stream + tf.constant([_number(name), 0], tf.int64)
-
-
 def moment(time: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """Return the time of one part of a step, such as a micro-batch or a loop iteration, an int64 scalar.
 
@@ -123,7 +104,7 @@ _found: weakref.WeakKeyDictionary[Any, tuple[tf.Tensor, Iterator[int]]] = weakre
 
 
 class _OfThread(threading.local):
-    stream: Stream | EagerStream | None = None
+    stream: Stream | None = None
 
 
 _of_thread = _OfThread()
@@ -142,7 +123,7 @@ def stateless_random_ops() -> contextlib.AbstractContextManager[None]:
     return random_ops.replaced_random_ops(_SAMPLERS, replace)
 
 
-def drawing_from(stream: Stream | EagerStream | None) -> contextlib.AbstractContextManager[None]:
+def drawing_from(stream: Stream | None) -> contextlib.AbstractContextManager[None]:
     """Draw from `stream` in this thread inside this context, for the trace of one replica. None: random operations are
     not replaced, because they are not part of the step.
     """
@@ -165,9 +146,9 @@ def next_seed() -> tf.Tensor | None:
     return None if stream is None or _is_outside(stream) else stream.seed(None)
 
 
-def _is_outside(stream: Stream | EagerStream) -> bool:
+def _is_outside(stream: Stream) -> bool:
     """Report whether the draw runs eagerly beside a trace, as for an initial value."""
-    return tf.executing_eagerly() and isinstance(stream, Stream)
+    return tf.executing_eagerly() and stream.graph is not None
 
 
 @contextlib.contextmanager

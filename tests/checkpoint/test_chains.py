@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
-from runner.checkpoint.input_position import continued, source_of
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
+from runner.checkpoint.train_input import TrainInput
 from runner.data.inputs import InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from tests.support import chains
@@ -67,7 +67,8 @@ def test_parts_that_are_divided_otherwise_start_from_the_beginning(ended: bool, 
     trainer.train(whole, max_steps=None if ended else 3, max_epochs=1)
     two = pipeline_of(whole, workers=2, max_epochs=2)
     assert two.num_pipelines == 2
-    _, position = continued(two, source_of(whole, two), trainer.latest_checkpoint())
+    latest = str(trainer.latest_checkpoint())
+    position = TrainInput.open(whole, two, latest, Reader(latest).extra()["input"]).position
     assert (position.elements, position.shard) == (0, "off")
     assert [record.levelname for record in caplog.records if "some examples of this epoch" in record.message]
 

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.data import wait_timer
-from runner.programs import train_loop
 from runner.tf_private import datasets
 from tests.integration.test_exactness import LossRecorder
 from tests.support import jobs
@@ -108,17 +107,17 @@ def test_samples_change_no_number_and_no_place_in_the_input(
 
 @pytest.mark.usefixtures("sampled_at_once")
 def test_no_program_is_traced_for_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[bool] = []
-    run_loop = train_loop.Loop._run
+    traced: list[Any] = []
+    while_loop = tf.while_loop
 
-    def noting(*args: Any, may_end: bool) -> Any:
-        traced.append(may_end)
-        return run_loop(*args, may_end=may_end)
+    def noting(*args: Any, **others: Any) -> Any:
+        traced.append(args)
+        return while_loop(*args, **others)
 
-    monkeypatch.setattr(train_loop.Loop, "_run", noting)
+    monkeypatch.setattr(tf, "while_loop", noting)
     _, run = train(tmp_path, 2000)
     assert run.input_bound is not None
-    assert traced == [False]
+    assert len(traced) == 1
 
 
 def test_elements_of_every_kind_pass_and_end() -> None:

@@ -661,7 +661,7 @@ def test_what_happens_is_noted_in_the_journal(tmp_path: Path) -> None:
     assert noted == [(1, speeds), (2, speeds), (4, speeds), (4, evaluated)]
     events = [(line["event"], line.get("name", line.get("step"))) for line in lines if "event" in line]
     assert events == [
-        ("dataset", "points"), ("phase", "build"), ("phase", "trace"), ("phase", "build"),
+        ("dataset", "points"), ("phase", "build"), ("phase", "build"), ("phase", "trace"),
         ("phase", "save"), ("first_step", 1), ("phase", "save"), ("checkpoint", 4), ("phase", "train"),
         ("dataset", "points"), ("phase", "trace"), ("evaluated", "test"), ("phase", "evaluate"),
     ]  # fmt: skip

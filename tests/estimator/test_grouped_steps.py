@@ -16,7 +16,7 @@ from runner.checkpoint import reader
 from runner.data import wait_timer
 from runner.data.batch_groups import GROUP_SIZE
 from runner.estimator import loop_boundary
-from runner.programs.train_loop import Loop
+from runner.programs.train_loop import Loop, Steps
 from runner.task.error_report import explain
 from tests.integration.test_exactness import LossRecorder
 from tests.support.line import line, mirrored, read_events, steps_of
@@ -37,9 +37,9 @@ def grouped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
     call = Loop.__call__
 
-    def noted(self: Loop, iterator: Any, num_steps: int, **others: Any) -> Any:
-        result = call(self, iterator, num_steps, **others)
-        if self._in_groups and num_steps:  # not `prepare`
+    def noted(self: Loop, iterator: Any, asked: Steps) -> Any:
+        result = call(self, iterator, asked)
+        if self._in_groups and asked.number:  # not `prepare`
             taken.append(result.num_steps)
         return result
 

@@ -24,6 +24,7 @@ from runner import (
     train_and_evaluate,
 )
 from runner.checkpoint.retention import metrics_of
+from runner.data.sharding import WorkerPlace
 from runner.estimator.context import Models
 from runner.run_config import KeepBest
 from tests.support.jobs import serving_input_receiver_fn
@@ -398,8 +399,8 @@ def test_workers_that_all_read_all_of_the_data_shuffle_it_in_orders_of_their_own
     def orders(shard: str) -> list[list[int]]:
         models = Models(Estimator(line, tmp_path)._context, lambda input_fn, mode: input_fn)
         source = Input(shuffled, batch_size=12, shard=shard, shuffle_seed=shuffle_seed)
-        build = functools.partial(models.build_pipeline, source, "train", models.for_training, num_workers=3)
-        pipelines = [build(worker_index=worker) for worker in range(3)]
+        build = functools.partial(models.build_pipeline, source, "train", models.for_training)
+        pipelines = [build(place=WorkerPlace(1, worker, 3)) for worker in range(3)]
         return [[int(i) for (batch,) in one.given.as_numpy_iterator() for i in batch] for one in pipelines]
 
     with caplog.at_level("INFO"):

@@ -106,8 +106,8 @@ def test_evaluation_may_have_a_strategy_of_its_own(tmp_path: Path) -> None:
         assert found.train_spec is not None
         result = train_and_evaluate(found.estimator, found.train_spec, found.eval_specs)
         losses[eval_strategy] = result.metrics[""]["loss"]
-        assert found.estimator._models.for_training.num_replicas(training=True) == 2
-        assert found.estimator._models.for_evaluation.num_replicas(training=False) == (
+        assert found.estimator._models.for_training.place(training=True).num_replicas == 2
+        assert found.estimator._models.for_evaluation.place(training=False).num_replicas == (
             2 if eval_strategy == "same" else 1
         )
     assert losses["default"] == pytest.approx(losses["same"], rel=1e-6)

@@ -16,7 +16,8 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
-from runner.checkpoint.input_position import _digest, _facts, continued, source_of
+from runner.checkpoint.reader import Reader
+from runner.checkpoint.train_input import TrainInput, _digest, _facts, source_of
 from runner.data.inputs import build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from tests.integration.test_exactness import LossRecorder
@@ -89,7 +90,8 @@ def test_of_several_workers_the_chief_says_that_batches_are_read_again(tmp_path:
     for worker, said in ((0, ["warning"]), (1, [])):
         caplog.clear()
         feed = build_input_pipeline(source, "train", WorkerPlace(1, worker, 2), params={})
-        continued(feed, source_of(SOURCES["generator"], feed), trainer.latest_checkpoint())
+        latest = str(trainer.latest_checkpoint())
+        TrainInput.open(SOURCES["generator"], feed, latest, Reader(latest).extra()["input"])
         assert [one.levelname.lower() for one in caplog.records if "batches again" in one.message] == said
 
 
@@ -147,7 +149,7 @@ def test_a_lambda_that_has_moved_is_the_same_input() -> None:
 def test_a_digest_of_code_is_the_same_in_another_process() -> None:
     """Constants hold code objects, which have addresses, and sets, whose order depends on the seed of hashes."""
     text = "lambda x: (x in {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, lambda: ('e', 1.5))"
-    imported = "from runner.checkpoint.input_position import _digest, _facts"
+    imported = "from runner.checkpoint.train_input import _digest, _facts"
     script = f"{imported}\nprint(_digest(_facts(({text}).__code__)))"
     there = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, check=True
