@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.error_messages import check_limits
-from runner.config.schema import SEED_BITS, Config, TrackingConfig, class_at, limits_of
+from runner.config.schema import SEED_BITS, CheckpointConfig, Config, TrackingConfig, limits_of, setting_at
 from runner.config.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
@@ -30,16 +30,16 @@ class DrawnSeed(int):
 
 
 def _key(key: str, *, zero: bool = False, **default: Any) -> Any:
-    """Declare a field that stands for a key of the config, with that key's default and limits.
+    """Declare a field that stands for a key of the config: it has the default and the metadata of the key's field.
 
     Args:
       key: the full name of the key, such as train.log_steps.
       zero: also allow 0, which means None, as in tf.estimator.
       default: the field's default if it differs from the key's.
     """
-    group, _, name = key.rpartition(".")
-    (setting,) = (one for one in dataclasses.fields(class_at(group) or Config) if one.name == name)
-    metadata = {"key": key, "limits": limits_of(setting), "zero": zero}
+    setting = setting_at(key)
+    assert setting is not None, key
+    metadata = {**setting.metadata, "key": key, "zero": zero}
     return dataclasses.field(metadata=metadata, **{"default": setting.default, **default})
 
 
@@ -249,7 +249,8 @@ class RunConfig:
                 raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
             object.__setattr__(self, "model_dir", path)
         if self.save_checkpoints_secs is _NOT_GIVEN:
-            object.__setattr__(self, "save_checkpoints_secs", 600 if self.save_checkpoints_steps is None else None)
+            secs = CheckpointConfig.save_secs if self.save_checkpoints_steps is None else None
+            object.__setattr__(self, "save_checkpoints_secs", secs)
         if self.save_checkpoints_steps is not None and self.save_checkpoints_secs is not None:
             raise ValueError(
                 f"RunConfig(save_checkpoints_steps={self.save_checkpoints_steps}, save_checkpoints_secs="

@@ -1,4 +1,4 @@
-"""Keys of the config that were added, removed or renamed.
+"""Keys of the config that were removed or renamed.
 
 A removed key is refused with a sentence that says what to do instead. A renamed key still works, with a warning, until
 the second minor version after the renaming. Both are accepted in the config.yaml of an earlier run.
@@ -46,29 +46,6 @@ RENAMED: Mapping[str, str] = {}
 """Old key -> new key. Remove an entry in the second minor version after the renaming."""
 
 
-_OPTIONS = {
-    "deterministic": None, "private_threadpool_size": None, "max_intra_op_parallelism": None,
-    "autotune": {"enabled": None, "ram_budget": None, "cpu_budget": None},
-}  # fmt: skip
-
-ADDED: Mapping[str, Any] = {
-    "checkpoint.input_state": "auto", "eval.checkpoint": None, "eval.name": None, "export.alias": None,
-    "export.register": None, "input.predict.options": _OPTIONS, "input.train.options": _OPTIONS,
-    "input.train.prefetch_to_device": None,
-    "input.train.service": {"address": None, "processing_mode": "distributed_epoch", "job_name": None},
-    "new": {"path": None}, "predict.checkpoint": None, "run.eager": False,
-    "run.freeze_secs": None, "run.inter_op_threads": None, "run.intra_op_threads": None, "run.log_level": "info",
-    "run.memory_growth": False, "run.preload": "auto", "run.preemption_notice": None, "run.profile_format": "trace",
-    "run.secrets": None, "train.hooks": [], "train.log_gradient_norm": False, "train.max_secs": None,
-    "train.metrics": False, "train.reduce_lr_on_plateau": {
-        "metric": None, "mode": None, "factor": 0.1, "patience_evals": 10, "min_delta": 0.0001, "cooldown_evals": 0,
-        "min_lr": 0.0,
-    },
-}  # fmt: skip
-"""Key or group that was added after commit 8664505, and perhaps removed since -> its default, with which a job computes
-the same as without it."""
-
-
 def rename_overrides(overrides: Iterable[str]) -> list[str]:
     """Return a command line's words with renamed keys under their new names, and print a warning for each old name."""
     words = []
@@ -107,21 +84,9 @@ def update_saved(tree: DictConfig, file: str) -> None:
             warn(f"{file}: {key}={node._value()} is ignored, because this key was removed. {removed.instead}")
 
 
-def with_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tree` as an earlier version would have written it, to compute the same folder name for a sweep's job.
-
-    The name is a hash of the job's config, and with it a sweep of an earlier version is resumed. Removed keys are added
-    with their defaults, renamed keys get their old names, and added keys that have their defaults are left out.
-    """
-    node = OmegaConf.create(dict(tree))
-    for old, new in RENAMED.items():
-        OmegaConf.update(node, old, _take(node, new), force_add=True)
-    for key, removed in REMOVED.items():
-        OmegaConf.update(node, key, removed.default, force_add=True)
-    for key, default in ADDED.items():
-        if OmegaConf.select(node, key) == default:
-            _take(node, key)
-    return OmegaConf.to_container(node)  # type: ignore[return-value]
+def with_removed(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `tree`. For `runner.config.hydra`, which still calls it: `job_id` needs no tree of an earlier version."""
+    return tree
 
 
 def _take(tree: DictConfig, key: str) -> Any:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
-_LENGTH = 10
+from runner.config import schema
 
-_SHOWN_ONLY = (
-    "run.progress", "run.inline", "run.freeze_secs", "run.log_level", "run.memory_growth", "run.preload",
-    "run.preemption_notice", "run.secrets", "sweep", "tracking",
-)  # fmt: skip
-"""Keys that change only how a run is shown, watched, ranked or recorded, and not what it computes."""
+_LENGTH = 10
 
 
 def sweep_id(overrides: Iterable[str]) -> str:
@@ -26,30 +24,42 @@ def sweep_id(overrides: Iterable[str]) -> str:
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
-    """Return the name of a job: a hash of its resolved config, without model_dir and the keys in `_SHOWN_ONLY`.
+    """Return the name of a job: a hash of the settings, in its resolved config, that differ from the schema's defaults.
+
+    So a key that is added to the schema changes no name, and a key that the config lacks has its default.
 
     Args:
       tree: the config.
       reads_a_run: the job reads the run in `model_dir`, so model_dir is part of the hash.
     """
-    without = ("model_dir", *_SHOWN_ONLY) if not reads_a_run else _SHOWN_ONLY
-    return _hash(_pruned(tree, without))
+    changed = _changed(tree, schema.Config())
+    if not reads_a_run:
+        changed.pop("model_dir", None)
+    return _hash(changed)
 
 
-def _pruned(tree: Mapping[str, Any], without: Iterable[str]) -> dict[str, Any]:
-    """Return `tree` without the keys in `without`; such a key has one or two parts."""
-    pruned = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
-    for key in without:
-        group, _, name = key.rpartition(".")
-        owner = pruned.get(group) if group else pruned
-        if isinstance(owner, dict):
-            owner.pop(name, None)
-    return pruned
+def _changed(tree: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
+    """Return the settings in `tree` that differ from those in `defaults`, and are not only shown.
+
+    What the schema does not know is kept as it is: params, hooks, vocabularies, named evaluations. A named evaluation
+    inherits from the keys beside it, so a default in it may mean something.
+    """
+    settings, changed = {one.name: one for one in dataclasses.fields(defaults)}, {}
+    for name, value in tree.items():
+        default = getattr(defaults, name, None)
+        if name == "eval" and isinstance(defaults, schema.InputConfig):
+            default = schema.InputBlock()
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(default):
+            value, default = _changed(value, default), {}
+        if name not in settings or (value != default and not settings[name].metadata.get("shown_only")):
+            changed[name] = value
+    return changed
 
 
 def is_shown_only(key: str) -> bool:
     """Report whether `key` only changes how a run is shown, ranked or recorded, not what it computes."""
-    return any(key == shown or key.startswith(f"{shown}.") for shown in _SHOWN_ONLY)
+    groups = map(schema.setting_at, accumulate(key.split("."), "{}.{}".format))
+    return any(one is not None and one.metadata.get("shown_only") for one in groups)
 
 
 def _hash(value: Any) -> str:

@@ -81,9 +81,15 @@ class Limits:
     auto: bool = False
 
 
-def _setting(default: Any, **limits: Any) -> Any:
-    """Declare a field with its `Limits`."""
-    return field(default=default, metadata={"limits": Limits(**limits)})
+def _setting(default: Any, *, shown_only: bool = False, **limits: Any) -> Any:
+    """Declare a field with its `Limits` and what else its readers need to know.
+
+    Args:
+      default: the default, which a config without the key has.
+      shown_only: the key changes only how a run is shown, watched, ranked or recorded, and not what it computes.
+      limits: arguments of `Limits`.
+    """
+    return field(default=default, metadata={"limits": Limits(**limits), "shown_only": shown_only})
 
 
 def _count(default: Any, **limits: Any) -> Any:
@@ -239,19 +245,19 @@ class RunSettings:
 
     seed: int | None = _setting(1, minimum=0)
     deterministic: bool = False
-    memory_growth: bool = False
+    memory_growth: bool = _setting(False, shown_only=True)
     inter_op_threads: int | None = _count(None, minimum=1)
     intra_op_threads: int | None = _count(None, minimum=1)
-    progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"))
-    inline: bool = False
+    progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"), shown_only=True)
+    inline: bool = _setting(False, shown_only=True)
     eager: bool = False
-    freeze_secs: int | None = _setting(None, minimum=10)
-    preload: Any = _setting("auto", choices=("auto", False))
-    preemption_notice: str | None = None
+    freeze_secs: int | None = _setting(None, minimum=10, shown_only=True)
+    preload: Any = _setting("auto", choices=("auto", False), shown_only=True)
+    preemption_notice: str | None = _setting(None, shown_only=True)
     debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
     profile: str | None = None
-    log_level: str = _setting("info", choices=("debug", "info", "warning", "error"))
-    secrets: list[str] | None = None
+    log_level: str = _setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
+    secrets: list[str] | None = _setting(None, shown_only=True)
 
 
 @dataclass(frozen=True)
@@ -539,9 +545,9 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     predict: PredictConfig = field(default_factory=PredictConfig)
-    sweep: SweepConfig = field(default_factory=SweepConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig, metadata={"shown_only": True})
     new: NewConfig = field(default_factory=NewConfig)
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig, metadata={"shown_only": True})
 
     @property
     def max_restarts(self) -> int:
@@ -615,6 +621,13 @@ def class_at(key: str) -> type | None:
             return VocabularyConfig
         cls = get_type_hints(cls).get(part) if dataclasses.is_dataclass(cls) else None
     return cls if dataclasses.is_dataclass(cls) else None  # type: ignore[return-value]
+
+
+def setting_at(key: str) -> dataclasses.Field[Any] | None:
+    """Return the field of a key or of a group of keys; None if the schema has no such key."""
+    parent, _, name = key.rpartition(".")
+    owner = class_at(parent)
+    return next((one for one in dataclasses.fields(owner) if one.name == name), None) if owner else None
 
 
 def limits_of(setting: dataclasses.Field[Any]) -> Limits:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,16 +14,13 @@ import pytest
 import yaml
 from hydra.core.config_store import ConfigStore
 
-from runner.config import changed_keys, schema
-from runner.config.changed_keys import ADDED, REMOVED, RENAMED
+from runner.config import schema
+from runner.config.changed_keys import REMOVED, RENAMED
 from runner.config.hydra import Composition
-from runner.config.job_id import job_id
 from runner.launch import app
-from tests.config.test_config import composed
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
-OLD = ROOT / "tests" / "data" / "runs_of_8664505"
 RUNS = ROOT / "tests" / "data" / "runs_of_b5fe916"
 VALUES = {"cluster.standby": "true", "eval_strategy.timeout_secs": "9", "eval_strategy.bytes_per_pack": "9"}
 
@@ -64,39 +59,6 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-@pytest.mark.processes
-def test_the_config_prints_the_lines_of_8664505_but_for_the_removed_keys() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", "--cfg", "job"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    before = (OLD / "cfg_job.yaml").read_text().splitlines()
-    lines = done.stdout.rstrip().splitlines()
-    # A group has a line, and one for each of its keys.
-    stays = {key: default for key, default in ADDED.items() if key not in REMOVED}
-    removed = [key for key in REMOVED if key not in ADDED]
-    assert len(before) - len(removed) + sum(map(_num_lines, stays.values())) == len(lines)
-    tree = yaml.safe_load("\n".join(before))
-    for key in removed:
-        group, _, name = key.partition(".")
-        assert tree[group].pop(name) == REMOVED[key].default
-    printed = yaml.safe_load(done.stdout)
-    for key, default in stays.items():
-        *groups, name = key.split(".")
-        assert functools.reduce(dict.__getitem__, groups, printed).pop(name) == default
-    assert printed == tree
-    now, parents = iter(before), [""]
-    for line in lines:
-        name, depth = line.strip().partition(":")[0], (len(line) - len(line.lstrip())) // 2
-        parents = [*parents[:depth], name]
-        keys = {".".join(parents[: end + 1]) for end in range(len(parents))}  # its own, and those of its groups
-        assert keys & set(stays) or line in now, "the order is that of before"
-
-
-def _num_lines(default: Any) -> int:
-    """Return the lines of a key: one for it, and those of the keys below it."""
-    return 1 + (sum(map(_num_lines, default.values())) if isinstance(default, dict) else 0)
-
-
 @pytest.mark.parametrize("key", slow_but(REMOVED, "cluster.standby", "eval_strategy.communication"))
 def test_a_removed_key_is_refused_with_what_to_do_instead(key: str, project: Path) -> None:
     value = VALUES.get(key, "x")
@@ -117,47 +79,49 @@ def test_a_removed_key_is_refused_with_what_to_do_instead(key: str, project: Pat
     assert f"{key}: this key was removed. {REMOVED[key].instead}" in said
 
 
-def left_by_8664505(project: Path, name: str) -> None:
-    """Write a run with the config.yaml of 8664505, and its user code, into a project."""
+def left_by_another_version(project: Path, name: str, **cluster: Any) -> None:
+    """Write a run, and its user code, whose config.yaml has all removed keys at their defaults but for `cluster`, and
+    lacks keys of today.
+    """
     shutil.copytree(RUNS / name, project / "run")
-    shutil.copy(OLD / name / "config.yaml", project / "run")
     shutil.copy(RUNS / "small_model.py", project)
+    file = project / "run" / "config.yaml"
+    tree = yaml.safe_load(file.read_text())
+    for key, removed in REMOVED.items():
+        group, _, setting = key.partition(".")
+        tree[group][setting] = removed.default
+    tree["cluster"] |= cluster
+    del tree["train"]["early_stopping"], tree["run"]["eager"], tree["new"]
+    file.write_text(yaml.safe_dump(tree))
 
 
 @pytest.mark.parametrize("name", ["default", "mirrored", "classic"])
 def test_removed_keys_at_their_defaults_in_an_old_run_are_not_mentioned(
     name: str, project: Path, configs_run: list[schema.Config]
 ) -> None:
-    left_by_8664505(project, name)
+    left_by_another_version(project, name)
     code, said = run("command=evaluate", "model_dir=run")
     assert code == 0
     assert "removed" not in said
     assert configs_run[0].model.fn is not None and configs_run[0].model.fn.startswith("small_model")
 
 
+def test_a_key_that_an_old_run_lacks_has_its_default(project: Path, configs_run: list[schema.Config]) -> None:
+    left_by_another_version(project, "default")
+    assert run("command=evaluate", "model_dir=run")[0] == 0
+    assert configs_run[0].train.early_stopping == schema.EarlyStoppingConfig()
+    assert configs_run[0].run.eager is False
+
+
 def test_a_removed_key_with_another_value_in_an_old_run_is_dropped_with_one_line(
     project: Path, configs_run: list[schema.Config]
 ) -> None:
-    left_by_8664505(project, "default")
-    config = project / "run" / "config.yaml"
-    config.write_text(config.read_text().replace("standby: false", "standby: true"))
+    left_by_another_version(project, "default", standby=True)
     code, said = run("command=evaluate", "model_dir=run")
     assert (code, len(configs_run)) == (0, 1)
     instead = REMOVED["cluster.standby"].instead
     line = f"runner: run/config.yaml: cluster.standby=True is ignored, because this key was removed. {instead}"
     assert [one for one in said.splitlines() if "removed" in one] == [line]
-
-
-def test_a_sweep_of_before_finds_its_jobs() -> None:
-    tree = yaml.safe_load((OLD / "cfg_job.yaml").read_text().replace("${train.max_steps}", "1000"))
-    now = composed()
-    for group in ("cluster", "eval_strategy"):
-        assert tree[group] == changed_keys.with_removed(now)[group]
-    assert job_id(changed_keys.with_removed(now)) == JOB_OF_8664505
-
-
-JOB_OF_8664505 = "349e78f142"
-"""The name that 8664505 gave to a job of the shipped config."""
 
 
 @pytest.fixture
