@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 SAVE_CADENCES = ("save_checkpoints_steps", "save_checkpoints_secs")
 _NOT_GIVEN: Any = object()
+_NOT_EAGER = {"not_eager": True}
 
 
 class DrawnSeed(int):
@@ -222,9 +223,9 @@ class RunConfig:
     precision: str = _key("train.precision")
     ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None
-    check_numerics: bool = False
+    check_numerics: bool = dataclasses.field(default=False, metadata=_NOT_EAGER)
     eager: bool = _key("run.eager")
-    train_distribute: Any = None
+    train_distribute: Any = dataclasses.field(default=None, metadata=_NOT_EAGER)
     eval_distribute: Any = None
     cluster: Cluster = dataclasses.field(default_factory=Cluster)
     has_evaluator: bool = False
@@ -265,8 +266,13 @@ class RunConfig:
         if self.check_numerics and (self.jit or self.precision == "mixed_float16"):
             other = "jit=True" if self.jit else "precision='mixed_float16'"
             raise ValueError(f"RunConfig(check_numerics=True, {other}) cannot be combined. Unset one of them.")
-        if self.eager:
-            self._check_eager()
+        for field in dataclasses.fields(self) if self.eager else ():
+            value = getattr(self, field.name)
+            if field.metadata.get("not_eager") and value != field.default:
+                raise ValueError(
+                    f"RunConfig(eager=True, {field.name}={value!r}): an eager step runs on one replica, in float32, "
+                    "and without a graph. Unset one of them."
+                )
         if self.check_numerics or self.eager:
             object.__setattr__(self, "steps_per_loop", 1)
         _check_arguments(self)
@@ -284,17 +290,6 @@ class RunConfig:
         object.__setattr__(self, "tracking", settings)
         if not settings.tensorboard:
             object.__setattr__(self, "tensorboard", False)
-
-    def _check_eager(self) -> None:
-        """Raise ValueError for settings that an eager step does not support."""
-        settings = ("gradient_accumulation", "jit", "precision", "check_numerics", "train_distribute")
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in settings:
-            if getattr(self, name) != defaults[name]:
-                raise ValueError(
-                    f"RunConfig(eager=True, {name}={getattr(self, name)!r}): an eager step runs on one replica, in "
-                    "float32, and without a graph. Unset one of them."
-                )
 
     def replace(self, **changes: Any) -> RunConfig:
         """Return a copy with `changes`. Setting one save cadence turns the other off, as in tf.estimator."""

@@ -81,15 +81,22 @@ class Limits:
     auto: bool = False
 
 
-def _setting(default: Any, *, shown_only: bool = False, **limits: Any) -> Any:
+def _setting(
+    default: Any, *, shown_only: bool = False, needs_optimizer: str | Mapping[Any, str] = "",
+    not_eager: bool = False, **limits: Any,
+) -> Any:  # fmt: skip
     """Declare a field with its `Limits` and what else its readers need to know.
 
     Args:
       default: the default, which a config without the key has.
       shown_only: the key changes only how a run is shown, watched, ranked or recorded, and not what it computes.
+      needs_optimizer: why only the default works with train_op=, as the end of a sentence: "train_op=, which ..."; or
+        such a reason for each value that does not work.
+      not_eager: only the default works in an eager step (`run.eager`).
       limits: arguments of `Limits`.
     """
-    return field(default=default, metadata={"limits": Limits(**limits), "shown_only": shown_only})
+    marks = {"shown_only": shown_only, "needs_optimizer": needs_optimizer, "not_eager": not_eager}
+    return field(default=default, metadata={"limits": Limits(**limits), **marks})
 
 
 def _count(default: Any, **limits: Any) -> Any:
@@ -97,6 +104,12 @@ def _count(default: Any, **limits: Any) -> Any:
     have.
     """
     return _setting(default, **{"maximum": 2**31 - 1, **limits})
+
+
+_APPLIES = "computes and applies its gradients itself, replica by replica"
+_APPLIES_AT_ONCE = f"{_APPLIES}, so they cannot be separated from the update, which XLA must not compile"
+_APPLIES_UNSCALED = {"mixed_float16": f"{_APPLIES}, so they cannot be scaled"}
+_HAS_RATE = "has its learning rate in it"
 
 
 def _ranking() -> Any:
@@ -336,19 +349,22 @@ class TrainConfig:
     max_epochs: int | None = _setting(None, minimum=1)
     max_secs: float | None = _setting(None, above=0)
     steps_per_loop: Any = _count("auto", minimum=1, auto=True)
-    gradient_accumulation: int = _count(1, minimum=1)
-    clip_global_norm: float | None = _setting(None, above=0)
-    jit: bool = False
-    precision: str = _setting("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
-    learning_rate_scaling: str = _setting("none", choices=("none", "linear", "sqrt"))
-    warmup_steps: int = _setting(0, minimum=0)
+    gradient_accumulation: int = _count(1, minimum=1, needs_optimizer=_APPLIES, not_eager=True)
+    clip_global_norm: float | None = _setting(None, above=0, needs_optimizer=_APPLIES)
+    jit: bool = _setting(False, needs_optimizer=_APPLIES_AT_ONCE, not_eager=True)
+    precision: str = _setting(
+        "float32", choices=("float32", "mixed_bfloat16", "mixed_float16"), needs_optimizer=_APPLIES_UNSCALED,
+        not_eager=True,
+    )  # fmt: skip
+    learning_rate_scaling: str = _setting("none", choices=("none", "linear", "sqrt"), needs_optimizer=_HAS_RATE)
+    warmup_steps: int = _setting(0, minimum=0, needs_optimizer=_HAS_RATE)
     ema_decay: float | None = _setting(None, above=0, below=1)
     nan: str = _setting("stop", choices=("stop", "rollback", "ignore"))
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     reduce_lr_on_plateau: ReduceLROnPlateauConfig = field(default_factory=ReduceLROnPlateauConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     log_steps: int | None = _setting(100, minimum=1)
-    log_gradient_norm: bool = False
+    log_gradient_norm: bool = _setting(False, needs_optimizer=_APPLIES)
     metrics: bool = False
     summary_steps: int | None = _setting(100, minimum=1)
     hooks: list[Any] = field(default_factory=list)

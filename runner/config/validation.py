@@ -587,11 +587,11 @@ def _check_eager(config: Config) -> Iterator[str]:
         yield f"run.eager=true with strategy={config.strategy.name}: eager steps use one device. Use strategy=default."
     if config.run.debug == "nan":
         yield "run.eager=true with run.debug=nan, which needs the graph of a step. Unset one of them."
-    for name, default in (("gradient_accumulation", 1), ("jit", False), ("precision", "float32")):
-        value = getattr(config.train, name)
-        if value != default:
-            given, shown = str(value).lower(), str(default).lower()
-            yield f"run.eager=true with train.{name}={given}, which needs a graph. Set train.{name}={shown}."
+    for setting in dataclasses.fields(config.train):
+        key, value = f"train.{setting.name}", getattr(config.train, setting.name)
+        if setting.metadata.get("not_eager") and value != setting.default:
+            works = f"{key}={_shown(setting.default)}"
+            yield f"run.eager=true with {key}={_shown(value)}, which needs a graph. Set {works}."
 
 
 _TRIED = ("default", "one_device", "mirrored", "central_storage")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -41,11 +42,15 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
         if rate is not None:
             _log.info("%s", rate)
         return
-    for setting, reason in _needs_optimizer(config):
-        raise ValueError(
-            f"{setting}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) instead, or "
-            f"unset {setting.partition('=')[0]}."
-        )
+    for field in dataclasses.fields(config):
+        value, reason = getattr(config, field.name), field.metadata.get("needs_optimizer")
+        reason = reason.get(value) if isinstance(reason, Mapping) else reason
+        if reason and value != field.default:
+            key, shown = field.metadata["key"], f"{value:g}" if isinstance(value, float) else str(value).lower()
+            raise ValueError(
+                f"{key}={shown}: model_fn returned train_op=, which {reason}. Return EstimatorSpec(optimizer=...) "
+                f"instead, or unset {key}."
+            )
     if num_replicas > 1 and spec.loss_weight is not None:
         raise ValueError(
             f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
@@ -106,22 +111,3 @@ def _check_asynchronous(config: RunConfig) -> None:
     else:
         return
     raise ValueError(f"{setting} does not work with strategy=parameter_server: {reason}.")
-
-
-def _needs_optimizer(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield (setting, why it does not work with train_op=) for each such setting that is set."""
-    applies = "computes and applies its gradients itself, replica by replica"
-    if config.clip_global_norm is not None:
-        yield f"train.clip_global_norm={config.clip_global_norm:g}", applies
-    if config.log_gradient_norm:
-        yield "train.log_gradient_norm=true", applies
-    if config.gradient_accumulation > 1:
-        yield f"train.gradient_accumulation={config.gradient_accumulation}", applies
-    if config.jit:
-        yield "train.jit=true", f"{applies}, so they cannot be separated from the update, which XLA must not compile"
-    if config.precision == "mixed_float16":
-        yield "train.precision=mixed_float16", f"{applies}, so they cannot be scaled"
-    if config.learning_rate_scaling != "none":
-        yield f"train.learning_rate_scaling={config.learning_rate_scaling}", "has its learning rate in it"
-    if config.warmup_steps:
-        yield f"train.warmup_steps={config.warmup_steps}", "has its learning rate in it"

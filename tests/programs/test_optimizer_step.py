@@ -237,6 +237,7 @@ def test_a_loss_scale_factor_keeps_small_gradients_from_zero(tmp_path: Path) -> 
     [
         ({"clip_global_norm": 1.0}, "train.clip_global_norm=1: model_fn returned train_op=, which computes"),
         ({"gradient_accumulation": 2}, "train.gradient_accumulation=2: model_fn returned train_op="),
+        ({"log_gradient_norm": True}, "train.log_gradient_norm=true: .*replica by replica. .*or unset train.log_grad"),
         ({"precision": "mixed_float16"}, "train.precision=mixed_float16: model_fn returned train_op="),
         ({"learning_rate_scaling": "linear"}, "train.learning_rate_scaling=linear: .* has its learning rate in it"),
         ({"warmup_steps": 3}, "train.warmup_steps=3: .*or unset train.warmup_steps"),
