@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_type_hints
 
 from runner.config.changed_keys import REMOVED
-from runner.config.schema import Config, ConfigError, Limits, class_at
+from runner.config.schema import MOST_COUNTED, Config, ConfigError, Limits, class_at, limits_of, setting_at
 from runner.system.redaction import masked_override
 
 _TYPES = {
@@ -22,6 +22,7 @@ _TYPES = {
     "str": "text",
     "list[str]": "a list",
 }
+_GROUP, _ANYTHING = "a group of settings", "allowed here"
 
 
 def did_you_mean(name: str, names: Iterable[str], n: int = 1) -> str:
@@ -88,32 +89,32 @@ def unknown_flag(flag: str, value: str = "") -> ConfigError:
 
 def wrong_type(key: str, value: Any) -> ConfigError:
     """Return the error for a value of a type that the schema does not allow."""
-    parent, _, name = key.rpartition(".")
-    owner = class_at(parent)
-    words = _type_in_words(get_type_hints(owner).get(name) if owner else None)
+    words = _type_in_words(key)
     claim = f"neither {words.removesuffix(' or null')} nor null" if words.endswith(" or null") else f"not {words}"
     shown = "null" if value is None else value
     return ConfigError(f"{masked_override(f'{key}={shown}')} is {claim}.")
 
 
 def limits_in_words(key: str) -> str:
-    """Return the values that a key allows: `An integer or null, at least 1.`; '' if anything is allowed."""
-    parent, _, name = key.rpartition(".")
-    owner = class_at(parent)
-    known = {setting.name: setting for setting in dataclasses.fields(owner)} if owner else {}
-    if owner is None or name not in known:
-        return ""
-    limits = known[name].metadata.get("limits", Limits())
+    """Return the values that a key allows: `A whole number or null, at least 1.`; '' if anything is allowed."""
+    setting = setting_at(key)
+    limits = limits_of(setting) if setting else Limits()
     if limits.choices:
-        return f"Allowed: {', '.join(str(choice) for choice in limits.choices)}."
-    words = _type_in_words(get_type_hints(owner)[name])
-    if words not in (*_TYPES.values(), *(f"{text} or null" for text in _TYPES.values())):
+        return f"Allowed: {', '.join(_choices_in_words(limits))}."
+    words = "a whole number or auto" if limits.auto else _type_in_words(key)
+    if words in (_GROUP, _ANYTHING):
         return ""
     bounds = [f"at least {limits.minimum}"] if limits.minimum is not None else []
+    bounds += [f"at most {limits.maximum}"] if limits.maximum < MOST_COUNTED else []
     bounds += [f"more than {limits.above}"] if limits.above is not None else []
     bounds += [f"less than {limits.below}"] if limits.below is not None else []
     text = ", ".join([words, *bounds])
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _choices_in_words(limits: Limits) -> list[str]:
+    """Return the choices as a user writes them."""
+    return [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
 
 
 def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
@@ -133,7 +134,7 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
         raise ConfigError(f"{written('null' if value is None else repr(value))} is neither 'auto' nor a whole number.")
     for one in value if isinstance(value, list) else [value]:
         if limits.choices and one not in limits.choices:
-            choices = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
+            choices = _choices_in_words(limits)
             hint = did_you_mean(one, choices)
             raise ConfigError(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
     # The comparisons are written so that they refuse NaN, for which every comparison is false.
@@ -159,9 +160,10 @@ def _all_keys(cls: type, at: str) -> Iterator[str]:
             yield from _all_keys(hint, key)  # type: ignore[arg-type]
 
 
-def _type_in_words(hint: Any) -> str:
-    text = str(getattr(hint, "__name__", hint)) if hint in (int, float, bool, str) else str(hint)
+def _type_in_words(key: str) -> str:
+    setting = setting_at(key)
+    text = str(setting.type) if setting else ""
     for name, words in _TYPES.items():
         if text == name or text.startswith(f"{name} |"):
             return f"{words} or null" if "None" in text else words
-    return "a group of settings" if "dict" in text or dataclasses.is_dataclass(hint) else "allowed here"
+    return _GROUP if "dict" in text or class_at(key) else _ANYTHING

@@ -53,7 +53,8 @@ CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
 MAX_TASKS = 10_000
 """Largest number of tasks of one type, so that a typo does not fill the memory with addresses."""
 
-
+MOST_COUNTED = 2**31 - 1
+"""Largest number of things or of seconds: TensorFlow's loops and waits have 32 bits."""
 SEED_BITS = 31
 """Number of bits of the random seed that a run gets if `run.seed` is null."""
 
@@ -100,10 +101,8 @@ def _setting(
 
 
 def _count(default: Any, **limits: Any) -> Any:
-    """Declare a field for a number of things or of seconds. It has at most 32 bits, as TensorFlow's loops and waits
-    have.
-    """
-    return _setting(default, **{"maximum": 2**31 - 1, **limits})
+    """Declare a field for a number of things or of seconds."""
+    return _setting(default, **{"maximum": MOST_COUNTED, **limits})
 
 
 _APPLIES = "computes and applies its gradients itself, replica by replica"

@@ -81,6 +81,7 @@ def test_every_key_of_the_schema_is_in_a_file() -> None:
     tree = schema.to_tree(Config())
     for group in ("cluster", "run", "train", "eval", "checkpoint", "export", "predict", "sweep"):
         assert set(_leaves(_written(group, "default"))) == set(_leaves(tree[group])), group
+    assert set(_leaves(_written("input", "custom")["train"])) == set(_leaves(tree["input"]["train"]))
     assert set(_leaves(_written("tracking", "mlflow"))) == set(_leaves(tree["tracking"]))
     for name, options in STRATEGY_OPTIONS.items():
         assert set(_written("strategy", name)) == {"name", *options}

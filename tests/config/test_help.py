@@ -32,6 +32,10 @@ def test_a_key_is_told_in_full_with_its_default_and_what_it_takes(ask: Any) -> N
         "1.\n"
     )
     assert ask("-h", "train.nan").endswith("    Allowed: stop, rollback, ignore.\n")
+    assert ask("--help", "model.classic").endswith("    Allowed: auto, true, false.\n")
+    assert ask("--help", "cluster.num_workers").endswith("    A whole number, at least 1, at most 10000.\n")
+    assert ask("--help", "train.steps_per_loop").endswith("    A whole number or auto, at least 1.\n")
+    assert "input.train.options.autotune.cpu_budget=null\n" in ask("--help", "input.train.options")
     below = ask("--help", "train.early_stopping")
     assert (
         below.count("train.early_stopping.") >= 5 and "train.early_stopping.patience_evals=1\n    End after N" in below
