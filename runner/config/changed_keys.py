@@ -84,11 +84,6 @@ def update_saved(tree: DictConfig, file: str) -> None:
             warn(f"{file}: {key}={node._value()} is ignored, because this key was removed. {removed.instead}")
 
 
-def with_removed(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `tree`. For `runner.config.hydra`, which still calls it: `job_id` needs no tree of an earlier version."""
-    return tree
-
-
 def _take(tree: DictConfig, key: str) -> Any:
     """Remove the node at `key` from `tree`, with interpolations unresolved, and return it; None if there is none."""
     owner: Any = tree

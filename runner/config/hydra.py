@@ -386,7 +386,7 @@ def job_dir(*, _root_: DictConfig) -> str:
     if tree.get("command") == "dry_run":  # a dry run of a sweep lists the jobs, with the folders of its training jobs
         tree["command"] = "train_and_evaluate"
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
-    return job_id(changed_keys.with_removed(tree), reads_a_run=reads_a_run)
+    return job_id(tree, reads_a_run=reads_a_run)
 
 
 def check_groups(overrides: Sequence[str]) -> None:
