@@ -32,8 +32,8 @@ WITHOUT_TENSORFLOW = (
     "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
     "task.error_report", "task.prediction_files", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
     "classic.compat.check", "classic.compat.differences", "classic.compat.install", "classic.compat.installed_names",
-    "classic.compat.module_paths", "classic.compat.names", "classic.compat.source", "classic.compat.tf1_imports",
-    "classic.contrib.modules", "classic.contrib.names",
+    "classic.compat.estimator_paths", "classic.compat.names", "classic.compat.old_modules", "classic.compat.source",
+    "classic.compat.tf1_imports", "classic.contrib.names",
     "tf_private.tf_estimator",
 )  # fmt: skip
 

@@ -19,7 +19,8 @@ from unittest import mock
 
 from runner.tf_private.replaced import EnteredOnce
 
-_LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
+LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
+"""The package of tf_keras with the modules of `legacy_keras`."""
 
 
 def legacy_keras(part: str) -> Any:
@@ -31,7 +32,7 @@ def legacy_keras(part: str) -> Any:
     Raises:
       ModuleNotFoundError: tf_keras is not installed.
     """
-    return importlib.import_module(f"{_LEGACY}.{part}")
+    return importlib.import_module(f"{LEGACY}.{part}")
 
 
 @contextlib.contextmanager

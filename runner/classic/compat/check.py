@@ -13,9 +13,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from runner.classic.compat import module_paths, names, packages, python2
+from runner.classic.compat import estimator_paths, names, packages, python2
 from runner.classic.compat.differences import CHANGED, RULES, RUN_CONFIG, UNSUPPORTED, instead_of
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
+from runner.classic.compat.old_modules import space_of
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
 from runner.classic.contrib import names as contrib
@@ -147,7 +148,7 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
 
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
-    if module_paths.leads_to(use.name):
+    if _is_private_path(use.name):
         yield CHANGED, "a private module of tf.estimator: only names that are public under tf.estimator exist", use.said
     elif use.is_private:
         yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it", use.said
@@ -200,7 +201,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
     """Return the reason why the name does not exist; None if it does."""
     name = use.name
     top, _, rest = name.partition(".")
-    if module_paths.leads_to(name):
+    if _is_private_path(name):
         return None
     if top == "tensorflow_estimator":
         return "TensorFlow no longer has this package: use tf.estimator.* for its public names"
@@ -208,7 +209,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
         return None
     part, _, of_contrib = name.removeprefix(f"{V1}.").removeprefix("tensorflow.").partition(".")
     if part == "contrib":
-        return None if contrib.is_served(of_contrib) else contrib.instead_of(contrib.public(of_contrib))
+        return None if contrib.SPACE.serves(of_contrib) else contrib.instead_of(contrib.public(of_contrib))
     if use.is_private:
         instead = "use tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "use the public name"
         there = installed.has_private(name) or not installed.is_there
@@ -225,27 +226,25 @@ def _gone(use: Use, installed: Installed) -> str | None:
     return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
 
 
-_ESTIMATOR_MODULES = {
-    "tensorflow.estimator": names.NAMES,
-    f"{V1}.estimator": names.V1_NAMES,
-    "tensorflow.keras.estimator": names.KERAS_NAMES,
-    f"{V1}.keras.estimator": names.KERAS_NAMES,
-}
+def _is_private_path(name: str) -> bool:
+    """Report whether the dotted `name` is a private module of tf.estimator that can be imported, or a name in one."""
+    space, below = space_of(estimator_paths.SPACES, name) or (None, "")
+    return space is not None and space.serves(below)
 
 
 def _of_estimator(name: str) -> str | None:
     """Return the reason why a name under tf.estimator does not exist, "" if it does; None for other names."""
-    module = next((one for one in _ESTIMATOR_MODULES if f"{name}.".startswith(f"{one}.")), None)
-    if module is None:
+    space, rest = space_of(names.SPACES, name) or (None, "")
+    if space is None:
         return None
-    rest, table = name[len(module) + 1 :], _ESTIMATOR_MODULES[module]
     if rest in names.GONE:
         return names.GONE[rest]
-    if not rest or rest in OF_EVERY_MODULE or names.leads_to(table, rest):
+    if rest in OF_EVERY_MODULE or space.serves(rest):
         return ""
-    if names.leads_to(names.V1_NAMES, rest):
+    if names.V1_SPACE.serves(rest):
         return f"a name of TensorFlow 1: use tf.compat.v1.estimator.{rest}"
-    return f"tf.estimator never had this name.{did_you_mean(rest, table)}".removesuffix(".")
+    module, _, last = rest.rpartition(".")
+    return f"tf.estimator never had this name.{did_you_mean(last, space.listed(module))}".removesuffix(".")
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------

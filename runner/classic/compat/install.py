@@ -8,14 +8,15 @@ import importlib.abc
 import importlib.machinery
 import logging
 import os
+import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from runner.classic.compat import module_paths, names
-from runner.classic.contrib import modules as contrib
+from runner.classic.compat import estimator_paths, names, old_modules
+from runner.classic.contrib import names as contrib
 from runner.distribute.cluster import Cluster
 from runner.tf_private import legacy_keras, tf_estimator
 
@@ -58,45 +59,41 @@ def install() -> None:
     """Set the classic API's names on TensorFlow's modules: at once if a module is already imported, else on import."""
     if "tensorflow" not in sys.modules and legacy_keras.is_installed():
         os.environ.setdefault(legacy_keras.VARIABLE, "1")
-    later = {}
-    for name, put in _PUTS.items():
-        if name in sys.modules:
-            put(sys.modules[name])
-        else:
-            later[name] = put
-    for kind in (module_paths.ModulePaths, module_paths.NestedCompat):
-        if not any(isinstance(finder, kind) for finder in sys.meta_path):
-            sys.meta_path.insert(0, kind())
-    contrib.install()
-    if later and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(later))
+    sys.meta_path.insert(0, _finder)
+    if "tensorflow" in sys.modules:
+        _put_on_tensorflow(sys.modules["tensorflow"])
+    else:
+        sys.meta_path.insert(0, _AfterImport())
+
+
+_VERSIONS = re.compile(r"tensorflow(\._api\.v2)?\.compat\.(v[12]\.compat\.)*(?P<version>v[12])")
+"""Matches the names that `tf.compat.v1` and `tf.compat.v2` have in `sys.modules`, and their copies, such as
+`tf.compat.v1.compat.v1`, which TensorFlow loads as modules of their own."""
 
 
 def _put_on_tensorflow(tf: Any) -> None:
     tf_estimator.connect_the_coordinator_alone(tf.distribute.ParameterServerStrategy, _with_coordinator, _kept_local)
     _put_on_v2(tf)
-    _put_on_v2(tf.compat.v2)
-    _put_on_v1(tf.compat.v1)
-    _put_on_nested(tf.compat)
-    for at in ("tensorflow.estimator", "tensorflow.compat.v2.estimator"):
-        _make_importable(at, _V2)
+    tf_estimator.state_without_a_graph(tf.compat.v1.train.Optimizer)
+    for name in list(sys.modules):
+        if match := _VERSIONS.fullmatch(name):
+            version: Any = sys.modules[name]
+            (_put_on_v1 if match["version"] == "v1" else _put_on_v2)(version)
+            version.compat = tf.compat  # the copies that code has already imported must not lead to other copies
 
 
 def _put_on_v2(v2: Any) -> None:
-    v2.estimator = _V2
-    tf_estimator.put_on_keras(v2, "estimator", _KERAS)
+    v2.estimator = _finder.module("tensorflow.estimator")
+    tf_estimator.put_on_keras(v2, "estimator", _finder.module("tensorflow.keras.estimator"))
 
 
 def _put_on_v1(v1: Any) -> None:
-    v1.estimator = _V1
-    v1.contrib = contrib.root()
-    _make_importable("tensorflow.compat.v1.estimator", _V1)
-    tf_estimator.put_on_keras(v1, "estimator", _KERAS)
-    v1.layers = LegacyKeras("layers", "tf.layers")
-    v1.nn.rnn_cell = LegacyKeras("rnn_cell", "tf.nn.rnn_cell")
+    v1.estimator = _finder.module(f"{_V1}.estimator")
+    v1.contrib = _finder.module(contrib.ROOT)  # not tf.contrib: libraries would take this for TensorFlow 1
+    tf_estimator.put_on_keras(v1, "estimator", _finder.module("tensorflow.keras.estimator"))
+    v1.layers, v1.nn.rnn_cell = _finder.module(f"{_V1}.layers"), _finder.module(f"{_V1}.nn.rnn_cell")
     v1.tpu.CrossShardOptimizer = cross_shard_optimizer
     v1.train.ProfilerHook = profiler_hook
-    tf_estimator.state_without_a_graph(v1.train.Optimizer)
     _put_strategies(v1.distribute, sys.modules["tensorflow"].distribute)
     for name in _INITIALIZERS:
         setattr(v1, name, _where_sessions_are(getattr(v1, name)))
@@ -104,33 +101,6 @@ def _put_on_v1(v1: Any) -> None:
         setattr(v1, name, _as_in_a_graph(getattr(v1, name)))
     for name in SWITCHES:
         setattr(v1, name, _without_effect(name))
-    for name in ("distribute", "nn", "tpu", "train"):  # or importing them would replace them by another copy
-        sys.modules.setdefault(f"tensorflow.compat.v1.{name}", getattr(v1, name))
-
-
-def _put_on_nested(compat: Any) -> None:
-    """Replace nested modules such as `tf.compat.v1.compat.v2`, which TensorFlow loads as separate modules, by
-    `tf.compat.v1` and `tf.compat.v2`.
-
-    The classic API's names are also set on the separate modules, for code that has already imported them.
-    """
-    for name, nested in list(sys.modules.items()):
-        inner = module_paths.NESTED_PRIVATE.fullmatch(name)
-        if inner is None:
-            continue
-        if inner["version"] is None:
-            for version in ("v1", "v2"):
-                setattr(nested, version, getattr(compat, version))
-        else:
-            _PUTS[f"tensorflow.compat.{inner['version']}"](nested)
-            sys.modules[name] = getattr(compat, inner["version"])
-
-
-def _make_importable(at: str, module: Names) -> None:
-    """Make `from tensorflow.estimator import ...` and `from tensorflow.estimator.export import ...` work."""
-    sys.modules[at] = module
-    for name in module.modules():
-        _make_importable(f"{at}.{name}", getattr(module, name))
 
 
 def _put_strategies(old: Any, new: Any) -> None:
@@ -179,7 +149,9 @@ def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
 
 def profiler_hook(*args: Any, **kwargs: Any) -> Any:
     """Return a `runner.classic.hooks.ProfilerHook`. TensorFlow's own cannot be made outside of a graph."""
-    return names.lookup(names.NAMES, "ProfilerHook", "tf.train.ProfilerHook")(*args, **kwargs)
+    from runner.classic.hooks import ProfilerHook
+
+    return ProfilerHook(*args, **kwargs)
 
 
 def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,104 +201,37 @@ def _without_effect(name: str) -> Callable[[], None]:
     return said
 
 
-class Names(types.ModuleType):
-    """A module that imports the objects of its names when they are first used.
-
-    Args:
-      shown: the module's name as users write it.
-      table: name -> "module:attribute"; `export.ExportOutput` is a name in the submodule `export`.
-      prefix: prefix of those names in the table that belong to this module, such as `export.`.
-    """
-
-    def __init__(self, shown: str, table: Mapping[str, str], prefix: str = "") -> None:
-        super().__init__(shown, f"{shown} of TensorFlow 2.15, on the runner.")
-        self._table, self._prefix = table, prefix
-        self.__path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        full = f"{self._prefix}{name}"
-        shown = f"{self.__name__}.{name}"
-        if name in self.modules():
-            found: Any = Names(shown, self._table, f"{full}.")
-        else:
-            found = names.lookup(self._table, full, shown)
-        setattr(self, name, found)
-        return found
-
-    def modules(self) -> set[str]:
-        """Return the names of its submodules."""
-        own = (name.removeprefix(self._prefix) for name in (*self._table, *names.GONE) if name.startswith(self._prefix))
-        return {name.partition(".")[0] for name in own if "." in name}
-
-    def __dir__(self) -> list[str]:
-        own = [name.removeprefix(self._prefix) for name in self._table if name.startswith(self._prefix)]
-        return sorted({name.partition(".")[0] for name in own})
-
-
-class LegacyKeras(types.ModuleType):
-    """`tf.layers` or `tf.nn.rnn_cell`, from tf_keras. TensorFlow itself has it only with TF_USE_LEGACY_KERAS=1."""
-
-    def __init__(self, part: str, shown: str) -> None:
-        super().__init__(shown)
-        self._part = part
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__all__":
-            raise AttributeError(name)
-        return getattr(self._module(), name)
-
-    def __dir__(self) -> list[str]:
-        return dir(self._module())
-
-    def _module(self) -> Any:
-        try:
-            return tf_estimator.legacy_keras(self._part)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] != "tf_keras":
-                raise
-            raise ImportError(
-                f"{self.__name__} is part of Keras 2, the package tf_keras: pip install 'tf-runner[classic]'"
-            ) from None
-
-
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls functions for modules after their import, to set the classic API's names on them.
-
-    Args:
-      puts: module name -> function that is called with the module.
-    """
-
-    def __init__(self, puts: Mapping[str, Callable[[Any], None]]) -> None:
-        self._puts = dict(puts)
+    """Sets the classic API's names on TensorFlow after its import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        put = self._puts.get(fullname)  # finding a spec does not import the module
-        if put is None:
+        if fullname != "tensorflow":  # finding a spec does not import the module
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader.exec_module = functools.partial(_execute, spec.loader.exec_module, put)  # type: ignore[method-assign]
+            spec.loader.exec_module = functools.partial(_execute, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
 
 
-def _execute(execute: Callable[[types.ModuleType], None], put: Callable[[Any], None], module: types.ModuleType) -> None:
-    """Execute a module with `execute`, its loader's function; then set the classic API's names on it with `put`."""
+def _execute(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+    """Execute the module `tensorflow` with `execute`, its loader's function; then set the classic API's names on it."""
     with importing_tensorflow():
         execute(module)
-    put(sys.modules[module.__name__])  # TensorFlow replaces the module while it is imported
+    _put_on_tensorflow(sys.modules[module.__name__])  # TensorFlow replaces the module while it is imported
 
 
-_V2 = Names("tf.estimator", names.NAMES)
-_V1 = Names("tf.compat.v1.estimator", names.V1_NAMES)
-_KERAS = Names("tf.keras.estimator", names.KERAS_NAMES)
-
-# TensorFlow 2.21: `import tensorflow.compat.v1` loads the file of `tf.compat.v1` again, as a second module.
-_PUTS: Mapping[str, Callable[[Any], None]] = {
-    "tensorflow": _put_on_tensorflow,
-    "tensorflow.compat.v1": _put_on_v1,
-    "tensorflow.compat.v2": _put_on_v2,
-}
+_V1 = "tensorflow.compat.v1"
+_finder = old_modules.OldModules(
+    {
+        **names.SPACES,
+        **estimator_paths.SPACES,
+        contrib.ROOT: contrib.SPACE,
+        f"{_V1}.layers": old_modules.all_of(f"{tf_estimator.LEGACY}.layers"),
+        f"{_V1}.nn.rnn_cell": old_modules.all_of(f"{tf_estimator.LEGACY}.rnn_cell"),
+        # TensorFlow 2.21 loads the file of `tf.compat.v1` again, as a second module, for `import tensorflow.compat.v1`.
+        # With this space, each import below `tensorflow.compat` gives what `tf.compat` has under the name.
+        "tensorflow.compat": old_modules.all_of("tensorflow:compat", root="tensorflow:compat"),
+    }
+)

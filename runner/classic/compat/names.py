@@ -5,10 +5,10 @@ This module imports none of the runner's modules that it names, so it can be use
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Iterable, Mapping
 
+from runner.classic.compat.old_modules import MODULE, Space, modules_of, within
 from runner.config.error_messages import did_you_mean
 
 
@@ -94,31 +94,27 @@ GONE: Mapping[str, str] = {
 """Removed names -> what to do instead."""
 
 
-def leads_to(table: Mapping[str, str], name: str) -> bool:
-    """Report whether `name` is in the table, is a module of names in the table, or is an attribute of one of them."""
-    return any(f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}.") for one in table)
-
-
-def lookup(table: Mapping[str, str], name: str, shown: str) -> Any:
-    """Return the object of a public name.
-
-    Args:
-      table: name -> "module:attribute".
-      name: a name in the table.
-      shown: the name as the user wrote it, for messages.
-
-    Raises:
-      AttributeError: the name does not exist, or was removed; the message says what to use instead.
-    """
+def reason(table: Iterable[str], name: str, shown: str) -> str:
+    """Return the message about `name`, which is not in the table; `shown` is the name as users write it."""
     if name in GONE:
-        raise AttributeError(f"{shown} is not available: {GONE[name]}.")
-    if name not in table:
-        raise AttributeError(f"there is no {shown}.{did_you_mean(name, table)}")
-    module, _, attribute = table[name].partition(":")
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:  # a module that it imports is missing
-            raise
-        raise AttributeError(f"{shown} is not available: this version of the runner has no module {module}.") from None
-    return getattr(found, attribute)
+        return f"{shown} is not available: {GONE[name]}."
+    return f"there is no {shown}.{did_you_mean(name, table)}"
+
+
+def _space(table: Mapping[str, str]) -> Space:
+    modules = modules_of((*table, *GONE))
+    return Space(
+        lambda name: MODULE if name in modules else table.get(name),
+        functools.partial(reason, table),
+        functools.partial(within, table),
+    )
+
+
+V1_SPACE, _KERAS = _space(V1_NAMES), _space(KERAS_NAMES)
+SPACES: Mapping[str, Space] = {
+    "tensorflow.estimator": _space(NAMES),
+    "tensorflow.compat.v1.estimator": V1_SPACE,
+    "tensorflow.keras.estimator": _KERAS,
+    "tensorflow.compat.v1.keras.estimator": _KERAS,
+}
+"""Dotted name of tf.estimator -> what is below it."""

@@ -24,6 +24,7 @@ from typing import Any
 import runner
 from runner.classic.compat import install, names
 from runner.classic.compat.installed_names import Installed
+from runner.classic.compat.old_modules import space_of
 from runner.classic.compat.source import Use, uses
 from runner.config.source_names import V1
 
@@ -130,10 +131,9 @@ def _has_dimensions(tree: ast.AST) -> bool:
 
 def _has(installed: Installed, name: str) -> bool:
     """Report whether TensorFlow has or once had `name`, which is `tensorflow.compat.v1.x` or `tensorflow.x`."""
-    module, _, rest = name.rpartition("estimator.")
-    if module in ("tensorflow.", f"{V1}."):
-        table = names.V1_NAMES if module == f"{V1}." else names.NAMES
-        return names.leads_to(table, rest)
+    space, rest = space_of(names.SPACES, name) or (None, "")
+    if space is not None and rest:
+        return space.serves(rest)
     return installed.has(name) or name.startswith(f"{V1}.contrib.")
 
 

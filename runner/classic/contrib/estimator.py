@@ -9,39 +9,12 @@ import tensorflow as tf
 
 from runner.classic.estimator import Estimator
 from runner.classic.heads.base import Head
-from runner.classic.heads.classification import BinaryClassHead, MultiClassHead
-from runner.classic.heads.multi_head import MultiHead
-from runner.classic.heads.multi_label import MultiLabelHead
-from runner.classic.heads.regression import LogisticRegressionHead, PoissonRegressionHead, RegressionHead
+from runner.classic.heads.regression import PoissonRegressionHead, RegressionHead
 from runner.model_fn import EstimatorSpec
 
 v1 = tf.compat.v1
 
 _SUM_OVER_BATCH_SIZE = "sum_over_batch_size"
-
-
-def binary_classification_head(
-    weight_column: Any = None,
-    thresholds: Sequence[float] | None = None,
-    label_vocabulary: Sequence[Any] | None = None,
-    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
-    loss_fn: Callable[..., Any] | None = None,
-    name: str | None = None,
-) -> Head:
-    """Return `tf.estimator.BinaryClassHead`."""
-    return BinaryClassHead(weight_column, thresholds, label_vocabulary, loss_reduction, loss_fn, name)
-
-
-def multi_class_head(
-    n_classes: int,
-    weight_column: Any = None,
-    label_vocabulary: Sequence[Any] | None = None,
-    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
-    loss_fn: Callable[..., Any] | None = None,
-    name: str | None = None,
-) -> Head:
-    """Return `tf.estimator.MultiClassHead`."""
-    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction, loss_fn, name)
 
 
 def regression_head(
@@ -68,35 +41,6 @@ def poisson_regression_head(
         label_dimension=label_dimension, weight_column=weight_column, loss_reduction=loss_reduction,
         compute_full_loss=compute_full_loss, name=name,
     )  # fmt: skip
-
-
-def logistic_regression_head(
-    weight_column: Any = None, loss_reduction: str = _SUM_OVER_BATCH_SIZE, name: str | None = None
-) -> Head:
-    """Return `tf.estimator.LogisticRegressionHead`."""
-    return LogisticRegressionHead(weight_column=weight_column, loss_reduction=loss_reduction, name=name)
-
-
-def multi_label_head(
-    n_classes: int,
-    weight_column: Any = None,
-    thresholds: Sequence[float] | None = None,
-    label_vocabulary: Sequence[Any] | None = None,
-    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
-    loss_fn: Callable[..., Any] | None = None,
-    classes_for_class_based_metrics: Sequence[Any] | None = None,
-    name: str | None = None,
-) -> Head:
-    """Return `tf.estimator.MultiLabelHead`."""
-    return MultiLabelHead(
-        n_classes, weight_column, thresholds, label_vocabulary, loss_reduction, loss_fn,
-        classes_for_class_based_metrics, name,
-    )  # fmt: skip
-
-
-def multi_head(heads: Sequence[Head], head_weights: Sequence[float] | None = None) -> Head:
-    """Return `tf.estimator.MultiHead`."""
-    return MultiHead(heads, head_weights)
 
 
 class _Around(v1.train.Optimizer):  # type: ignore[name-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runner.classic.compat import names as estimator_names
+from runner.classic.compat.old_modules import MODULE, Space, modules_of, within
 from runner.config.error_messages import did_you_mean
 
 
@@ -121,7 +122,9 @@ NAMES: Mapping[str, str] = {
         DNNLinearCombinedEstimator LinearEstimator call_logit_fn=experimental.call_logit_fn
         dnn_logit_fn_builder=experimental.dnn_logit_fn_builder
         linear_logit_fn_builder=experimental.linear_logit_fn_builder
-        build_raw_supervised_input_receiver_fn=experimental.build_raw_supervised_input_receiver_fn""",
+        build_raw_supervised_input_receiver_fn=experimental.build_raw_supervised_input_receiver_fn
+        binary_classification_head=BinaryClassHead logistic_regression_head=LogisticRegressionHead multi_head=MultiHead
+        multi_class_head=MultiClassHead multi_label_head=MultiLabelHead""",
     ),
     **_of_estimator(
         "tpu",
@@ -196,9 +199,8 @@ NAMES: Mapping[str, str] = {
     **_at(
         "estimator",
         f"{_OURS}.estimator",
-        """TowerOptimizer binary_classification_head clip_gradients_by_norm export_all_saved_models forward_features
-        logistic_regression_head
-        multi_class_head multi_head multi_label_head poisson_regression_head regression_head replicate_model_fn""",
+        """TowerOptimizer clip_gradients_by_norm export_all_saved_models forward_features poisson_regression_head
+        regression_head replicate_model_fn""",
     ),
     **_at(
         "opt",
@@ -380,26 +382,15 @@ def public(name: str) -> str:
     return part if not last or (last in _PRIVATE_MODULES and f"{part}.{last}" not in NAMES) else f"{part}.{last}"
 
 
-def is_module(name: str) -> bool:
-    """Report whether the public name is a supported part of contrib, or a module in one."""
-    return not name or name in MODULES or name in _PARTS_OF_TENSORFLOW
-
-
-def place_of(name: str) -> str | None:
-    """Return "module:attribute" for a public name; None if the name is not supported."""
-    if name in NAMES:
-        return NAMES[name]
+def find(name: str) -> str | None:
+    """Return MODULE or "module:attribute" for a name below tf.contrib; None if it is not supported."""
+    name = public(name)
+    if name in MODULES:
+        return MODULE
     part, _, rest = name.partition(".")
     if part in _PARTS_OF_TENSORFLOW:
         return f"{_PARTS_OF_TENSORFLOW[part]}.{rest}".removesuffix(".")
-    return None
-
-
-def is_served(name: str) -> bool:
-    """Report whether `tf.contrib.<name>` is supported: a module, an object, or an attribute of one."""
-    parts = public(name).split(".")
-    beginnings = [".".join(parts[: end + 1]) for end in range(len(parts))]
-    return is_module(beginnings[-1]) or any(place_of(one) is not None for one in beginnings)
+    return NAMES.get(name)
 
 
 def instead_of(name: str) -> str:
@@ -408,17 +399,17 @@ def instead_of(name: str) -> str:
         if f"{name}.".startswith(f"{beginning}."):
             return text
     part, _, last = name.rpartition(".")
-    return did_you_mean(last, within(part)).strip() or "the runner does not have it"
+    return did_you_mean(last, within(NAMES, part)).strip() or "the runner does not have it"
 
 
-def within(module: str) -> list[str]:
-    """Return the names in a module, sorted."""
-    prefix = f"{module}." if module else ""
-    inside = (name.removeprefix(prefix) for name in NAMES if name.startswith(prefix))
-    return sorted({name.partition(".")[0] for name in inside})
+def _reason(name: str, shown: str) -> str:
+    instead = instead_of(public(name))
+    return f"{shown} is not available: {instead.removesuffix('.')}{'' if instead.endswith('?') else '.'}"
 
 
-MODULES: frozenset[str] = frozenset(
-    ".".join(name.split(".")[:end]) for name in NAMES for end in range(1, name.count(".") + 1)
-)
+MODULES = modules_of(NAMES)
 """The supported modules of tf.contrib, except those in _PARTS_OF_TENSORFLOW."""
+
+ROOT = "tensorflow.contrib"
+SPACE = Space(find, _reason, lambda module: within(NAMES, public(module)), is_refused_late=True)
+"""What is below `tensorflow.contrib`."""

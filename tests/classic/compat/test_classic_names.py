@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import runner.classic
 from runner.classic.compat import install, names
+from runner.classic.compat.old_modules import load
 
 v1 = tf.compat.v1
 
@@ -51,7 +52,7 @@ def test_every_public_name_of_2_15_is_there_or_says_what_to_use() -> None:
 
 @pytest.mark.parametrize("table", [names.NAMES, names.V1_NAMES, names.KERAS_NAMES])
 def test_every_name_leads_to_something(table: Mapping[str, str]) -> None:
-    assert [name for name in table if names.lookup(table, name, name) is None] == []
+    assert [name for name, place in table.items() if load(place, name) is None] == []
 
 
 def test_names_are_those_of_the_runner() -> None:
@@ -96,8 +97,10 @@ def test_layers_without_tf_keras_name_the_extra(monkeypatch: pytest.MonkeyPatch)
     for name in [name for name in sys.modules if name.split(".")[0] == "tf_keras"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tf_keras", None)
-    with pytest.raises(ImportError, match=r"tf\.layers is part of Keras 2.*pip install 'tf-runner\[classic\]'"):
-        install.LegacyKeras("layers", "tf.layers").dense  # noqa: B018
+    with pytest.raises(
+        ImportError, match=r"layers\.separable_conv1d needs.* tf_keras: pip install 'tf-runner\[classic\]'"
+    ):
+        v1.layers.separable_conv1d  # noqa: B018
 
 
 def test_switches_of_tf1_leave_the_engine_as_it_is_and_say_so_once(
@@ -143,8 +146,8 @@ def test_names_can_be_imported_from_nested_modules() -> None:
 
     assert (EstimatorSpec, estimator) == (v1.estimator.EstimatorSpec, tf.estimator)
     assert SessionRunHook is v1.train.SessionRunHook
-    spec = sys.modules["tensorflow.compat.v1"].__spec__
-    assert spec is not None and spec.name == "tensorflow.compat.v1"
+    module = sys.modules["tensorflow.compat.v1"]
+    assert module.__spec__ is not None and module.__spec__.name == module.__name__
 
 
 def test_placeholders_can_be_made_outside_of_a_graph_after_a_switch_of_tf1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +226,7 @@ def test_example_of_the_distribution_strategy_guide_runs_as_a_script(tmp_path: P
     assert result == "{'loss': 0.0, 'global_step': 50}"  # 100 batches, each step takes one for each of two replicas
     assert variables == "['dense/bias', 'dense/kernel', 'global_step']"
     assert predicted == "{'logits': array([1.], dtype=float32)}"
-    assert keras.startswith("tf_keras.src.layers") and keras.endswith("tf.keras.estimator")
+    assert keras.startswith("tf_keras.src.layers") and keras.endswith("tensorflow.keras.estimator")
     for line in ("loss = ", "step = 1", "Saving checkpoints for 50 into", "Loss for final step: ", "Saving dict for"):
         assert line in ran.stderr
 
@@ -262,7 +265,7 @@ def test_modules_that_were_not_public_give_what_was_public_elsewhere(name: str, 
 def test_modules_of_tf_estimator_can_be_imported(name: str) -> None:
     """`from tensorflow.estimator.export import ServingInputReceiver`."""
     parts = name.split(".")
-    assert sys.modules[".".join(parts[:-1])].__name__.endswith(parts[-2])
+    assert importlib.import_module(".".join(parts[:-1])).__name__.endswith(parts[-2])
     if "EmbeddingConfigSpec" in name:
         with pytest.raises(AttributeError, match=r"tf\.tpu\.experimental\.embedding"):
             found_at(name)
@@ -298,3 +301,20 @@ tf.estimator.RunConfig, tf.compat.v1.estimator.inputs
 """
     ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", ["keras.estimator", "compat.v1.layers", "compat.v1.nn.rnn_cell", "compat.v1"])
+def test_an_import_does_not_replace_what_was_put_on_tensorflow(name: str) -> None:
+    """TensorFlow and tf_keras have files of these names, which cannot train or are second modules."""
+    before = importlib.import_module("tensorflow")
+    for part in name.split("."):
+        before = getattr(before, part)
+    assert importlib.import_module(f"tensorflow.{name}") is before
+    if name == "keras.estimator":
+        assert tf.keras.estimator.model_to_estimator.__module__ == "runner.classic.model_to_estimator"
+
+
+def test_all_names_of_such_a_module_can_be_imported() -> None:
+    names_of: dict[str, Any] = {}
+    exec("from tensorflow.estimator import *\nfrom tensorflow_estimator.python.estimator.model_fn import *", names_of)
+    assert names_of["Estimator"] is tf.estimator.Estimator and "numpy_input_fn" in names_of

@@ -8,8 +8,8 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import runner.classic  # noqa: F401
+from runner.classic.compat.old_modules import NotServed
 from runner.classic.contrib import names
-from runner.classic.contrib.modules import NotServed
 
 pytest.importorskip("tf_slim", reason="the extra 'classic' brings it")
 
@@ -56,18 +56,18 @@ def test_an_import_of_what_is_not_served_is_refused_where_it_is_used() -> None:
     from tensorflow.contrib.learn import Experiment
     from tensorflow.contrib.learn.python.learn import learn_runner
 
-    says = "^tensorflow.contrib.learn.python.learn.learn_runner is not available: use tf.estimator.train_and_evaluate.$"
+    says = "^tf.contrib.learn.python.learn.learn_runner is not available: use tf.estimator.train_and_evaluate.$"
     with pytest.raises(NotServed, match=says):
         learn_runner.run(None)
-    with pytest.raises(NotServed, match="^tensorflow.contrib.gan is not available: use the package tensorflow_gan.$"):
+    with pytest.raises(NotServed, match="^tf.contrib.gan is not available: use the package tensorflow_gan.$"):
         gan.GANModel()
     with pytest.raises(NotServed, match="gan.python.losses is not available: use the package tensorflow_gan.$"):
         losses.wasserstein_generator_loss(None)
-    with pytest.raises(NotServed, match="^tensorflow.contrib.layers.nothing is not available: the runner does not"):
+    with pytest.raises(NotServed, match="^tf.contrib.layers.nothing is not available: the runner does not"):
         nothing()
-    with pytest.raises(NotServed, match=r"^tensorflow.contrib.learn.Experiment is not available: use .* EvalSpec\.$"):
+    with pytest.raises(NotServed, match=r"^tf.contrib.learn.Experiment is not available: use .* EvalSpec\.$"):
         Experiment(None)
-    with pytest.raises(NotServed, match="^tensorflow.contrib.learn.Experiment is not available"):
+    with pytest.raises(NotServed, match="^tf.contrib.learn.Experiment is not available"):
 
         class _Mine(Experiment):
             pass
@@ -82,7 +82,7 @@ def test_an_import_that_is_tried_fails_at_once() -> None:
         from tensorflow.contrib.framework import nothing
     except ImportError as error:
         nothing = str(error)
-    assert nothing == "tensorflow.contrib.framework.nothing is not available: the runner does not have it."
+    assert nothing == "tf.contrib.framework.nothing is not available: the runner does not have it."
 
 
 @pytest.mark.parametrize(("name", "is_served"), [
@@ -91,9 +91,9 @@ def test_an_import_that_is_tried_fails_at_once() -> None:
     ("rnn.python.ops.rnn_cell.NASCell", False),
 ])  # fmt: skip
 def test_the_table_answers_without_tensorflow(name: str, is_served: bool) -> None:
-    assert names.is_served(name) == is_served
+    assert names.SPACE.serves(name) == is_served
 
 
 def test_what_is_served_is_not_said_to_be_gone() -> None:
     for beginning, _ in names.GONE:
-        assert names.place_of(beginning) is None, beginning  # of a whole part: what it does not have
+        assert not names.SPACE.find(beginning), beginning  # of a whole part: what it does not have

@@ -1,0 +1,233 @@
+"""Modules that TensorFlow no longer has: one finder and one kind of module, which read tables of names.
+
+A `Space` says what is below one dotted name, such as `tensorflow.contrib`: for each name, that it is a module, the
+place where the object is today, or the reason why there is none. Nothing is imported before a name is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import importlib.abc
+import linecache
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any, NamedTuple
+
+from runner.tf_private import tf_estimator
+
+MODULE = ""
+"""The place of a name that is a module of its space."""
+
+
+class NotServed(AttributeError):
+    """Raised for a name that the runner does not support. The message says what to use instead."""
+
+
+class Space(NamedTuple):
+    """What is below a dotted name.
+
+    Attributes:
+      find: name below it ("" for itself) -> MODULE, "module:attribute", or None if there is no such name.
+      reason: (name below it, the name as users write it) -> the message about a name that does not exist.
+      listed: module below it -> the names in that module.
+      is_refused_late: an import of a name that does not exist succeeds, and the use of the name raises NotServed.
+    """
+
+    find: Callable[[str], str | None]
+    reason: Callable[[str, str], str]
+    listed: Callable[[str], list[str]]
+    is_refused_late: bool = False
+
+    def serves(self, name: str) -> bool:
+        """Report whether `name` is an object, an attribute of one, or a module that is not empty."""
+        parts = name.split(".")
+        beginnings = (".".join(parts[: end + 1]) for end in range(len(parts)))
+        return any(map(self.find, beginnings)) or (self.find(name) == MODULE and bool(self.listed(name)))
+
+
+def modules_of(names: Iterable[str]) -> frozenset[str]:
+    """Return the modules of dotted names: "" and `export` for `export.ExportOutput`."""
+    return frozenset(".".join(name.split(".")[:end]) for name in names for end in range(name.count(".") + 1))
+
+
+def within(names: Iterable[str], module: str) -> list[str]:
+    """Return what `module` contains of dotted `names`, sorted."""
+    prefix = f"{module}." if module else ""
+    return sorted({name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)})
+
+
+def all_of(place: str, root: str = MODULE) -> Space:
+    """Return the space of all names of the object at `place`, "module:attribute" or a module.
+
+    Args:
+      place: the place.
+      root: the place of the space itself. MODULE: a module that imports nothing before a name in it is used.
+    """
+    at = f"{place}." if ":" in place else f"{place}:"
+    return Space(
+        find=lambda name: f"{at}{name}" if name else root,
+        reason=lambda name, shown: f"there is no {shown}.",
+        listed=lambda below: [name for name in dir(load(place, place)) if not name.startswith("_")],
+    )
+
+
+def space_of(spaces: Mapping[str, Space], name: str) -> tuple[Space, str] | None:
+    """Return (the smallest of the spaces that has the dotted `name`, the name below it); None: no space has it."""
+    root = max((one for one in spaces if f"{name}.".startswith(f"{one}.")), key=len, default=None)
+    return None if root is None else (spaces[root], name.removeprefix(root).removeprefix("."))
+
+
+def load(place: str, shown: str) -> Any:
+    """Return the object at `place`, "module:attribute" or a module.
+
+    Raises:
+      ImportError: a package of the extra `classic` is not installed; the message has `shown`, the name as users write
+        it.
+    """
+    module, _, attribute = place.partition(":")
+    try:
+        if module.partition(".")[0] == "tf_slim":
+            tf_estimator.prepare_slim()
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("tf_slim", "tf_keras"):
+            raise
+        raise ImportError(f"{shown} needs the package {package}: pip install 'tf-runner[classic]'") from None
+    return functools.reduce(getattr, attribute.split("."), loaded) if attribute else loaded
+
+
+def _shown(name: str) -> str:
+    return f"tf.{name.removeprefix('tensorflow.')}" if name.startswith("tensorflow.") else name
+
+
+class OldModule(types.ModuleType):
+    """A module of a space. Its names are looked up when they are used."""
+
+    def __init__(self, name: str, space: Space, below: str) -> None:
+        super().__init__(name, "A module of an older TensorFlow, on the runner.")
+        self.__path__: list[str] = []  # or Python would refuse to import modules in it
+        self._space, self._below = space, below
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return dir(self)
+        if name.startswith("__"):  # libraries ask every module for `__file__` and the like
+            raise AttributeError(name)
+        below, whole = f"{self._below}.{name}".removeprefix("."), f"{self.__name__}.{name}"
+        place = self._space.find(below)
+        if place == MODULE:
+            return importlib.import_module(whole)
+        if place is None:
+            if sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+                # An import statement asks for the name. If it is in a `try`, it must raise, and not find the Refused
+                # that an earlier import left in sys.modules.
+                sys.modules.pop(whole, None)
+            raise NotServed(self._space.reason(below, _shown(whole)))
+        value = load(place, _shown(whole))
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Python sets an imported submodule on its parent. Do not set a Refused, so that `learn.Experiment` raises.
+        # `from tensorflow.contrib.learn import Experiment` finds the Refused in sys.modules.
+        if not isinstance(value, Refused):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return self._space.listed(self._below)
+
+
+class Refused(OldModule):
+    """The result of importing a name that does not exist. It raises NotServed when it is used, not when it is imported,
+    since scripts have many unused imports.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise self._refusal()
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        raise self._refusal()
+
+    def __mro_entries__(self, bases: Any) -> Any:
+        raise self._refusal()
+
+    def _refusal(self) -> NotServed:
+        return NotServed(self._space.reason(self._below, _shown(self.__name__)))
+
+
+class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the modules of spaces.
+
+    Args:
+      spaces: dotted name -> what is below it.
+    """
+
+    def __init__(self, spaces: Mapping[str, Space]) -> None:
+        self._spaces = spaces
+        self._modules: dict[str, OldModule] = {}
+
+    def module(self, name: str) -> OldModule:
+        """Return the module `name` of a space, always the same one. This imports neither it nor its parents."""
+        if name not in self._modules:
+            place = space_of(self._spaces, name)
+            assert place is not None
+            self._modules[name] = (OldModule if place[0].find(place[1]) == MODULE else Refused)(name, *place)
+        return self._modules[name]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        space, below = space_of(self._spaces, fullname) or (None, "")
+        if space is None:
+            return None
+        place, elsewhere = space.find(below), None
+        if place:
+            with contextlib.suppress(AttributeError):  # a space of all names also finds those that do not exist
+                value = load(place, _shown(fullname))
+                elsewhere = (value, value.__spec__) if isinstance(value, types.ModuleType) else None
+        if place != MODULE and elsewhere is None:
+            if not space.is_refused_late:
+                return None
+            if _is_tried():  # `from tensorflow.contrib import gan` would replace the message of a ModuleNotFoundError
+                raise ImportError(space.reason(below, _shown(fullname)), name=fullname)
+        return ModuleSpec(fullname, self, loader_state=elsewhere, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        return spec.loader_state[0] if spec.loader_state else self.module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Restore the spec of a module that exists elsewhere, which Python has replaced. There is nothing to execute:
+        names are looked up when they are used, and the other module's own loader has executed it.
+        """
+        assert module.__spec__ is not None
+        if module.__spec__.loader_state:
+            module.__spec__ = module.__spec__.loader_state[1]
+
+
+def _is_tried() -> bool:
+    """Report whether the import statement that is running is in a `try` with `except`, which handles import errors."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(
+        (__file__, importlib.__file__, "<frozen importlib")
+    ):
+        frame = frame.f_back
+    return frame is not None and frame.f_lineno in _tried_lines(frame.f_code.co_filename)
+
+
+@functools.lru_cache(maxsize=64)
+def _tried_lines(file: str) -> frozenset[int]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # written for another Python version
+        return frozenset()
+    tried = (node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers)
+    statements = (statement for node in tried for statement in node.body)
+    return frozenset(line for one in statements for line in range(one.lineno, (one.end_lineno or one.lineno) + 1))
