@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner import run_config
+from runner.classic.compat.differences import WITHOUT_EFFECT
 from runner.distribute.cluster import Cluster
 from runner.distribute.strategy import is_parameter_server
 from runner.distribute.tf_config import read_tf_config
@@ -20,20 +21,6 @@ from runner.distribute.tf_config import read_tf_config
 _log = logging.getLogger(__name__)
 
 _NOT_GIVEN: Any = object()
-
-_WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
-    "session_config": (
-        None,
-        "there is no session; tf.config sets threads, memory growth and soft placement, and so do run.memory_growth, "
-        "run.inter_op_threads and run.intra_op_threads with python -m runner",
-    ),
-    "device_fn": (None, "the strategy places variables and operations"),
-    "protocol": (None, "the servers of a cluster use grpc"),
-    "experimental_max_worker_delay_secs": (None, "workers start together"),
-    "session_creation_timeout_secs": (7200, "strategy.timeout_secs is how long workers wait for each other"),
-    "checkpoint_save_graph_def": (True, "checkpoints hold no graph"),
-}
-"""Argument that is accepted and has no effect -> (its default, the reason)."""
 
 _SERVERS = (
     "Start each process with the same TF_CONFIG as `python -m runner.classic --strategy parameter_server SCRIPT` (or "
@@ -54,7 +41,7 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 _AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
 
-_EXTRA = (*_WITHOUT_EFFECT, "tf_config")
+_EXTRA = (*WITHOUT_EFFECT, "tf_config")
 
 
 class RunConfig(run_config.RunConfig):
@@ -100,7 +87,7 @@ class RunConfig(run_config.RunConfig):
     ) -> None:
         given = locals()
         tf_config = os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config
-        for name, value in {**{name: given[name] for name in _WITHOUT_EFFECT}, "tf_config": tf_config}.items():
+        for name, value in {**{name: given[name] for name in WITHOUT_EFFECT}, "tf_config": tf_config}.items():
             is_allowed, allowed = _ALLOWED.get(name, (None, ""))
             if is_allowed and value is not None and not is_allowed(value):
                 raise ValueError(f"RunConfig({name}={value!r}): {allowed}.")
@@ -215,9 +202,9 @@ class RunConfig(run_config.RunConfig):
 
     def say_without_effect(self) -> None:
         """Warn about each argument that was given but has no effect."""
-        for name, (default, why) in _WITHOUT_EFFECT.items():
+        for name, (default, reason) in WITHOUT_EFFECT.items():
             if getattr(self, name) != default:
-                _log.warning("RunConfig(%s=...) has no effect: %s.", name, why)
+                _log.warning("RunConfig(%s=...) has no effect: %s.", name, reason)
 
     def say_who_evaluates(self) -> None:
         """Warn that the chief may evaluate as well, if this process is an evaluator that TF_CONFIG does not list."""

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from runner.estimator import estimator as engine
 from runner.estimator import train_and_evaluate as training
-from runner.estimator.specs import check_positive
 from runner.export.exporters import Exporter
 from runner.tf_private.tf_estimator import eagerly
 
@@ -38,12 +37,13 @@ class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks sa
         hooks: Sequence[Any] | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> TrainSpec:
-        _check("TrainSpec", input_fn, max_steps=max_steps)
+        hooks = _checked("TrainSpec", input_fn, hooks)
+        training.TrainSpec(input_fn, max_steps)  # which checks the number
         listeners = tuple(saving_listeners or ())
         for listener in listeners:
             if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
                 raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is not a CheckpointSaverListener.")
-        return super().__new__(cls, input_fn, max_steps, _hooks("TrainSpec", hooks), listeners)
+        return super().__new__(cls, input_fn, max_steps, hooks, listeners)
 
 
 class EvalSpec(
@@ -79,14 +79,17 @@ class EvalSpec(
         start_delay_secs: float = 120,
         throttle_secs: float = 600,
     ) -> EvalSpec:
-        _check("EvalSpec", input_fn, steps=steps)
+        hooks = _checked("EvalSpec", input_fn, hooks)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"EvalSpec(name={name!r}): it must be a str.")
-        for key, value in {"start_delay_secs": start_delay_secs, "throttle_secs": throttle_secs}.items():
-            if value < 0:
-                raise ValueError(f"EvalSpec({key}={value}): it must not be negative.")
-        given = _hooks("EvalSpec", hooks), _exporters(exporters)
-        return super().__new__(cls, input_fn, steps, name, *given, start_delay_secs, throttle_secs)
+        exporters = (
+            () if exporters is None else exporters if isinstance(exporters, list | tuple | set) else (exporters,)
+        )
+        for exporter in exporters:
+            if not isinstance(exporter, Exporter):
+                raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is not a tf.estimator.Exporter.")
+        checked = training.EvalSpec(input_fn, steps, name, (), start_delay_secs, throttle_secs, exporters=exporters)
+        return super().__new__(cls, input_fn, steps, name, hooks, checked.exporters, start_delay_secs, throttle_secs)
 
 
 @eagerly()
@@ -134,28 +137,12 @@ class _Recorded(Exporter):
         return self.last
 
 
-def _check(what: str, input_fn: Any, **steps: int | None) -> None:
+def _checked(what: str, input_fn: Any, hooks: Sequence[Any] | None) -> tuple[Any, ...]:
+    """Return the hooks of a spec as a tuple. Check those types for which tf.estimator raised TypeError."""
     if not callable(getattr(input_fn, "fn", input_fn)):
         raise TypeError(f"{what}(input_fn={input_fn!r}): it must be callable.")
-    check_positive(f"{what}({{}})", **steps)
-
-
-def _hooks(what: str, given: Sequence[Any] | None) -> tuple[Any, ...]:
-    for hook in given or ():
+    for hook in hooks or ():
         is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
         if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
             raise TypeError(f"{what}(hooks=...): {hook!r} is neither a SessionRunHook nor a runner.Hook.")
-    return tuple(given or ())
-
-
-def _exporters(given: Any) -> tuple[Any, ...]:
-    exporters = () if given is None else tuple(given) if isinstance(given, list | tuple | set) else (given,)
-    names = []
-    for exporter in exporters:
-        if not isinstance(exporter, Exporter):
-            raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is not a tf.estimator.Exporter.")
-        names.append(exporter.name)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"EvalSpec(exporters=...): several exporters have the name {', '.join(twice)}. Rename one.")
-    return exporters
+    return tuple(hooks or ())

@@ -79,7 +79,7 @@ def test_defaults_of_the_specs_are_those_of_2_15() -> None:
         (
             lambda: EvalSpec(batches(), exporters=[Exporter(), Exporter()]),
             ValueError,
-            "have the name mine",
+            "have the same name.*mine",
         ),
     ],
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from runner.classic.compat import install, names
 from runner.classic.compat.source import HOOK, INPUT_FN, MODEL_FN, SCRIPT
@@ -201,16 +202,23 @@ RULES: tuple[Rule, ...] = (
     Rule(CHANGED, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
 )
 
-_IGNORED = "has no effect here, with a warning"
+WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
+    "session_config": (
+        None,
+        "there is no session; tf.config sets threads, memory and devices, and so do run.memory_growth, "
+        "run.inter_op_threads and run.intra_op_threads",
+    ),
+    "device_fn": (None, "the strategy places variables"),
+    "protocol": (None, "servers speak gRPC"),
+    "session_creation_timeout_secs": (7200, "strategy.timeout_secs is how long workers wait for each other"),
+    "experimental_max_worker_delay_secs": (None, "workers begin together"),
+    "checkpoint_save_graph_def": (True, "no graph is written beside checkpoints"),
+}
+"""Argument that RunConfig accepts, with a warning -> (its default, the reason why it has no effect)."""
+
 RUN_CONFIG: Mapping[str, str] = {
-    "session_config": f"{_IGNORED}: there is no session; tf.config (or run.memory_growth, run.inter_op_threads, "
-    "run.intra_op_threads) sets threads, memory and devices",
-    "device_fn": f"{_IGNORED}: the strategy places variables",
-    "protocol": f"{_IGNORED}: servers speak gRPC",
-    "session_creation_timeout_secs": f"{_IGNORED}: strategy.timeout_secs is how long workers wait for each other",
-    "experimental_max_worker_delay_secs": f"{_IGNORED}: workers begin together",
+    **{name: f"has no effect here, with a warning: {reason}" for name, (_, reason) in WITHOUT_EFFECT.items()},
     "experimental_distribute": "there is no standalone client mode: give train_distribute= and eval_distribute=",
-    "checkpoint_save_graph_def": f"{_IGNORED}: no graph is written beside checkpoints",
 }
 """Argument of RunConfig that behaves differently -> text of the finding."""
 

@@ -16,7 +16,7 @@ import pytest
 
 from runner.classic.compat import check, install, names
 from runner.classic.compat.check import Finding, check_source
-from runner.classic.compat.differences import REMOVED, RULES, RUN_CONFIG
+from runner.classic.compat.differences import REMOVED, RULES, RUN_CONFIG, WITHOUT_EFFECT
 from runner.classic.compat.installed_names import Installed
 from runner.classic.compat.source import SCRIPT
 from runner.classic.contrib.names import GONE
@@ -504,10 +504,18 @@ def test_it_agrees_with_the_names_that_are_put_on_tensorflow() -> None:
         assert text_of(f"import tensorflow as tf\ntf.estimator.{name}", f"tf.estimator.{name}") == text
 
 
-def test_arguments_of_run_config_without_effect_are_those_that_it_logs() -> None:
-    from runner.classic import run_config
+def test_arguments_of_run_config_without_effect_are_those_that_it_logs(caplog: pytest.LogCaptureFixture) -> None:
+    import tensorflow as tf
 
-    assert {*RUN_CONFIG} == {*run_config._WITHOUT_EFFECT, "experimental_distribute"}
+    from runner.classic.run_config import RunConfig
+
+    given: dict[str, Any] = {
+        "session_config": tf.compat.v1.ConfigProto(), "device_fn": lambda op: "", "protocol": "grpc",
+        "experimental_max_worker_delay_secs": 1, "session_creation_timeout_secs": 1, "checkpoint_save_graph_def": False,
+    }  # fmt: skip
+    RunConfig(**given).say_without_effect()
+    assert [re.findall(r"RunConfig\((\w+)=", text)[0] for text in caplog.messages] == list(WITHOUT_EFFECT)
+    assert {*given} == {*WITHOUT_EFFECT} == {*RUN_CONFIG} - {"experimental_distribute"}
 
 
 def test_switches_without_effect_are_those_that_are_taken_over() -> None:
