@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from runner.classic.compat import names
-from runner.classic.premade import column_specs
+from runner.models import column_specs
 
 TEXT = (Path(__file__).parents[2] / "docs" / "how_to" / "premade.md").read_text()
 

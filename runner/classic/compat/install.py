@@ -149,9 +149,7 @@ def cross_shard_optimizer(opt: Any, *args: Any, **kwargs: Any) -> Any:
 
 def profiler_hook(*args: Any, **kwargs: Any) -> Any:
     """Return a `runner.classic.hooks.ProfilerHook`. TensorFlow's own cannot be made outside of a graph."""
-    from runner.classic.hooks import ProfilerHook
-
-    return ProfilerHook(*args, **kwargs)
+    return old_modules.load(names.NAMES["ProfilerHook"], "tf.train.ProfilerHook")(*args, **kwargs)
 
 
 def _where_sessions_are(initializer: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,11 +12,12 @@ import yaml
 
 from input_fns import breast_cancer
 from runner import Estimator, RunConfig
-from runner.classic import tabular
-from runner.classic.premade.column_specs import Columns
 from runner.classic.premade.layers import dense_features
+from runner.config import user_code
+from runner.models import tabular
+from runner.models.column_specs import Columns
 
-PARAMS = yaml.safe_load((Path(__file__).parents[3] / "conf" / "model" / "wide_deep.yaml").read_text())["params"]
+PARAMS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "wide_deep.yaml").read_text())["params"]
 
 
 def test_wide_and_deep_reaches_its_accuracy(tmp_path: Path) -> None:
@@ -65,3 +66,8 @@ def test_a_column_that_is_not_there_is_named_where_it_is_asked_for() -> None:
     columns = Columns({"radius": {"kind": "numeric"}})
     with pytest.raises(ValueError, match="model.params.wide: there is no column 'radios'. Did you mean 'radius'"):
         columns.chosen(["radios"], "model.params.wide")
+
+
+@pytest.mark.parametrize("name", ["linear", "dnn", "wide_deep"])
+def test_the_config_of_an_old_run_finds_its_model(name: str) -> None:
+    assert user_code.load("model.fn", f"runner.classic.tabular.{name}", "model_fn") is getattr(tabular, name)
