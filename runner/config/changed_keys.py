@@ -82,13 +82,14 @@ def rename_overrides(overrides: Iterable[str]) -> list[str]:
     return words
 
 
-def rename_in(tree: DictConfig) -> list[str]:
-    """Rename old keys in `tree`, and return a warning for each."""
+def rename_in(tree: DictConfig, at: str = "") -> list[str]:
+    """Rename old keys in `tree`, which stands at the group `at`, and return a warning for each."""
     warnings = []
     for old, new in RENAMED.items():
-        node = _take(tree, old)
+        inside = old.startswith(at) and new.startswith(at)
+        node = _take(tree, old.removeprefix(at)) if inside else None
         if node is not None:
-            OmegaConf.update(tree, new, node, force_add=True)
+            OmegaConf.update(tree, new.removeprefix(at), node, force_add=True)
             warnings.append(f"{old} is now called {new}. The old name works for one more minor version.")
     return warnings
 

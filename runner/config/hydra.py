@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import pickle
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from hydra._internal import config_loader_impl
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
-from hydra._internal.hydra import Hydra
+import hydra
+from hydra import initialize_config_dir, initialize_config_module
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.utils import get_args_parser
-from hydra.core import utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
@@ -35,14 +32,12 @@ from yaml import MarkedYAMLError
 
 import runner
 from runner.config import changed_keys, parsing, schema
-from runner.config.composed_files import ComposedFiles
 from runner.config.error_messages import did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.schema import ConfigError
 from runner.config.validation import is_url
 from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
-from runner.system.start_status import START_STATUS
 
 _PLUGINS = {
     "joblib": "hydra-joblib-launcher",
@@ -50,6 +45,9 @@ _PLUGINS = {
     "submitit_slurm": "hydra-submitit-launcher",
 }
 """Launcher -> the package that provides it."""
+
+VERSION: Mapping[str, str] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
+"""Hydra 1.4 no longer has other behaviours to choose from."""
 
 OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
 
@@ -105,15 +103,19 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
         return directory
 
     register_schema()
+    if VERSION:  # Hydra 1.3 copies its whole store for each look-up (0.55 s for --help), although `load` returns copies
+        ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+    register = OmegaConf.register_new_resolver if VERSION else OmegaConf.register_resolver  # of OmegaConf 2.3, 2.4
     if UsersConf not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(UsersConf)
+        Plugins.instance().register(UsersFiles)
     for name, resolver, is_cached in (
         ("new_name", lambda: secrets.token_hex(2), True),
         ("run_dir", run_dir, False),
         ("sweep_dir", sweep_dir, True),  # cached, so that jobs get the folder of the whole sweep
         ("job_dir", job_dir, False),
     ):
-        OmegaConf.register_new_resolver(name, resolver, use_cache=is_cached, replace=True)
+        register(name, resolver, use_cache=is_cached, replace=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +130,8 @@ class RefusedJob:
     reason: str
 
 
-def in_order(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with flags first: argparse expects `-m` and `--cfg job` before overrides.
+def in_order(words: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return a parsed command line, and its words with flags first, as argparse expects them: `-m`, `--cfg job`.
 
     Raises:
       ConfigError: a word that begins with dashes is no flag of Hydra, or has a value that the flag does not allow.
@@ -145,198 +147,135 @@ def in_order(words: Sequence[str]) -> list[str]:
         after = words[words.index(unknown[0]) + 1 :]
         value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else ""
         raise unknown_flag(unknown[0], value)
-    return [*(word for word in words if word not in args.overrides), *args.overrides]
+    return args, [*(word for word in words if word not in args.overrides), *args.overrides]
 
 
-class Composition:
-    """A context in which Hydra composes configs. It replaces some of Hydra's methods, and restores them at its end.
+@dataclasses.dataclass(frozen=True)
+class FailedJob:
+    """Returned by a job of a sweep that failed in another process. Raised there, Hydra would print its overrides."""
 
-    Args:
-      build_optuna: builds the sweeper of `hydra/sweeper=optuna`.
+    error: Exception
 
-    Attributes:
-      refused: folder -> RefusedJob, of the jobs whose configs were refused in other processes.
-      declared: the last composed config, as it was before the command line changed its values; None: nothing has been
-        composed in this process.
 
-    Raises:
-      RuntimeError: the context is entered while it is active.
+INFORMATION = ("help", "resolve", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
+"""Hydra's flags that only print something; Hydra itself answers them."""
+
+
+class Composer:
+    """Composes the configs of a command: by Hydra, once for each choice of groups; plain values are set on a copy.
+
+    It stands in for Hydra's ConfigLoader, so that sweepers and launchers compose their jobs with it.
     """
 
-    _is_under_way = False
+    def __init__(self, config_name: str) -> None:
+        self._name = config_name
+        self._loader = GlobalHydra.instance().config_loader()
+        self._bases: dict[tuple[str, ...], bytes] = {}
 
-    def __init__(self, build_optuna: Callable[[], Sweeper] | None = None) -> None:
-        self.declared: dict[str, Any] | None = None
-        self.refused: dict[Path, RefusedJob] = {}
-        self._warnings: set[str] = set()
-        self._mode: RunMode | None = None
-        self._composed: tuple[list[str], DictConfig | Exception | None] = ([], None)
-        self._build_optuna = build_optuna
-        self._sweeper: Any = None
-        self._files = ComposedFiles()
+    def __getattr__(self, name: str) -> Any:  # what sweepers and launchers use besides
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
-    @property
-    def num_jobs(self) -> int | None:
-        """Return the number of jobs of a sweep by Hydra's own sweeper; None: another sweeper runs, or none yet."""
-        batches = getattr(self._sweeper, "overrides", None)
-        return None if batches is None else sum(map(len, batches))
-
-    def __enter__(self) -> Composition:
-        if Composition._is_under_way:
-            raise RuntimeError("A config is already being composed, and Hydra's methods can be replaced only once.")
-        Composition._is_under_way = True
-        # For each of the 125 groups that --help lists, Hydra 1.3 copies its whole store (0.55 s), although `load`
-        # returns copies anyway. Remove this once Hydra no longer does that.
-        ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
-        self._load = load = ConfigLoaderImpl._load_single_config
-
-        def load_renamed(loader: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-            """Load a config file, with renamed keys under their new names."""
-            loaded = load(loader, default, repo)
-            renamed = changed_keys.rename_in(loaded.config) if isinstance(loaded.config, DictConfig) else []
-            for warning in (f"conf/{default.config_path}.yaml: {text}" for text in renamed):
-                if warning not in self._warnings:  # Hydra loads a file several times
-                    changed_keys.warn(warning)
-                self._warnings.add(warning)
-            return loaded
-
-        ConfigLoaderImpl._load_single_config = load_renamed  # type: ignore
-        self._create_list = config_loader_impl.create_defaults_list
-        config_loader_impl.create_defaults_list = functools.partial(self._files.defaults_list, self._create_list)
-        self._compose_files = compose_files = ConfigLoaderImpl._compose_config_from_defaults_list
-
-        def compose(loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-            return self._files.config(functools.partial(compose_files, loader), defaults, repo)
-
-        ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore
-        self._apply = apply = ConfigLoaderImpl._apply_overrides_to_config
-
-        def apply_noted(overrides: list[Override], cfg: DictConfig) -> None:
-            """Apply the command line, after storing the config without it in `declared`."""
-            self.declared = {  # without `hydra`, whose values depend on the overrides
-                str(name): OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
-                for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
-            }
-            self._mode = cfg.hydra.mode
-            apply(overrides, cfg)
-            if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
-                raise ConfigError("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
-            # A user's conf/runner.yaml may set it as well. Hydra would then write before the run has locked its folder,
-            # and its files would be readable by everybody.
-            cfg.hydra.output_subdir = None
-
-        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
-        self._get_mode = get_mode = Hydra.get_mode
-        self._load_configuration = load_configuration = ConfigLoaderImpl.load_configuration
-
-        def mode_from_files(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-            """Return the mode that a config file sets, or None, and keep the composed config for `load_composed`.
-
-            Hydra 1.3 composes each config twice: once to find its mode, and once more with the mode added to its
-            overrides. The second time takes a third of the time that a command needs to check its config.
-            """
-            if any(word.lstrip("+").startswith("hydra.mode=") for word in overrides):
-                return get_mode(hydra, config_name, overrides)
-            to_run = [*overrides, "hydra.mode=RUN"]
-            composed: DictConfig | Exception
-            try:
-                composed = hydra.compose_config(config_name, to_run, RunMode.RUN)
-            except Exception as error:  # perhaps no mistake in a sweep: several values of a key fail only in a run
-                composed = error
-            self._composed = (to_run, composed)
-            is_run = self._mode is None and not isinstance(composed, Exception)
-            return None if is_run else get_mode(hydra, config_name, overrides)
-
-        def load_composed(loader: ConfigLoaderImpl, **settings: Any) -> DictConfig:
-            to_run, composed = self._composed
-            if settings["overrides"] != to_run or composed is None:
-                return load_configuration(loader, **settings)
-            self._composed = ([], None)  # used once, because the run changes the config
-            if isinstance(composed, Exception):
-                raise composed
-            return composed
-
-        Hydra.get_mode = mode_from_files  # type: ignore[assignment, method-assign]
-        ConfigLoaderImpl.load_configuration = load_composed  # type: ignore[assignment, method-assign]
-        self._instantiate_sweeper = instantiate = Plugins.instantiate_sweeper
-
-        def instantiate_ours(plugins: Plugins, **settings: Any) -> Sweeper:
-            """Build the runner's own sweeper, which is not a Hydra plugin; any other sweeper is built by Hydra."""
-            self._files.is_on = True
-            target = str(settings["config"].hydra.sweeper._target_)
-            if target == OPTUNA and self._build_optuna is not None:
-                self._sweeper = self._build_optuna()
-                self._sweeper.setup(**settings)
-            elif "optuna" in target:
-                raise ConfigError(
-                    f"hydra.sweeper._target_={target} belongs to hydra-optuna-sweeper, which needs optuna<3 and "
-                    "always minimizes. Use hydra/sweeper=optuna instead: pip uninstall hydra-optuna-sweeper, "
-                    "pip install 'tf-runner[optuna]'."
-                )
-            else:
-                self._sweeper = instantiate(plugins, **settings)
-            sweeper: Sweeper = self._sweeper
-            return sweeper
-
-        Plugins.instantiate_sweeper = instantiate_ours  # type: ignore
-        # Hydra saves a note of a sweep that contains the config, so the file must at no time be readable by others.
-        self._save = OmegaConf.save
-        OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
-        self._launcher = launcher_of = Plugins.instantiate_launcher
-
-        def private_launcher(plugins: Plugins, *arguments: Any, **named: Any) -> Any:
-            config = named["config"] if "config" in named else arguments[-1]
-            _keep_private(config)
-            name = OmegaConf.select(config, "hydra.runtime.choices")["hydra/launcher"]
-            if name != "basic":  # its jobs run in processes without a progress line
-                START_STATUS.update(f"jobs run under hydra/launcher={name}")
-            return launcher_of(plugins, *arguments, **named)
-
-        Plugins.instantiate_launcher = private_launcher  # type: ignore
-        # Hydra prints the overrides, with their secrets, of a job that failed in another process.
-        self._return_value: Any = utils.JobReturn.return_value
-        utils.JobReturn.return_value = property(self._result_of, self._return_value.fset)  # type: ignore
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        Composition._is_under_way = False
-        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
-        ConfigLoaderImpl._load_single_config = self._load  # type: ignore
-        config_loader_impl.create_defaults_list = self._create_list
-        ConfigLoaderImpl._compose_config_from_defaults_list = self._compose_files  # type: ignore[method-assign]
-        Hydra.get_mode = self._get_mode  # type: ignore[method-assign]
-        ConfigLoaderImpl.load_configuration = self._load_configuration  # type: ignore[method-assign]
-        Plugins.instantiate_sweeper = self._instantiate_sweeper  # type: ignore
-        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
-        OmegaConf.save = staticmethod(self._save)  # type: ignore
-        Plugins.instantiate_launcher = self._launcher  # type: ignore[method-assign]
-        utils.JobReturn.return_value = self._return_value  # type: ignore[method-assign]
-
-    def _result_of(self, job: utils.JobReturn) -> Any:
-        """Return the value that a job returned; replaces Hydra's `JobReturn.return_value`.
-
-        Raises:
-          Exception: the error with which the job ended.
-        """
-        if job.status == utils.JobStatus.FAILED:
-            raise job._return_value
-        if isinstance(job._return_value, RefusedJob):
-            self.refused[job._return_value.folder] = job._return_value
-            return None
-        return job._return_value
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Restore Hydra's methods inside this context, in which a job runs that may use Hydra itself."""
-        self.__exit__()
+    def compose(self, words: Sequence[str], *, is_sweep: bool) -> DictConfig:
+        """Return the config of a run; or that of a sweep as a whole, if a flag or a config file asks for one."""
+        if is_sweep:
+            return self._load([*words, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
         try:
-            yield
-        finally:
-            self.__enter__()
+            config = self.job(words)
+        except ConfigCompositionException:  # several values of a key are a mistake in a run only
+            if any(one.is_sweep_override() for one in OverridesParser.create().parse_overrides(list(words))):
+                config = self._load(words, RunMode.MULTIRUN)
+                if config.hydra.mode == RunMode.MULTIRUN:
+                    return config
+            raise
+        if config.hydra.mode == RunMode.MULTIRUN:
+            return self._load(words, RunMode.MULTIRUN)
+        config.hydra.mode = RunMode.RUN
+        return config
+
+    def job(self, words: Sequence[str]) -> DictConfig:
+        """Return the config of a run or of one job."""
+        base, values = self._base_of(words)
+        try:
+            for override in values:
+                OmegaConf.update(base, str(override.key_or_group), override.value(), merge=True)
+        except (OmegaConfBaseException, AssertionError, TypeError):
+            return self._load(words, RunMode.RUN)  # which raises Hydra's own error
+        chosen: Any = OmegaConf.to_container(base.hydra.overrides.task, resolve=False)
+        given = {*chosen, *(str(override.input_line) for override in values)}
+        task = [word for word in words if word in given]
+        base.hydra.overrides.task = task
+        if VERSION:  # from Hydra 1.4 on computed when it is read
+            job = base.hydra.job
+            of_name = job.config.override_dirname
+            keyed = [word for word in task if word.lstrip("+").partition("=")[0] not in of_name.exclude_keys]
+            job.override_dirname = of_name.item_sep.join(sorted(keyed)).replace("=", of_name.kv_sep)
+        return base
+
+    def declared(self, words: Sequence[str]) -> dict[str, Any]:
+        """Return the config of the chosen groups, before the values on the command line changed it."""
+        base, _ = self._base_of(words)
+        return {str(name): _container(base._get_node(name)) for name in base if name != "hydra"}
+
+    def load_sweep_config(self, master: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        """Return the config of a job, as Hydra's method of this name does."""
+        config = self.job([*master.hydra.overrides.hydra, *overrides])
+        OmegaConf.copy_cache(from_config=master, to_config=config)
+        return config
+
+    def _base_of(self, words: Sequence[str]) -> tuple[DictConfig, list[Override]]:
+        """Return (config of the chosen groups, the overrides that set plain values)."""
+        parsed = OverridesParser.create().parse_overrides(list(words))
+        values = [one for one in parsed if _sets_a_value(one)]
+        chosen = tuple(str(one.input_line) for one in parsed if not _sets_a_value(one))
+        if chosen not in self._bases:
+            if len(self._bases) >= MOST_KEPT:
+                del self._bases[next(iter(self._bases))]
+            self._bases[chosen] = pickle.dumps(self._load(chosen, RunMode.RUN))
+        return pickle.loads(self._bases[chosen]), values
+
+    def _load(self, words: Sequence[str], mode: RunMode) -> DictConfig:
+        quiet = "hydra.output_subdir=null"  # Hydra would write there before the run has locked its folder
+        return self._loader.load_configuration(
+            self._name, [*(one for one in words if one != quiet), quiet], run_mode=mode
+        )
 
 
-def _keep_private(config: DictConfig) -> None:
-    """Restrict the folder in which submitit pickles jobs to its owner, because a job contains its config."""
+MOST_KEPT = 256
+"""Choices of groups that are kept at a time, 25 kB each."""
+
+
+def _sets_a_value(override: Override) -> bool:
+    """Report whether an override changes a value that exists, and neither a group nor Hydra's own settings."""
+    is_change = override.type == OverrideType.CHANGE and not override.is_sweep_override() and override.package is None
+    key = str(override.key_or_group)
+    return is_change and "." in key and "/" not in key and not override.is_hydra_override()
+
+
+def _container(node: Any) -> Any:
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+
+
+@contextlib.contextmanager
+def composer(arguments: Any) -> Iterator[Composer]:
+    """Yield a Composer for a parsed command line."""
+    UsersConf.further = arguments.config_dir
+    path = arguments.config_path or conf_path()
+    GlobalHydra.instance().clear()
+    settings: Any = {"job_name": "runner", **VERSION}
+    try:
+        if path.startswith("pkg://"):
+            initialize_config_module(path.removeprefix("pkg://"), **settings)
+        else:
+            initialize_config_dir(path, **settings)
+        yield Composer(arguments.config_name or "runner")
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def keep_private(config: DictConfig) -> None:
+    """Restrict the folder in which submitit pickles the jobs of a sweep to its owner: a job contains its config."""
     given = OmegaConf.select(config, "hydra.launcher.submitit_folder")
     if given:
         folder = Path(str(given).partition("%")[0])  # submitit replaces %j by the job's number
@@ -346,8 +285,10 @@ def _keep_private(config: DictConfig) -> None:
             folder.chmod(0o700)
 
 
-def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:
-    write_atomically(path, OmegaConf.to_yaml(config, resolve=resolve), mode=0o600)
+def write_privately(path: Path, config: DictConfig) -> None:
+    """Write the config of a sweep, which may contain secrets, to a file that at no time others can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, OmegaConf.to_yaml(config), mode=0o600)
 
 
 def conf_path() -> str:
@@ -358,16 +299,45 @@ def conf_path() -> str:
     return "pkg://runner.conf" if (package / "conf").is_dir() else str(package.parent / "conf")
 
 
+class UsersFiles(FileConfigSource):
+    """The files in the user's ./conf; renamed keys get their new names, with a warning."""
+
+    _warnings: ClassVar[set[str]] = set()
+
+    @staticmethod
+    def scheme() -> str:
+        return "conf"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        loaded = super().load_config(config_path)
+        name = config_path.removesuffix(".yaml")
+        package = loaded.header["package"] or name.rpartition("/")[0].replace("/", ".")
+        at = "" if package == "_global_" else f"{package}."
+        renamed = changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else []
+        for warning in {
+            f"conf/{name}.yaml: {text}" for text in renamed
+        } - self._warnings:  # Hydra loads a file several times
+            changed_keys.warn(warning)
+            self._warnings.add(warning)
+        return loaded
+
+
 class UsersConf(SearchPathPlugin):
     """Adds the user's `./conf` to Hydra's search path before the runner's.
 
     It may add options to every group, and its files take precedence over the runner's.
     """
 
+    further: str | None = None
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.further is not None:
+            if not Path(self.further).is_dir():
+                raise ConfigError(f"--config-dir={self.further}: there is no such folder.")
+            search_path.prepend("command-line", Path(self.further).absolute().as_uri())
         users = Path.cwd() / "conf"
         if users.is_dir() and not (Path(conf_path()).is_dir() and users.samefile(conf_path())):
-            search_path.prepend("your ./conf", users.as_uri())
+            search_path.prepend("your ./conf", f"conf://{users}")
 
 
 def run_dir(command: str, given: str | None, new: str) -> str:
@@ -578,9 +548,9 @@ def _in_defaults(said: str, argv: Sequence[str]) -> str | None:
     if match:
         line = f"'- override /{match[1]}: {match[2]}'"
         return f"{file}: write {line} in its defaults, because the group {match[1]!r} exists already."
-    if re.search(r"Could not override '[\w/]+@experiment\.", said):
+    if re.search(r"(?:override|Default for) '[\w/]+@experiment\.", said):  # in the words of Hydra 1.3 and 1.4
         return _without_package(file)
-    if match := re.search(r"Could not override 'experiment/([\w/]+)@", said):
+    if match := re.search(r"(?:Could not override|Default for) 'experiment/([\w/]+)@", said):
         return f"{file}: write '- override /{match[1]}: ...' in its defaults, with the slash."
     if match := re.search(r"In '(experiment/.+)': Could not find 'experiment/([\w/]+)/(\w+)'", said):
         file, group, name = match.groups()

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import parsing
 from runner.config.error_messages import did_you_mean
+from runner.config.hydra import write_privately
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, ConfigError
 from runner.launch.multirun import Multirun
@@ -96,7 +97,7 @@ class OptunaSweeper(Sweeper):
             study = _open_study(settings, directory, mode_of(config.sweep.metric or "eval/loss", config.sweep.mode))
             study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, study, seed)
             study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, study, seed)
-        OmegaConf.save(self._master, directory / "multirun.yaml")
+        write_privately(directory / "multirun.yaml", self._master)
         sweep = self._multirun.open(directory, config)
         left = self._take_up(study, sweep, settings.n_trials)
         self._multirun.total = settings.n_trials
