@@ -1,6 +1,6 @@
-"""The next TensorFlow: installs it, says which private names have moved, and runs tests on it. For `make canary`.
+"""The next TensorFlow and Hydra: installs them, and says which private names have moved. For `make canary`.
 
-python .ci/canary.py install              the newest pre-release of TensorFlow and Keras, and all else that tests need
+python .ci/canary.py install              the newest pre-releases of NEWEST, and all else that tests need
 python .ci/canary.py names                the private names of the bridge that are gone
 
 The tests themselves are run by pytest, as ever.
@@ -18,13 +18,13 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NEWEST = ("tensorflow", "keras")
+NEWEST = ("tensorflow", "keras", "hydra-core", "omegaconf")
 PINNED = ("tensorflow-serving-api", "tf-keras")
 """They demand the TensorFlow of our lock, but work with the next one: installed as locked, without dependencies."""
 
 
 def requirements() -> list[str]:
-    """Return what we, our extras and our tests depend on, with the newest TensorFlow and Keras, without PINNED."""
+    """Return what we, our extras and our tests depend on, with the newest of NEWEST, without PINNED."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     listed = [*project["dependencies"], *(one for name in ("classic", "optuna", "test") for one in extras[name])]

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 
-from runner.system.standard_streams import keep_saying
+from runner.config.help import answer
+from runner.system.standard_streams import keep_saying, say
 from runner.system.start_status import START_STATUS, is_for
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
     keep_saying()
+    try:
+        told = answer(sys.argv[1:])
+    except ValueError as error:
+        say(f"runner: {error}")
+        sys.exit(2)
+    if told:
+        print(told)
+        return
     if is_for(sys.argv[1:]):
         START_STATUS.show(
             "reading the config"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING, Any
 
 from runner.system.standard_streams import say
+
+if TYPE_CHECKING:  # imported where it is used, because `--help` needs the names of the keys only
+    from omegaconf import DictConfig
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ REMOVED: Mapping[str, Removed] = {
 }  # fmt: skip
 
 RENAMED: Mapping[str, str] = {}
-"""Old key -> new key. Remove an entry in the second minor version after the renaming."""
+"""Old key -> new key. Remove an entry in the second minor version after the renaming.
+
+In a user's config file of a group only keys that stay in the group are renamed.
+"""
 
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:
@@ -59,13 +63,16 @@ def rename_overrides(overrides: Iterable[str]) -> list[str]:
     return words
 
 
-def rename_in(tree: DictConfig) -> list[str]:
-    """Rename old keys in `tree`, and return a warning for each."""
+def rename_in(tree: DictConfig, at: str = "") -> list[str]:
+    """Rename old keys in `tree`, which stands at the group `at`, and return a warning for each."""
+    from omegaconf import OmegaConf
+
     warnings = []
     for old, new in RENAMED.items():
-        node = _take(tree, old)
+        inside = old.startswith(at) and new.startswith(at)
+        node = _take(tree, old.removeprefix(at)) if inside else None
         if node is not None:
-            OmegaConf.update(tree, new, node, force_add=True)
+            OmegaConf.update(tree, new.removeprefix(at), node, force_add=True)
             warnings.append(f"{old} is now called {new}. The old name works for one more minor version.")
     return warnings
 
@@ -86,6 +93,8 @@ def update_saved(tree: DictConfig, file: str) -> None:
 
 def _take(tree: DictConfig, key: str) -> Any:
     """Remove the node at `key` from `tree`, with interpolations unresolved, and return it; None if there is none."""
+    from omegaconf import DictConfig
+
     owner: Any = tree
     for part in key.split("."):
         # `keys`, because the schema raises an error for a key that it does not have.

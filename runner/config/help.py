@@ -1,6 +1,6 @@
-"""The texts of `--help KEY`, `--help GROUP`, `--help WORD` and `--version`, taken from the comments of `conf/`.
+"""The texts of `--help`, `--help` with a KEY, GROUP or WORD, and `--version`, taken from the comments of `conf/`.
 
-They need no composed config.
+They need no composed config, and no Hydra, whose import takes longer than the answer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import runner
-from runner.config.error_messages import did_you_mean, limits_in_words
-from runner.config.schema import ConfigError
 
 _SHOWN_PACKAGES = ("tensorflow", "keras", "mlflow", "hydra-core")
 
@@ -43,15 +41,34 @@ class Entry:
     def line(self) -> str:
         """The key, its value and the first sentence of its comment, in one line of 120 columns."""
         written = f"{self.key}={self.value}" if self.value else f"{self.key}: ..."
-        first = re.split(r"(?<=[.;])\s", self.comment, maxsplit=1)[0].rstrip(";")
-        return textwrap.shorten(f"{written}  {first}", 119, placeholder=" ...").replace(written, f"{written:<44}", 1)
+        first = re.split(r"(?<=[.])\s", self.comment, maxsplit=1)[0]
+        start = f"{written:<45}"
+        return start + textwrap.shorten(first, max(120 - len(start), 20), placeholder=" ...")
 
     @property
     def text(self) -> str:
         """The key, its value, the whole comment and its limits."""
+        from runner.config.error_messages import limits_in_words  # of the schema, which the lines do not need
+
         written = f"{self.key}={self.value}" if self.value else f"{self.key}:"
         said = [self.comment, *([limits_in_words(self.key)] if self.value else [])]
         return "\n".join([written, *(_filled(one) for one in said if one)])
+
+
+def answer(words: Sequence[str]) -> str:
+    """Return the answer to `--version`, `--help` and `--help KEY`; '' to everything else.
+
+    `--help train.max_steps=5` is Hydra's: it shows the config with this value.
+
+    Raises:
+      ConfigError: there is no such key.
+    """
+    if "--version" in words:
+        return version()
+    asked = [word for word in words if word not in ("--help", "-h")]
+    if len(asked) == len(words) or any("=" in word or word.startswith("-") for word in asked):
+        return ""
+    return help_on(asked) if asked else overview()
 
 
 def version() -> str:
@@ -60,6 +77,27 @@ def version() -> str:
 
     others = [f"{name} {metadata.version(name)}" for name in _SHOWN_PACKAGES]
     return f"tf-runner {runner.__version__} ({', '.join([*others, f'Python {platform.python_version()}'])})"
+
+
+def overview() -> str:
+    """Return the answer to `--help`: the groups and their options, and a line for each key of the default run."""
+    import yaml  # 20 ms, which no other answer needs
+
+    files = _files()
+    start = next(path for path in files if path.stem == "runner")
+    tree = yaml.safe_load(start.read_text())
+    chosen = {group: option for line in tree["defaults"] if isinstance(line, dict) for group, option in line.items()}
+    options = {group: [path.stem for path in files if path.parent.name == group] for group in sorted(_groups(files))}
+    entries = [entry for path in files if path == start or chosen.get(path.parent.name) == path.stem
+               for entry in entries_in(path)]  # fmt: skip
+    texts = tree["hydra"]["help"]
+    return "\n".join([
+        texts["header"], "Groups (group=option; the first is the default):",
+        *(f"  {group}: {', '.join(sorted(names, key=lambda name: (name != chosen.get(group), name)))}"
+          for group, names in options.items()),
+        "", "Keys of the default run (key=value):", *(entry.line for entry in entries), "",
+        texts["footer"].rstrip("\n"),
+    ])  # fmt: skip
 
 
 def help_on(words: Sequence[str]) -> str:
@@ -72,6 +110,9 @@ def help_on(words: Sequence[str]) -> str:
 
 
 def _help_on(word: str) -> str:
+    from runner.config.error_messages import did_you_mean
+    from runner.config.schema import ConfigError
+
     files = _files()
     entries = [entry for path in files for entry in entries_in(path)]
     options = [path for path in files if path.parent.name == word]

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+import pickle
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from hydra._internal import config_loader_impl
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
-from hydra._internal.hydra import Hydra
+import hydra
+from hydra import initialize_config_dir, initialize_config_module
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.utils import get_args_parser
-from hydra.core import utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
@@ -35,14 +32,12 @@ from yaml import MarkedYAMLError
 
 import runner
 from runner.config import changed_keys, parsing, schema
-from runner.config.composed_files import ComposedFiles
 from runner.config.error_messages import did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.schema import ConfigError
 from runner.config.validation import is_url
 from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
-from runner.system.start_status import START_STATUS
 
 _PLUGINS = {
     "joblib": "hydra-joblib-launcher",
@@ -51,9 +46,13 @@ _PLUGINS = {
 }
 """Launcher -> the package that provides it."""
 
+VERSION: Mapping[str, str] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
+"""Hydra 1.4 no longer has other behaviours to choose from."""
+
 OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
 
 
+@functools.cache
 def register_schema() -> None:
     """Register the schema with Hydra; `conf/runner.yaml` starts from it."""
     store = ConfigStore.instance().store
@@ -105,15 +104,19 @@ def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
         return directory
 
     register_schema()
+    if VERSION:  # Hydra 1.3 copies its whole store for each look-up (0.55 s for --help), although `load` returns copies
+        ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+    register: Any = OmegaConf.register_new_resolver if VERSION else OmegaConf.register_resolver  # of OmegaConf 2.4
     if UsersConf not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(UsersConf)
+        Plugins.instance().register(UsersFiles)
     for name, resolver, is_cached in (
         ("new_name", lambda: secrets.token_hex(2), True),
         ("run_dir", run_dir, False),
         ("sweep_dir", sweep_dir, True),  # cached, so that jobs get the folder of the whole sweep
         ("job_dir", job_dir, False),
     ):
-        OmegaConf.register_new_resolver(name, resolver, use_cache=is_cached, replace=True)
+        register(name, resolver, use_cache=is_cached, replace=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,8 +131,8 @@ class RefusedJob:
     reason: str
 
 
-def in_order(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with flags first: argparse expects `-m` and `--cfg job` before overrides.
+def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
+    """Return a command line as Hydra's argparse reads it, with `overrides`, and the words that are none: `--cfg job`.
 
     Raises:
       ConfigError: a word that begins with dashes is no flag of Hydra, or has a value that the flag does not allow.
@@ -145,198 +148,143 @@ def in_order(words: Sequence[str]) -> list[str]:
         after = words[words.index(unknown[0]) + 1 :]
         value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else ""
         raise unknown_flag(unknown[0], value)
-    return [*(word for word in words if word not in args.overrides), *args.overrides]
+    return args, [word for word in words if word not in args.overrides]
 
 
-class Composition:
-    """A context in which Hydra composes configs. It replaces some of Hydra's methods, and restores them at its end.
+@dataclasses.dataclass(frozen=True)
+class FailedJob:
+    """Returned by a job of a sweep that failed in another process. Raised there, Hydra would print its overrides."""
+
+    error: Exception
+
+
+INFORMATION = ("help", "resolve", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
+"""Flags with which Hydra only prints something, and does so itself."""
+
+MOST_KEPT = 256
+"""Choices of groups that are kept composed at a time, 25 kB each."""
+
+
+class Composer:
+    """Composes the configs of a command. Hydra does so once for each choice of groups; values are set on copies.
+
+    It stands in for Hydra's ConfigLoader, so that sweepers and launchers compose their jobs with it.
 
     Args:
-      build_optuna: builds the sweeper of `hydra/sweeper=optuna`.
-
-    Attributes:
-      refused: folder -> RefusedJob, of the jobs whose configs were refused in other processes.
-      declared: the last composed config, as it was before the command line changed its values; None: nothing has been
-        composed in this process.
-
-    Raises:
-      RuntimeError: the context is entered while it is active.
+      path: folder of the config files, or `pkg://` and a package; None: the runner's.
+      name: the file to start from.
+      further: folder of further config files, which take precedence (`--config-dir`).
     """
 
-    _is_under_way = False
+    def __init__(self, path: str | None = None, name: str | None = None, further: str | None = None) -> None:
+        path = path or conf_path()
+        settings: Any = {"job_name": "runner", **VERSION}
+        # Hydra is global, and a program that calls the runner may use it as well.
+        held = GlobalHydra.instance().hydra
+        GlobalHydra.instance().clear()
+        UsersConf.further = further
+        try:
+            if path.startswith("pkg://"):
+                initialize_config_module(path.removeprefix("pkg://"), **settings)
+            else:
+                initialize_config_dir(str(Path(path).absolute()), **settings)
+            self._loader = GlobalHydra.instance().config_loader()
+        finally:
+            GlobalHydra.instance().hydra = held
+        self._name = name or "runner"
+        self._bases: dict[tuple[str, ...], bytes] = {}
+        self._last: tuple[str, ...] = ()
 
-    def __init__(self, build_optuna: Callable[[], Sweeper] | None = None) -> None:
-        self.declared: dict[str, Any] | None = None
-        self.refused: dict[Path, RefusedJob] = {}
-        self._warnings: set[str] = set()
-        self._mode: RunMode | None = None
-        self._composed: tuple[list[str], DictConfig | Exception | None] = ([], None)
-        self._build_optuna = build_optuna
-        self._sweeper: Any = None
-        self._files = ComposedFiles()
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # while it is unpickled, in the process of another launcher
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def compose(self, words: Sequence[str], *, is_sweep: bool) -> DictConfig:
+        """Return the config of a run; or that of a sweep as a whole, if a flag or a config file asks for one."""
+        if is_sweep:
+            return self._load([*words, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+        try:
+            config = self.job(words)
+        except ConfigCompositionException:  # several values of a key are a mistake in a run only
+            if any(one.is_sweep_override() for one in OverridesParser.create().parse_overrides(list(words))):
+                config = self._load(words, RunMode.MULTIRUN)
+                if config.hydra.mode == RunMode.MULTIRUN:
+                    return config
+            raise
+        if config.hydra.mode == RunMode.MULTIRUN:
+            return self._load(words, RunMode.MULTIRUN)
+        config.hydra.mode = RunMode.RUN
+        return config
+
+    def job(self, words: Sequence[str]) -> DictConfig:
+        """Return the config of a run or of one job, equal to the one that Hydra composes."""
+        parsed = OverridesParser.create().parse_overrides(list(words))
+        # A value is set after the groups, but not before a word to the left that adds, deletes or merges keys.
+        first = max((number for number, one in enumerate(parsed, 1) if _changes_keys(one)), default=0)
+        values = [one for one in parsed[first:] if _sets_a_value(one)]
+        set_later = {id(one) for one in values}
+        self._last = tuple(str(one.input_line) for one in parsed if id(one) not in set_later)
+        base = self._base(self._last)
+        try:
+            for override in values:
+                OmegaConf.update(base, str(override.key_or_group), override.value(), merge=True)
+        except (OmegaConfBaseException, AssertionError):
+            return self._load(words, RunMode.RUN)  # which raises Hydra's own error
+        task = [str(one.input_line) for one in parsed if not one.is_hydra_override()]
+        base.hydra.overrides.task = task
+        if VERSION:  # from Hydra 1.4 on computed when it is read
+            job = base.hydra.job
+            of_name = job.config.override_dirname
+            keyed = [word for word in task if word.lstrip("+").partition("=")[0] not in of_name.exclude_keys]
+            job.override_dirname = of_name.item_sep.join(sorted(keyed)).replace("=", of_name.kv_sep)
+        return base
 
     @property
-    def num_jobs(self) -> int | None:
-        """Return the number of jobs of a sweep by Hydra's own sweeper; None: another sweeper runs, or none yet."""
-        batches = getattr(self._sweeper, "overrides", None)
-        return None if batches is None else sum(map(len, batches))
+    def declared(self) -> dict[str, Any]:
+        """The config of the last job, before values on its command line changed it."""
+        base = self._base(self._last)
+        nodes = {str(name): base._get_node(name) for name in base if name != "hydra"}
+        return {name: OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+                for name, node in nodes.items()}  # fmt: skip
 
-    def __enter__(self) -> Composition:
-        if Composition._is_under_way:
-            raise RuntimeError("A config is already being composed, and Hydra's methods can be replaced only once.")
-        Composition._is_under_way = True
-        # For each of the 125 groups that --help lists, Hydra 1.3 copies its whole store (0.55 s), although `load`
-        # returns copies anyway. Remove this once Hydra no longer does that.
-        ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
-        self._load = load = ConfigLoaderImpl._load_single_config
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> DictConfig:
+        """Return the config of a job of a sweep, as Hydra's method of this name does."""
+        config = self.job([*master_config.hydra.overrides.hydra, *sweep_overrides])
+        # The same folder and time for all jobs: Hydra keeps in the sweep's config what its resolvers returned.
+        OmegaConf.copy_cache(from_config=master_config, to_config=config)
+        return config
 
-        def load_renamed(loader: ConfigLoaderImpl, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-            """Load a config file, with renamed keys under their new names."""
-            loaded = load(loader, default, repo)
-            renamed = changed_keys.rename_in(loaded.config) if isinstance(loaded.config, DictConfig) else []
-            for warning in (f"conf/{default.config_path}.yaml: {text}" for text in renamed):
-                if warning not in self._warnings:  # Hydra loads a file several times
-                    changed_keys.warn(warning)
-                self._warnings.add(warning)
-            return loaded
+    def _base(self, words: tuple[str, ...]) -> DictConfig:
+        """Return what Hydra composes of `words`. The caller may change it."""
+        if words not in self._bases:
+            if len(self._bases) >= MOST_KEPT:
+                del self._bases[next(iter(self._bases))]
+            self._bases[words] = pickle.dumps(self._load(words, RunMode.RUN))
+        base: DictConfig = pickle.loads(self._bases[words])  # half the time of copy.deepcopy
+        return base
 
-        ConfigLoaderImpl._load_single_config = load_renamed  # type: ignore
-        self._create_list = config_loader_impl.create_defaults_list
-        config_loader_impl.create_defaults_list = functools.partial(self._files.defaults_list, self._create_list)
-        self._compose_files = compose_files = ConfigLoaderImpl._compose_config_from_defaults_list
-
-        def compose(loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-            return self._files.config(functools.partial(compose_files, loader), defaults, repo)
-
-        ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore
-        self._apply = apply = ConfigLoaderImpl._apply_overrides_to_config
-
-        def apply_noted(overrides: list[Override], cfg: DictConfig) -> None:
-            """Apply the command line, after storing the config without it in `declared`."""
-            self.declared = {  # without `hydra`, whose values depend on the overrides
-                str(name): OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
-                for name, node in ((name, cfg._get_node(name)) for name in cfg if name != "hydra")
-            }
-            self._mode = cfg.hydra.mode
-            apply(overrides, cfg)
-            if any(override.key_or_group == "hydra.output_subdir" for override in overrides):
-                raise ConfigError("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
-            # A user's conf/runner.yaml may set it as well. Hydra would then write before the run has locked its folder,
-            # and its files would be readable by everybody.
-            cfg.hydra.output_subdir = None
-
-        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_noted)  # type: ignore
-        self._get_mode = get_mode = Hydra.get_mode
-        self._load_configuration = load_configuration = ConfigLoaderImpl.load_configuration
-
-        def mode_from_files(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-            """Return the mode that a config file sets, or None, and keep the composed config for `load_composed`.
-
-            Hydra 1.3 composes each config twice: once to find its mode, and once more with the mode added to its
-            overrides. The second time takes a third of the time that a command needs to check its config.
-            """
-            if any(word.lstrip("+").startswith("hydra.mode=") for word in overrides):
-                return get_mode(hydra, config_name, overrides)
-            to_run = [*overrides, "hydra.mode=RUN"]
-            composed: DictConfig | Exception
-            try:
-                composed = hydra.compose_config(config_name, to_run, RunMode.RUN)
-            except Exception as error:  # perhaps no mistake in a sweep: several values of a key fail only in a run
-                composed = error
-            self._composed = (to_run, composed)
-            is_run = self._mode is None and not isinstance(composed, Exception)
-            return None if is_run else get_mode(hydra, config_name, overrides)
-
-        def load_composed(loader: ConfigLoaderImpl, **settings: Any) -> DictConfig:
-            to_run, composed = self._composed
-            if settings["overrides"] != to_run or composed is None:
-                return load_configuration(loader, **settings)
-            self._composed = ([], None)  # used once, because the run changes the config
-            if isinstance(composed, Exception):
-                raise composed
-            return composed
-
-        Hydra.get_mode = mode_from_files  # type: ignore[assignment, method-assign]
-        ConfigLoaderImpl.load_configuration = load_composed  # type: ignore[assignment, method-assign]
-        self._instantiate_sweeper = instantiate = Plugins.instantiate_sweeper
-
-        def instantiate_ours(plugins: Plugins, **settings: Any) -> Sweeper:
-            """Build the runner's own sweeper, which is not a Hydra plugin; any other sweeper is built by Hydra."""
-            self._files.is_on = True
-            target = str(settings["config"].hydra.sweeper._target_)
-            if target == OPTUNA and self._build_optuna is not None:
-                self._sweeper = self._build_optuna()
-                self._sweeper.setup(**settings)
-            elif "optuna" in target:
-                raise ConfigError(
-                    f"hydra.sweeper._target_={target} belongs to hydra-optuna-sweeper, which needs optuna<3 and "
-                    "always minimizes. Use hydra/sweeper=optuna instead: pip uninstall hydra-optuna-sweeper, "
-                    "pip install 'tf-runner[optuna]'."
-                )
-            else:
-                self._sweeper = instantiate(plugins, **settings)
-            sweeper: Sweeper = self._sweeper
-            return sweeper
-
-        Plugins.instantiate_sweeper = instantiate_ours  # type: ignore
-        # Hydra saves a note of a sweep that contains the config, so the file must at no time be readable by others.
-        self._save = OmegaConf.save
-        OmegaConf.save = staticmethod(lambda config, f, resolve=False: _write_privately(Path(f), config, resolve))  # type: ignore
-        self._launcher = launcher_of = Plugins.instantiate_launcher
-
-        def private_launcher(plugins: Plugins, *arguments: Any, **named: Any) -> Any:
-            config = named["config"] if "config" in named else arguments[-1]
-            _keep_private(config)
-            name = OmegaConf.select(config, "hydra.runtime.choices")["hydra/launcher"]
-            if name != "basic":  # its jobs run in processes without a progress line
-                START_STATUS.update(f"jobs run under hydra/launcher={name}")
-            return launcher_of(plugins, *arguments, **named)
-
-        Plugins.instantiate_launcher = private_launcher  # type: ignore
-        # Hydra prints the overrides, with their secrets, of a job that failed in another process.
-        self._return_value: Any = utils.JobReturn.return_value
-        utils.JobReturn.return_value = property(self._result_of, self._return_value.fset)  # type: ignore
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        Composition._is_under_way = False
-        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]
-        ConfigLoaderImpl._load_single_config = self._load  # type: ignore
-        config_loader_impl.create_defaults_list = self._create_list
-        ConfigLoaderImpl._compose_config_from_defaults_list = self._compose_files  # type: ignore[method-assign]
-        Hydra.get_mode = self._get_mode  # type: ignore[method-assign]
-        ConfigLoaderImpl.load_configuration = self._load_configuration  # type: ignore[method-assign]
-        Plugins.instantiate_sweeper = self._instantiate_sweeper  # type: ignore
-        ConfigLoaderImpl._apply_overrides_to_config = staticmethod(self._apply)  # type: ignore
-        OmegaConf.save = staticmethod(self._save)  # type: ignore
-        Plugins.instantiate_launcher = self._launcher  # type: ignore[method-assign]
-        utils.JobReturn.return_value = self._return_value  # type: ignore[method-assign]
-
-    def _result_of(self, job: utils.JobReturn) -> Any:
-        """Return the value that a job returned; replaces Hydra's `JobReturn.return_value`.
-
-        Raises:
-          Exception: the error with which the job ended.
-        """
-        if job.status == utils.JobStatus.FAILED:
-            raise job._return_value
-        if isinstance(job._return_value, RefusedJob):
-            self.refused[job._return_value.folder] = job._return_value
-            return None
-        return job._return_value
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Restore Hydra's methods inside this context, in which a job runs that may use Hydra itself."""
-        self.__exit__()
-        try:
-            yield
-        finally:
-            self.__enter__()
+    def _load(self, words: Sequence[str], mode: RunMode) -> DictConfig:
+        # Hydra would write its notes there before the run has locked its folder, readable by everybody.
+        quiet = "hydra.output_subdir=null"
+        return self._loader.load_configuration(
+            self._name, [*(word for word in words if word != quiet), quiet], run_mode=mode
+        )
 
 
-def _keep_private(config: DictConfig) -> None:
-    """Restrict the folder in which submitit pickles jobs to its owner, because a job contains its config."""
+def _sets_a_value(override: Override) -> bool:
+    """Report whether an override changes a value that exists, and neither a group nor Hydra's own settings."""
+    is_change = override.type == OverrideType.CHANGE and not override.is_sweep_override() and override.package is None
+    key = str(override.key_or_group)
+    return is_change and "." in key and "/" not in key and not override.is_hydra_override()
+
+
+def _changes_keys(override: Override) -> bool:
+    return override.type != OverrideType.CHANGE or isinstance(override.value(), dict)
+
+
+def keep_private(config: DictConfig) -> None:
+    """Restrict the folder in which submitit pickles the jobs of a sweep to its owner: a job contains its config."""
     given = OmegaConf.select(config, "hydra.launcher.submitit_folder")
     if given:
         folder = Path(str(given).partition("%")[0])  # submitit replaces %j by the job's number
@@ -346,8 +294,10 @@ def _keep_private(config: DictConfig) -> None:
             folder.chmod(0o700)
 
 
-def _write_privately(path: Path, config: Any, resolve: bool = False) -> None:
-    write_atomically(path, OmegaConf.to_yaml(config, resolve=resolve), mode=0o600)
+def write_privately(path: Path, config: DictConfig) -> None:
+    """Write the config of a sweep, which may contain secrets, to a file that at no time others can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, OmegaConf.to_yaml(config), mode=0o600)
 
 
 def conf_path() -> str:
@@ -358,16 +308,62 @@ def conf_path() -> str:
     return "pkg://runner.conf" if (package / "conf").is_dir() else str(package.parent / "conf")
 
 
+class UsersFiles(FileConfigSource):
+    """The files in the user's ./conf; renamed keys get their new names, with a warning."""
+
+    _warnings: ClassVar[set[str]] = set()
+
+    @staticmethod
+    def scheme() -> str:
+        return "conf"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        loaded = super().load_config(config_path)
+        name = config_path.removesuffix(".yaml")
+        package = loaded.header["package"] or name.rpartition("/")[0].replace("/", ".")
+        at = "" if package == "_global_" else f"{package}."
+        renamed = changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else []
+        for warning in {
+            f"conf/{name}.yaml: {text}" for text in renamed
+        } - self._warnings:  # Hydra loads a file several times
+            changed_keys.warn(warning)
+            self._warnings.add(warning)
+        return loaded
+
+
 class UsersConf(SearchPathPlugin):
     """Adds the user's `./conf` to Hydra's search path before the runner's.
 
     It may add options to every group, and its files take precedence over the runner's.
     """
 
+    further: str | None = None
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.further is not None:
+            if not Path(self.further).is_dir():
+                raise ConfigError(f"--config-dir={self.further}: there is no such folder.")
+            search_path.prepend("command-line", Path(self.further).absolute().as_uri())
         users = Path.cwd() / "conf"
         if users.is_dir() and not (Path(conf_path()).is_dir() and users.samefile(conf_path())):
-            search_path.prepend("your ./conf", users.as_uri())
+            search_path.prepend("your ./conf", f"conf://{users}")
+
+
+def file_with(key: str, choices: Mapping[str, Any]) -> Path | None:
+    """Return the user's file that sets `key`, `conf/train/default.yaml`; None: one of the runner's, or none, sets it.
+
+    Args:
+      key: the key.
+      choices: group -> chosen option.
+    """
+    group = key.partition(".")[0]
+    files = {f"experiment/{choices['experiment']}": "", "runner": "", f"{group}/{choices.get(group)}": f"{group}."}
+    for name, at in files.items():  # that which is merged last comes first
+        file = Path("conf", f"{name}.yaml")
+        found: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else None
+        if isinstance(found, dict) and key in schema.flatten(found, at):
+            return file
+    return None
 
 
 def run_dir(command: str, given: str | None, new: str) -> str:
@@ -405,14 +401,20 @@ def check_groups(overrides: Sequence[str]) -> None:
         value = override.value()
         options = value.list if isinstance(value, ChoiceSweep) else [value]
         listed = next((option for option in options if isinstance(option, list)), None)
-        if override.key_or_group not in groups or listed is None:
+        group = str(override.key_or_group)
+        if listed is None or not (group in groups or group == "experiment" or "/" in group):
             continue
-        group, names = str(override.key_or_group), [str(name) for name in listed]
+        names = [str(name) for name in listed]
+        written = f"{group}=[{','.join(names)}]"
+        if group not in groups:
+            if not all(isinstance(name, str | QuotedString) for name in listed):
+                raise ConfigError(f"{written}: a group takes the names of its files.")
+            continue
         if group == "tracking":
             write = f"Several trackers are tracking.backend=[{','.join(names)}]"
         else:
             write = f"Write {group}={names[0] if names else 'default'}; to try each, -m {group}={','.join(names)}"
-        raise ConfigError(f"{group}=[{','.join(names)}]: a run takes one option of the group {group!r}. {write}.")
+        raise ConfigError(f"{written}: a run takes one option of the group {group!r}. {write}.")
 
 
 # --- params: the command line may set only those that a group or an experiment declares ------------------------------
@@ -458,11 +460,11 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
     block = at.removesuffix(".params")
     # A named evaluation inherits the params of input.eval.
     blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]
-    function = next(filter(None, (_at(declared, f"{one}.fn") for one in blocks)), None)
-    given = next(filter(None, (_at(final, f"{one}.fn") for one in blocks)), None)
+    function = next(filter(None, (at_key(declared, f"{one}.fn") for one in blocks)), None)
+    given = next(filter(None, (at_key(final, f"{one}.fn") for one in blocks)), None)
     node: Any = {}
     for one in reversed(blocks):
-        node = {**node, **(_at(declared, f"{one}.params") or {})}
+        node = {**node, **(at_key(declared, f"{one}.params") or {})}
     if function != given or (path[0] in _HANDED_OVER and block != "model"):
         return
     for depth, name in enumerate(path):
@@ -488,7 +490,7 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _at(tree: Any, key: str) -> Any:
+def at_key(tree: Any, key: str) -> Any:
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
@@ -548,6 +550,8 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
         )
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
+        if {"-m", "--multirun"} & {*argv}:
+            return f"{override} has several values, and what is printed is one config. Give it one value."
         return f"{override} has several values. Add --multirun to try each of them, or write a list as [1,2]."
     if "does not support deletion" in str(cause):
         key = str(error).partition("~")[2]
@@ -578,9 +582,9 @@ def _in_defaults(said: str, argv: Sequence[str]) -> str | None:
     if match:
         line = f"'- override /{match[1]}: {match[2]}'"
         return f"{file}: write {line} in its defaults, because the group {match[1]!r} exists already."
-    if re.search(r"Could not override '[\w/]+@experiment\.", said):
+    if re.search(r"(?:override|Default for) '[\w/]+@experiment\.", said):  # in the words of Hydra 1.3 and 1.4
         return _without_package(file)
-    if match := re.search(r"Could not override 'experiment/([\w/]+)@", said):
+    if match := re.search(r"(?:Could not override|Default for) 'experiment/([\w/]+)@", said):
         return f"{file}: write '- override /{match[1]}: ...' in its defaults, with the slash."
     if match := re.search(r"In '(experiment/.+)': Could not find 'experiment/([\w/]+)/(\w+)'", said):
         file, group, name = match.groups()

@@ -176,7 +176,11 @@ def _check_limits(value: Any, at: str) -> None:
         if dataclasses.is_dataclass(found):
             _check_limits(found, key)
         elif found is not None or schema.limits_of(setting).auto:
-            check_limits(schema.limits_of(setting), found, f"{key}={{}}".format)
+            try:
+                check_limits(schema.limits_of(setting), found, f"{key}={{}}".format)
+            except ConfigError as error:
+                error.key = key
+                raise
 
 
 # --- run.debug ------------------------------------------------------------------------------------------------------

@@ -12,10 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from runner.config import changed_keys
 from runner.system.files import write_atomically
 from runner.system.redaction import secrets_of
@@ -60,7 +56,13 @@ SEED_BITS = 31
 
 
 class ConfigError(ValueError):
-    """A mistake in the config; the message names the key, the value, what is allowed and the nearest valid name."""
+    """A mistake in the config; the message names the key, the value, what is allowed and the nearest valid name.
+
+    Attributes:
+      key: the key whose value exceeds its limits; '': another mistake.
+    """
+
+    key = ""
 
 
 @dataclass(frozen=True)
@@ -676,6 +678,8 @@ def flatten(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 
 def as_yaml(tree: Mapping[str, Any]) -> str:
     """Return the text of a config file."""
+    from omegaconf import OmegaConf  # 50 ms, which `--help` of a key would wait for; in `read` as well
+
     return OmegaConf.to_yaml(OmegaConf.create(dict(tree)))
 
 
@@ -691,6 +695,10 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
       ConfigError: the file is damaged.
     """
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
     try:
         tree = OmegaConf.load(path)
         if isinstance(tree, DictConfig):

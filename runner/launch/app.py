@@ -10,45 +10,53 @@ import contextlib
 import dataclasses
 import functools
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import hydra
+from hydra._internal.callbacks import Callbacks
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.errors import HydraException
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from runner.config import changed_keys, model_source, parsing, saved_config, schema, strategy_validation, user_code
-from runner.config.help import help_on, version
 from runner.config.hydra import (
-    Composition,
+    INFORMATION,
+    OPTUNA,
+    VERSION,
+    Composer,
+    FailedJob,
     RefusedJob,
+    at_key,
     check_declared_params,
     check_groups,
     conf_path,
-    in_order,
+    file_with,
+    keep_private,
     prepare,
+    read_flags,
+    write_privately,
 )
 from runner.config.schema import Config, ConfigError
 from runner.config.user_code import UserCodeError
 from runner.distribute import cluster_resolver
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
-from runner.system.redaction import extend_secrets, mask_text, secrets_of, secrets_of_overrides
+from runner.system.redaction import extend_secrets, mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
 if TYPE_CHECKING:
-    from hydra.plugins.sweeper import Sweeper
-
     from runner.launch.multirun import Multirun
 
 MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
@@ -65,10 +73,6 @@ def run_command_line() -> int:
         return USER_ERROR
     words = sys.argv[1:]
     try:
-        answer = _answer(words)
-        if answer:
-            print(answer)
-            return FINISHED
         with command_of(words) as command:
             return command.run()
     except (HydraException, *MISTAKES) as error:
@@ -96,28 +100,16 @@ def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
     # With this variable Hydra raises its errors, and the runner reports them. Without it Hydra prints and exits with 1.
     os.environ[FULL_ERROR] = "1"
     try:
-        typed = changed_keys.rename_overrides(in_order(words))
+        arguments, flags = read_flags(words)
+        arguments.overrides = changed_keys.rename_overrides(arguments.overrides)
+        typed = [*flags, *arguments.overrides]  # argparse expects flags first
         sys.argv = [argv[0], *typed]
         with StopRequests() as stops:
-            yield CommandLine(Command(typed, env, stops))
+            yield CommandLine(Command(typed, env, stops), arguments)
     finally:
         sys.argv = argv
         if FULL_ERROR not in env:
             del os.environ[FULL_ERROR]
-
-
-def _answer(words: Sequence[str]) -> str:
-    """Return the answer to `--version` and `--help KEY`, which need no config; '' to everything else.
-
-    Raises:
-      ConfigError: there is no such key.
-    """
-    asked = [word for word in words if word not in ("--help", "-h")]
-    if "--version" in words:
-        return version()
-    if not asked or len(asked) == len(words) or any("=" in word or word.startswith("-") for word in asked):
-        return ""
-    return help_on(asked)
 
 
 class CommandLine:
@@ -131,13 +123,15 @@ class CommandLine:
       model_dir: folder of the run that was started last; None: no run was started.
     """
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, arguments: Any = None) -> None:
         self.command = command
+        self._arguments = arguments
         self.model_dir: Path | None = None
         self.code = FINISHED
         self._called = False
         self._sweep_dir = ""
-        self._composition: Composition | None = None
+        self._composer: Composer | None = None  # as in the process of another launcher
+        self._sweeper: Any = None
         self._error: Exception | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,13 +154,11 @@ class CommandLine:
             if self._sweep_dir and self.multirun.only_lists:
                 _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
             elif self._sweep_dir:
-                for job in self._composition.refused.values() if self._composition else ():
-                    self.multirun.refuse(job.folder, job.name, job.reason)
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
                 self.code = max(self.code, self.multirun.code)
         return self.code
 
-    def run_job(self, composed: DictConfig) -> float | RefusedJob | None:
+    def run_job(self, composed: DictConfig) -> float | RefusedJob | FailedJob | None:
         """Check the composed config of a job, and run the job under a supervisor.
 
         Returns:
@@ -175,24 +167,19 @@ class CommandLine:
         self._called = True
         if self._error is not None:  # the sweep failed in an earlier job, so no further job is run
             return None
-        # `declared` is None in another launcher's process, because Hydra itself composes the config there.
-        with self._composition.paused() if self._composition else contextlib.nullcontext():
-            try:
-                return self._run_job(composed)
-            except Exception as error:
-                if self.command.is_copy:
-                    raise
-                # Kept instead of raised, because Hydra would print the overrides with their secrets.
-                self._error, self.command.failed = error, True
-                return None
+        try:
+            return self._run_job(composed)
+        except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
+            if self.command.is_copy:
+                return FailedJob(error)
+            self._error, self.command.failed = error, True
+            return None
 
     def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
         hydra_config = HydraConfig.get()
         directory = Path(hydra_config.runtime.output_dir)
         is_sweep = hydra_config.mode == RunMode.MULTIRUN
         overrides: Any = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
-        if is_sweep:
-            _hide_notes(composed, [Path(hydra_config.sweep.dir) / "multirun.yaml"])
         notes = {  # in Hydra's format; Hydra itself would write them before the folder is locked
             "config.yaml": OmegaConf.to_yaml(composed),
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
@@ -201,21 +188,27 @@ class CommandLine:
         if is_sweep:  # also if it was set as hydra.sweep.dir
             self._sweep_dir = str(hydra_config.sweep.dir)
             self.multirun.only_lists = composed.get("command") == "dry_run"
+            batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
+            self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
         try:
             if hydra_config.job.chdir:
                 raise ConfigError(
                     "hydra.job.chdir=true is not supported, because a run stays in the directory where it was started. "
                     "Remove it."
                 )
-            declared = self._composition.declared if self._composition else None
-            config = _checked(composed, directory, overrides, self.command.env, declared, is_sweep=is_sweep)
+            declared = self._composer.declared if self._composer else None
+            try:
+                config = _checked(composed, directory, overrides, self.command.env, declared, is_sweep=is_sweep)
+            except ConfigError as error:
+                file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
+                if file and declared and OmegaConf.select(composed, error.key) == at_key(declared, error.key):
+                    raise ConfigError(f"{file}: {error}") from error
+                raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
                 from runner.launch.multirun import SweepJob
 
                 name = self._name_of_job(hydra_config, overrides)
                 job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides], notes)
-                if self._composition and self.multirun.total is None:
-                    self.multirun.total = self._composition.num_jobs
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
                 self._list_job(hydra_config, overrides, directory)
@@ -257,7 +250,7 @@ class CommandLine:
         from runner.tracking.run_record import RunRecord
 
         status = RunRecord.read(directory).training or "not started"
-        total = f"/{self._composition.num_jobs}" if self._composition else ""
+        total = f"/{self.multirun.total}" if self.multirun.total else ""
         name = self._name_of_job(hydra_config, [text for text in overrides if text != "command=dry_run"])
         print(f"job {hydra_config.job.num + 1}{total}: {name} ({status}, {console.relative(directory)})", flush=True)
         _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
@@ -267,36 +260,88 @@ class CommandLine:
 
         return name_of_job(self.command.argv, overrides, hydra_config.sweeper.get("params") or ())
 
-    def _build_sweeper(self) -> Sweeper:
-        from runner.launch.optuna_sweeper import OptunaSweeper
-
-        return OptunaSweeper(self.multirun)
-
     def _compose(self) -> None:
-        """Let Hydra compose the config of each job, make its folder and call `run_job`."""
+        """Compose the config of each job, make its folder and call `run_job`."""
+        given = self._arguments
         check_groups(self.command.argv)
         prepare(lambda directory: setattr(self, "_sweep_dir", directory))
+        if any(word.lstrip("+~").startswith("hydra.output_subdir") for word in given.overrides):
+            raise ConfigError("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
         try:
-            with Composition(self._build_sweeper) as composition:
-                self._composition = composition
-                hydra.main(version_base="1.3", config_path=conf_path(), config_name="runner")(self.run_job)()
+            if any(getattr(given, name, None) for name in INFORMATION):
+                sys.argv.append("hydra.output_subdir=null")
+                hydra.main(**VERSION, config_path=conf_path(), config_name="runner")(self.run_job)()
+                return
+            self._composer = Composer(given.config_path, given.config_name, given.config_dir)
+            self._launch(self._composer.compose(given.overrides, is_sweep=given.multirun))
             if self._error is not None:
                 raise self._error
-        except (OSError, AssertionError, ValueError, TypeError) as error:
+        except (OSError, AssertionError, ValueError) as error:
             if self._called or isinstance(error, HydraException | ConfigError):
                 raise
             if isinstance(error, OSError):
                 reason = f"cannot make the output directory: {error}. Choose another model_dir."
-            elif isinstance(error, AssertionError):  # Hydra 1.3.8 raises this for a key below one that is null
+            elif str(error).startswith("Unexpected type"):  # of OmegaConf 2.3
                 reason = f"cannot compose {' '.join(self.command.argv)}: a key is set below a key that is null."
+            elif isinstance(error, AssertionError):
+                raise
             elif str(error).startswith("Config group override"):
                 reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
-            elif isinstance(error, ValueError):  # flags that cannot be combined: --resolve alone, --multirun --cfg job
+            else:  # flags that cannot be combined: --resolve alone, --multirun --cfg job
                 reason = f"{error}."
-            else:  # Hydra 1.3.8 raises this for a group that is set to a number
-                lists = [word for word in self.command.argv if re.match(r"[\w/@]+=\[", word)]
-                reason = f"cannot compose {' '.join(lists or self.command.argv)}: a group takes the names of its files."
             raise ConfigError(reason) from error
+
+    def _launch(self, config: DictConfig) -> None:
+        """Run the one job of `config`, or its sweep, in the order of Hydra's own `main`."""
+        configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+        callbacks = Callbacks(config)
+        context = HydraContext(config_loader=self._composer, callbacks=callbacks)  # type: ignore[arg-type]
+        if config.hydra.mode == RunMode.RUN:
+            callbacks.on_run_start(config=config, config_name="runner")
+            job = run_job(self.run_job, config, "hydra.run.dir", None, context)
+            callbacks.on_run_end(config=config, config_name="runner", job_return=job)
+            return
+        callbacks.on_multirun_start(config=config, config_name="runner")
+        keep_private(config)  # before a sweeper builds its launcher
+        launcher_name = config.hydra.runtime.choices["hydra/launcher"]
+        if launcher_name != "basic":  # its jobs run in processes without a progress line
+            START_STATUS.update(f"jobs run under hydra/launcher={launcher_name}")
+        settings: Any = {"hydra_context": context, "task_function": self.run_job, "config": config}
+        target = str(config.hydra.sweeper._target_)
+        if target == OPTUNA:  # no plugin in `hydra_plugins`: every Hydra app on the machine would import it
+            from runner.launch.optuna_sweeper import OptunaSweeper
+
+            self._sweeper = OptunaSweeper(self.multirun)
+            self._sweeper.setup(**settings)
+        elif "optuna" in target:
+            raise ConfigError(
+                f"hydra.sweeper._target_={target} belongs to hydra-optuna-sweeper, which needs optuna<3 and "
+                "always minimizes. Use hydra/sweeper=optuna instead: pip uninstall hydra-optuna-sweeper, "
+                "pip install 'tf-runner[optuna]'."
+            )
+        else:
+            write_privately(Path(config.hydra.sweep.dir) / "multirun.yaml", config)  # a sweeper writes over it
+            self._sweeper = Plugins.instance().instantiate_sweeper(**settings)
+        launcher = self._sweeper.launcher
+        self._sweeper.launcher = SimpleNamespace(launch=functools.partial(self._launched, launcher))
+        self._sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
+        callbacks.on_multirun_end(config=config, config_name="runner")
+
+    def _launched(self, launcher: Any, *arguments: Any, **settings: Any) -> Sequence[JobReturn]:
+        """Let Hydra's launcher run jobs, and take note of those that failed or were refused in other processes.
+
+        Raises:
+          Exception: the error with which a job ended.
+        """
+        jobs: Sequence[JobReturn] = launcher.launch(*arguments, **settings)
+        for job in jobs:
+            returned = job.return_value
+            if isinstance(returned, FailedJob):
+                raise returned.error
+            if isinstance(returned, RefusedJob):
+                self.multirun.refuse(returned.folder, returned.name, returned.reason)
+                job.return_value = None
+        return jobs
 
 
 def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> int:
@@ -404,13 +449,6 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep:
             f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}), whose tasks "
             "share one folder. Set the same model_dir for all of them, on shared storage."
         )
-
-
-def _hide_notes(composed: DictConfig, notes: Sequence[Path]) -> None:
-    """Make Hydra's notes of a job readable only by their owner if they contain a secret."""
-    if secrets_of(OmegaConf.to_container(composed, resolve=False)):
-        for path in filter(Path.exists, notes):
-            path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _remove_if_unused(directory: Path, cwd: Path, *notes: str) -> None:

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import parsing
 from runner.config.error_messages import did_you_mean
+from runner.config.hydra import write_privately
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, ConfigError
 from runner.launch.multirun import Multirun
@@ -62,7 +63,7 @@ class OptunaSweeper(Sweeper):
         """Store what Hydra has composed, and build the launcher."""
         self._context, self._hydra = hydra_context, config.hydra
         self._master = config
-        self._launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+        self.launcher: Any = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
         self._is_basic = config.hydra.runtime.choices["hydra/launcher"] == "basic"
 
     def sweep(self, arguments: list[str]) -> None:
@@ -96,7 +97,7 @@ class OptunaSweeper(Sweeper):
             study = _open_study(settings, directory, mode_of(config.sweep.metric or "eval/loss", config.sweep.mode))
             study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, study, seed)
             study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, study, seed)
-        OmegaConf.save(self._master, directory / "multirun.yaml")
+        write_privately(directory / "multirun.yaml", self._master)
         sweep = self._multirun.open(directory, config)
         left = self._take_up(study, sweep, settings.n_trials)
         self._multirun.total = settings.n_trials
@@ -206,7 +207,7 @@ class OptunaSweeper(Sweeper):
             self._multirun.judges[first] = _Judge(trials[0])
         jobs = [[*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
         launched = []
-        for trial, returned in zip(trials, self._launcher.launch(jobs, initial_job_idx=first), strict=True):
+        for trial, returned in zip(trials, self.launcher.launch(jobs, initial_job_idx=first), strict=True):
             of_job: Any = returned.hydra_cfg
             folder = Path(str(of_job.hydra.runtime.output_dir)).name
             launched.append((trial, self._multirun.pending.pop(folder, _completed()), folder))

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra.core.config_store import ConfigStore
 
 from runner.config import schema
 from runner.config.changed_keys import REMOVED, RENAMED
-from runner.config.hydra import Composition
 from runner.launch import app
 from tests.support.tiers import slow_but
 
@@ -154,20 +152,3 @@ def test_a_renamed_key_in_an_old_run_is_read_in_silence(tmp_path: Path, capsys: 
     write(tmp_path / "config.yaml", "train:\n  num_steps: 9\n")
     assert schema.read(tmp_path / "config.yaml") == {"train": {"max_steps": 9}}
     assert capsys.readouterr().err == ""
-
-
-def test_methods_of_hydra_are_replaced_only_while_it_composes() -> None:
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    def methods() -> tuple[Any, Any]:
-        return getattr(ConfigStore, "__deepcopy__", None), ConfigLoaderImpl._load_single_config
-
-    before = methods()
-    with Composition() as composition:
-        assert methods()[0] is not None and methods()[1] is not before[1]
-        with composition.paused():
-            assert methods() == before
-        with pytest.raises(RuntimeError, match="already being composed"), Composition():
-            pass
-        assert methods()[1] is not before[1]
-    assert methods() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -13,8 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from runner.config import hydra, parsing, schema
@@ -31,15 +30,17 @@ OPTIONS = sorted(
 EXPERIMENTS = sorted(path.stem for path in CONF.glob("experiment/*.yaml"))
 
 
+@functools.cache
+def composer(cwd: Path) -> hydra.Composer:
+    hydra.prepare()
+    return hydra.Composer(str(CONF))
+
+
 def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     """What Hydra makes of the command line `overrides`, resolved."""
-    hydra.register_schema()
-    GlobalHydra.instance().clear()
-    with (
-        hydra.Composition(),
-        initialize_config_dir(str(CONF), version_base="1.3"),
-    ):  # without it Hydra takes thrice as long
-        return OmegaConf.to_container(compose("runner", list(overrides)), resolve=True)  # type: ignore[return-value]
+    config = composer(Path.cwd()).job(overrides)
+    ours = OmegaConf.masked_copy(config, [str(name) for name in config if name != "hydra"])
+    return OmegaConf.to_container(ours, resolve=True)  # type: ignore[return-value]
 
 
 def parsed(*overrides: str) -> Config:
@@ -261,6 +262,10 @@ BAD = [
     # in Hydra's own words once, with a traceback
     (["--resolve"], "runner: The --resolve flag can only be used in conjunction with --cfg or --help."),
     (["--multirun", "--cfg", "job"], "runner: Only one of --run, --multirun, --cfg, --info and"),
+    (["-m", "run.seed=1,2", "--help"], "run.seed=1,2 has several values, and what is printed is one config."),
+    (["experiment=[1]"], "experiment=[1]: a group takes the names of its files."),
+    (["hydra/launcher=[1]"], "hydra/launcher=[1]: a group takes the names of its files."),
+    (["input.eval=null", "input.eval.x=3"], "input.eval.x=3"),
     (["strategy=[1,2]"], "strategy=[1,2]: a run takes one option of the group 'strategy'."),
     (["train.max_steps=5", "train.max_steps=abc"], "train.max_steps=abc is neither a whole number nor null."),
     (["train.max_steps=abc", "train.max_steps=5"], "train.max_steps=abc is neither a whole number nor null."),
@@ -604,11 +609,10 @@ REFUSE_ALL = """
 import contextlib, gc, io, json, os, pathlib, sys
 import yaml
 yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
-from hydra._internal.hydra import Hydra
-Hydra.get_mode = lambda *arguments, **settings: None  # composes all once more, to find that nothing sets hydra.mode
-from runner.launch import app
+from runner.launch import app, supervisor
 
 gc.disable()  # a tenth of the time, for 50 MB
+supervisor.run = None  # a config that is accepted fails, and does not train here
 results = []
 for number, arguments in enumerate(json.load(sys.stdin)):
     pathlib.Path(str(number)).mkdir()
@@ -845,8 +849,8 @@ def test_questions_about_the_config_are_answered(flags: list[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fn: [a\n", "/conf/model/mine.yaml, line 2: expected ',' or ']', but got '<stream end>'."),
-        ("fn:\tx\n", "/conf/model/mine.yaml, line 1: found character '\\t' that cannot start any token."),
+        ("fn: [a\n", "/conf/model/mine.yaml, line 2: "),
+        ("fn: a: b\n", "/conf/model/mine.yaml, line 1: "),
         ("- a\n", "conf/model/mine.yaml holds no keys with values."),
     ],
 )
@@ -857,7 +861,7 @@ def test_a_damaged_file_of_the_users_is_named_with_its_line(
     (tmp_path / "conf" / "model" / "mine.yaml").write_text(text)
     result = command_line("model=mine", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr.startswith("runner: ") and result.stderr.endswith(f"{message}\n")
+    assert result.stderr.startswith("runner: ") and message in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.processes

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
 from hydra.errors import MissingConfigException
-from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 
 from runner.config import hydra, saved_config
@@ -64,6 +63,30 @@ def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path) ->
     write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: many\n")
     said = ask(cwd=tmp_path)
     assert said == "runner: conf/train/default.yaml: train.max_steps=many is neither a whole number nor null.\n"
+    write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: 0\n")
+    write(tmp_path / "conf" / "experiment" / "night.yaml", "# @package _global_\nrun: {seed: -4}\n")
+    for words, file, key in (
+        ([], "conf/train/default.yaml: ", "train.max_steps=0"),
+        (["train.max_steps=-1"], "", "train.max_steps=-1"),
+        (["train.max_steps=1", "experiment=night"], "conf/experiment/night.yaml: ", "run.seed=-4"),
+        (["train.max_steps=1", "experiment=night", "run.seed=-5"], "", "run.seed=-5"),
+    ):
+        assert ask(*words, cwd=tmp_path).startswith(f"runner: {file}{key} must be at least ")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [("runner strategy=mir", "strategy=mirrored"), ("runner train.max_st", "train.max_steps="),
+     ("runner experiment=nig", "experiment=night")],
+)  # fmt: skip
+def test_a_shell_completes_groups_keys_and_the_users_own_options(
+    line: str, offered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "conf" / "experiment" / "night.yaml", "# @package _global_\ntrain:\n  max_steps: 9\n")
+    monkeypatch.setitem(ENV, "COMP_LINE", line)
+    monkeypatch.setitem(ENV, "COMP_POINT", str(len(line)))
+    assert ask("-sc", "query=bash", cwd=tmp_path) == f"{offered}\n"
 
 
 EXPERIMENTS = [
@@ -109,33 +132,29 @@ def test_a_mistake_in_an_experiment_file_says_the_line_to_write(
 def compositions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Overrides of each config that Hydra composes from now on."""
     composed: list[list[str]] = []
-    load = ConfigLoaderImpl._load_configuration_impl
+    load = ConfigLoaderImpl.load_configuration
 
-    def noted(loader: ConfigLoaderImpl, **settings: Any) -> Any:
-        composed.append(list(settings["overrides"]))
-        return load(loader, **settings)
+    def noted(loader: ConfigLoaderImpl, config_name: Any, overrides: list[str], *more: Any, **settings: Any) -> Any:
+        composed.append(list(overrides))
+        return load(loader, config_name, overrides, *more, **settings)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", noted)
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", noted)
     monkeypatch.chdir(tmp_path)
     return composed
 
 
-def test_a_run_is_composed_once_and_gets_the_config_that_hydra_composes(
-    compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[tuple[Config, dict[str, str]]] = []
+def test_a_run_is_composed_once(compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Config] = []
 
-    def run(config: Config, *arguments: Any, notes: dict[str, str], **settings: Any) -> int:
-        given.append((config, notes))
+    def run(config: Config, *arguments: Any, **settings: Any) -> int:
+        given.append(config)
         return 0
 
     monkeypatch.setattr("runner.launch.supervisor.run", run)
-    for words in (["model_dir=x", "run.seed=3"], ["model_dir=x", "run.seed=3", "hydra.mode=RUN"]):  # Hydra's own way
-        monkeypatch.setattr(sys, "argv", ["runner", *words])
-        assert app.run_command_line() == 0
-    assert compositions[0] == ["model_dir=x", "run.seed=3", "hydra.mode=RUN"]
-    assert len(compositions) == 3
-    assert given[0] == given[1] and given[0][0].run.seed == 3
+    monkeypatch.setattr(sys, "argv", ["runner", "model_dir=x", "run.seed=3"])
+    assert app.run_command_line() == 0
+    assert compositions == [["model_dir=x", "hydra.output_subdir=null"]]
+    assert given[0].run.seed == 3
 
 
 @pytest.mark.parametrize("asked", ["in a file", "on the command line"])
@@ -156,11 +175,14 @@ CHOICES = [
     ["model.params.learning_rate=0.2", "run.seed=4"],
     ["+model.params.new=[1,2]", "~model.params.learning_rate"],
     ["+input.train.params.nested={a:{b:1}}", "++train.max_steps=7", "model_dir=${run.seed}"],
+    ["train.max_steps=5", "++train.max_steps=7"],
+    ["++train.max_steps=7", "train.max_steps=5", "run.seed=4", "model.params={learning_rate: 0.3}", "run.seed=5"],
+    ["model.params.learning_rate=0.3", "model.params={learning_rate: 0.4}", "model.params.learning_rate=0.5"],
     ["model=linear", "strategy=mirrored"],
     ["model=linear", "strategy=mirrored", "strategy.virtual_devices=2"],
     ["strategy=mirrored", "model=linear"],
     ["experiment=mine"],
-    ["experiment=mine", "train.max_steps=5"],
+    ["train.max_steps=5", "experiment=mine"],
     ["experiment=mine", "model=digits", "hydra.sweep.dir=elsewhere"],
     ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3"],
     ["hydra.searchpath=[file://more]", "model=other"],
@@ -175,28 +197,24 @@ def test_jobs_that_share_their_files_get_the_config_that_hydra_composes(
     night = "# @package _global_\ndefaults:\n  - override /model: linear\ntrain:\n  max_steps: 9\n"
     write(tmp_path / "conf" / "experiment" / "mine.yaml", night)
     write(tmp_path / "more" / "model" / "other.yaml", "fn: model_fns.digits\nparams: {width: 7}\n")
-    composed = [composed_of(CHOICES, keeps=keeps) for keeps in (False, True)]
-    assert composed[0] == composed[1]
-    again = composed_of([*CHOICES, *reversed(CHOICES)], keeps=True)
-    assert again == composed[0] + composed[0][::-1]
-
-
-def composed_of(choices: Sequence[Sequence[str]], *, keeps: bool) -> list[Any]:
-    """Return for each list of overrides what Hydra composes: its text, and the flags and types of each node."""
     hydra.prepare()
-    search_path = create_config_search_path(hydra.conf_path())
-    loader = ConfigLoaderImpl(config_search_path=search_path)
-    found = []
-    with hydra.Composition() as composition:
-        composition._files.is_on = keeps
-        for overrides in choices:
-            config = loader.load_configuration(
-                config_name="runner", overrides=list(overrides), run_mode=RunMode.RUN, from_shell=True
-            )
-            found.append((OmegaConf.to_yaml(config), list(nodes_of(config)), composition.declared))
-            OmegaConf.set_struct(config, False)
-            OmegaConf.update(config, "train.max_steps", -1)  # a job changes its own config only
-    return found
+    composer = hydra.Composer()
+    by_hydra = []
+    for overrides in CHOICES:
+        with initialize_config_dir(hydra.conf_path(), job_name="runner", **hydra.VERSION):
+            words = [*overrides, "hydra.output_subdir=null"]
+            config = compose("runner", words, return_hydra_config=True)
+        by_hydra.append(all_of(config))
+    for number in (*range(len(CHOICES)), *reversed(range(len(CHOICES)))):
+        config = composer.job([*CHOICES[number], "hydra.output_subdir=null"])
+        assert all_of(config) == by_hydra[number]
+        OmegaConf.set_struct(config, False)
+        OmegaConf.update(config, "train.max_steps", -1)  # a job changes its own config only
+
+
+def all_of(config: DictConfig) -> Any:
+    """Return the text of a config, and the flags and types of each of its nodes."""
+    return OmegaConf.to_yaml(config), list(nodes_of(config))
 
 
 def nodes_of(node: Any) -> Iterator[Any]:
@@ -223,7 +241,7 @@ def test_the_jobs_of_a_sweep_compose_their_files_once(
     monkeypatch.setattr("runner.launch.supervisor.run", lambda *arguments, **settings: 0)
     assert app.run_command_line() == 0
     assert capsys.readouterr().out.count("job ") >= 6
-    assert len(composed) <= 3 + 2  # the sweep's own, by Hydra three times, and one for each model
+    assert len(composed) == 1 + 2  # the sweep's own, and one for each model
 
 
 def test_a_mistake_is_composed_no_more_often_than_by_hydra(

@@ -72,11 +72,14 @@ def test_notes_of_a_run_and_of_a_sweep_are_private_from_the_first_moment(tmp_pat
 
 LAUNCHER = """
 import pathlib, pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import OmegaConf
 
 @dataclass
 class Settings:
@@ -102,15 +105,43 @@ class Elsewhere(Launcher):  # as submitit and joblib do it, but in this process
                 hydra_context=self.context, config=config, task_function=pickle.loads(pickle.dumps(self.function)),
                 job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir"))
         return results
+
+@dataclass
+class SweeperSettings:
+    _target_: str = "hydra_plugins.elsewhere.EachWord"
+    params: dict = field(default_factory=dict)
+
+ConfigStore.instance().store(group="hydra/sweeper", name="each_word", node=SweeperSettings)
+
+class EachWord(Sweeper):  # as a plugin of somebody else
+    def __init__(self, params):
+        pass
+    def setup(self, *, hydra_context, task_function, config):
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config)
+    def sweep(self, arguments):
+        folder = pathlib.Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        (several,) = [word for word in arguments if "," in word]
+        key, _, values = several.partition("=")
+        same = [word for word in arguments if word != several]
+        jobs = self.launcher.launch([[*same, f"{key}={value}"] for value in values.split(",")], initial_job_idx=0)
+        return [job.return_value for job in jobs]
 """
 
 
-def test_jobs_of_another_launcher_show_no_secret_and_are_pickled_in_a_private_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sweeper", ["basic", "each_word"])
+def test_jobs_of_another_launcher_show_no_secret_and_are_pickled_in_a_private_folder(
+    sweeper: str, tmp_path: Path
+) -> None:
     """Hydra printed the overrides of a job that failed; submitit's pickles could be read by everybody."""
     plugin = tmp_path / "hydra_plugins" / "elsewhere.py"
     plugin.parent.mkdir()
     plugin.write_text(LAUNCHER)
-    result = run(BROKEN, tmp_path, "-m", "hydra/launcher=elsewhere", "train.max_steps=1,2", "tracking=none")
+    words = ("-m", "hydra/launcher=elsewhere", f"hydra/sweeper={sweeper}", "tracking=none")
+    result = run(BROKEN, tmp_path, *words, "train.max_steps=1,2")
     assert result.returncode == 1
     assert "RuntimeError: cannot log in with ***" in result.stderr
     assert "hunter22" not in result.stdout + result.stderr
@@ -118,9 +149,10 @@ def test_jobs_of_another_launcher_show_no_secret_and_are_pickled_in_a_private_fo
     assert (tmp_path / "mode").read_text() == "0o700"
     folder = next(tmp_path.glob("outputs/sweeps/*/.submitit"))
     assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder.parent / "multirun.yaml").stat().st_mode & 0o777 == 0o600
 
     plain = "import sys; from runner.launch import app; sys.exit(app.run_command_line())"
-    refused = run(plain, tmp_path, "-m", "hydra/launcher=elsewhere", "train.max_steps=-1,-2", "tracking=none")
+    refused = run(plain, tmp_path, *words, "train.max_steps=-1,-2")
     assert refused.returncode == 2, "it was 0"
     said = [f"runner: train.max_steps={steps} must be at least 1." for steps in (-1, -2)]
     assert [line for line in refused.stderr.splitlines() if line.startswith("runner:")] == said
