@@ -116,7 +116,7 @@ else
 	$(BIN)/python benchmarks/compare.py $(COMPARE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(ARGS),-- $(ARGS))
 endif
 
-# The newest pre-release of TensorFlow and the newest Keras: which private names have moved, and the fast tests.
+# The newest pre-releases of TensorFlow, Keras, Hydra and OmegaConf: which private names have moved, and the fast tests.
 CANARY := .venv-canary
 canary:
 	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }

@@ -7,7 +7,7 @@ import functools
 import pickle
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -89,19 +89,13 @@ class OptunaSettings:
     params: dict[str, str] = field(default_factory=dict)
 
 
-def prepare(note_sweep: Callable[[str], None] = lambda directory: None) -> None:
-    """Register the schema, resolvers and search path with Hydra. Calling it again is harmless.
-
-    Args:
-      note_sweep: called with the sweep's folder when Hydra asks for it.
-    """
+def prepare() -> None:
+    """Register the schema, resolvers and search path with Hydra. Calling it again is harmless."""
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
         # A folder that is a URL is refused later, with a better message.
-        directory = given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"
-        note_sweep(directory)
-        return directory
+        return given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"
 
     register_schema()
     if VERSION:  # Hydra 1.3 copies its whole store for each look-up (0.55 s for --help), although `load` returns copies

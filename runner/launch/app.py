@@ -185,8 +185,7 @@ class CommandLine:
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
-        if is_sweep:  # also if it was set as hydra.sweep.dir
-            self._sweep_dir = str(hydra_config.sweep.dir)
+        if is_sweep:
             self.multirun.only_lists = composed.get("command") == "dry_run"
             batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
@@ -264,7 +263,7 @@ class CommandLine:
         """Compose the config of each job, make its folder and call `run_job`."""
         given = self._arguments
         check_groups(self.command.argv)
-        prepare(lambda directory: setattr(self, "_sweep_dir", directory))
+        prepare()
         if any(word.lstrip("+~").startswith("hydra.output_subdir") for word in given.overrides):
             raise ConfigError("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
         try:
@@ -324,6 +323,7 @@ class CommandLine:
             self._sweeper = Plugins.instance().instantiate_sweeper(**settings)
         launcher = self._sweeper.launcher
         self._sweeper.launcher = SimpleNamespace(launch=functools.partial(self._launched, launcher))
+        self._sweep_dir = str(config.hydra.sweep.dir)
         self._sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
         callbacks.on_multirun_end(config=config, config_name="runner")
 
