@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import runner
+from runner.config.changed_keys import REMOVED
 from runner.config.schema import Config, TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,11 @@ def test_each_group_is_in_the_navigation_and_each_page_of_the_navigation_exists(
 def test_each_public_name_is_in_the_reference() -> None:
     text = (DOCS / "reference" / "api.md").read_text() + (DOCS / "reference" / "hooks.md").read_text()
     assert {*re.findall(r"^::: runner\.(\w+)$", text, re.MULTILINE)} == {*runner.__all__}
+
+
+def test_the_page_of_what_is_gone_names_every_removed_key() -> None:
+    text = (DOCS / "reference" / "removed.md").read_text()
+    assert {key for key in REMOVED if f"`{key}`" not in text} == set()
 
 
 def links_of(page: str) -> set[str]:
