@@ -52,14 +52,6 @@ VERSION: Mapping[str, str] = {"version_base": "1.3"} if hydra.__version__.starts
 OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
 
 
-@functools.cache
-def register_schema() -> None:
-    """Register the schema with Hydra; `conf/runner.yaml` starts from it."""
-    store = ConfigStore.instance().store
-    store(group="schema", name="config", node=parsing.schema_node(), package="_global_", provider="runner")
-    store(group="hydra/sweeper", name="optuna", node=OptunaSettings, package="hydra.sweeper", provider="runner")
-
-
 @dataclass
 class OptunaSettings:
     """The settings of `hydra/sweeper=optuna`.
@@ -89,21 +81,23 @@ class OptunaSettings:
     params: dict[str, str] = field(default_factory=dict)
 
 
+@functools.cache
 def prepare() -> None:
-    """Register the schema, resolvers and search path with Hydra. Calling it again is harmless."""
+    """Register the schema, resolvers, the search path and the reader of the user's files with Hydra."""
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
         # A folder that is a URL is refused later, with a better message.
         return given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"
 
-    register_schema()
+    store = ConfigStore.instance().store  # conf/runner.yaml starts from schema/config
+    store(group="schema", name="config", node=parsing.schema_node(), package="_global_", provider="runner")
+    store(group="hydra/sweeper", name="optuna", node=OptunaSettings, package="hydra.sweeper", provider="runner")
     if VERSION:  # Hydra 1.3 copies its whole store for each look-up (0.55 s for --help), although `load` returns copies
         ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     register: Any = OmegaConf.register_new_resolver if VERSION else OmegaConf.register_resolver  # of OmegaConf 2.4
-    if UsersConf not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(UsersConf)
-        Plugins.instance().register(UsersFiles)
+    Plugins.instance().register(UsersConf)
+    Plugins.instance().register(UsersFiles)
     for name, resolver, is_cached in (
         ("new_name", lambda: secrets.token_hex(2), True),
         ("run_dir", run_dir, False),
@@ -143,13 +137,6 @@ def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
         value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else ""
         raise unknown_flag(unknown[0], value)
     return args, [word for word in words if word not in args.overrides]
-
-
-@dataclasses.dataclass(frozen=True)
-class FailedJob:
-    """Returned by a job of a sweep that failed in another process. Raised there, Hydra would print its overrides."""
-
-    error: Exception
 
 
 INFORMATION = ("help", "resolve", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
@@ -454,11 +441,11 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
     block = at.removesuffix(".params")
     # A named evaluation inherits the params of input.eval.
     blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]
-    function = next(filter(None, (at_key(declared, f"{one}.fn") for one in blocks)), None)
-    given = next(filter(None, (at_key(final, f"{one}.fn") for one in blocks)), None)
+    function = next(filter(None, (schema.value_at(declared, f"{one}.fn") for one in blocks)), None)
+    given = next(filter(None, (schema.value_at(final, f"{one}.fn") for one in blocks)), None)
     node: Any = {}
     for one in reversed(blocks):
-        node = {**node, **(at_key(declared, f"{one}.params") or {})}
+        node = {**node, **(schema.value_at(declared, f"{one}.params") or {})}
     if function != given or (path[0] in _HANDED_OVER and block != "model"):
         return
     for depth, name in enumerate(path):
@@ -482,12 +469,6 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}", inner)
     else:
         yield key, value
-
-
-def at_key(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def _plain(value: Any) -> Any:

@@ -148,7 +148,7 @@ def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
 def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) -> NoReturn:
     key = str(error.full_key or "")
     full_key = f"{at}.{key}".strip(".")
-    value = _value_at(tree, key)
+    value = schema.value_at(tree, key)
     if isinstance(error, ConfigKeyError):
         raise unknown_key(full_key, value) from error
     if key:
@@ -157,12 +157,6 @@ def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) 
         if dataclasses.is_dataclass(schema.class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
             raise ConfigError(f"{name}={child!r} is not a group of settings.") from error
     raise ConfigError(f"{at or 'config'}: {error.msg or error}") from error
-
-
-def _value_at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def _keys_of(cls: type) -> list[str]:

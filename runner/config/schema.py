@@ -676,6 +676,13 @@ def flatten(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     return flat
 
 
+def value_at(tree: Any, key: str) -> Any:
+    """Return the value of a dotted key in nested mappings; None if there is none."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def as_yaml(tree: Mapping[str, Any]) -> str:
     """Return the text of a config file."""
     from omegaconf import OmegaConf  # 50 ms, which `--help` of a key would wait for; in `read` as well

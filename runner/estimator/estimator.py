@@ -402,10 +402,9 @@ class Estimator:
             for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
                 batch = prediction.chosen(batch, keys)
                 yield from prediction.single_examples(batch) if single else [batch]
+                # Others that used the model meanwhile have restored its own weights.
                 if model.values_of == path:
-                    self._show(
-                        model, program, path
-                    )  # others that used the model meanwhile have restored its own weights
+                    self._show(model, program, path)
 
     @contextlib.contextmanager
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:

@@ -34,9 +34,7 @@ from runner.config.hydra import (
     OPTUNA,
     VERSION,
     Composer,
-    FailedJob,
     RefusedJob,
-    at_key,
     check_declared_params,
     check_groups,
     conf_path,
@@ -158,7 +156,7 @@ class CommandLine:
                 self.code = max(self.code, self.multirun.code)
         return self.code
 
-    def run_job(self, composed: DictConfig) -> float | RefusedJob | FailedJob | None:
+    def run_job(self, composed: DictConfig) -> float | RefusedJob | Exception | None:
         """Check the composed config of a job, and run the job under a supervisor.
 
         Returns:
@@ -171,7 +169,7 @@ class CommandLine:
             return self._run_job(composed)
         except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
             if self.command.is_copy:
-                return FailedJob(error)
+                return error
             self._error, self.command.failed = error, True
             return None
 
@@ -200,7 +198,7 @@ class CommandLine:
                 config = _checked(composed, directory, overrides, self.command.env, declared, is_sweep=is_sweep)
             except ConfigError as error:
                 file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
-                if file and declared and OmegaConf.select(composed, error.key) == at_key(declared, error.key):
+                if file and declared and OmegaConf.select(composed, error.key) == schema.value_at(declared, error.key):
                     raise ConfigError(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
@@ -336,8 +334,8 @@ class CommandLine:
         jobs: Sequence[JobReturn] = launcher.launch(*arguments, **settings)
         for job in jobs:
             returned = job.return_value
-            if isinstance(returned, FailedJob):
-                raise returned.error
+            if isinstance(returned, Exception):
+                raise returned
             if isinstance(returned, RefusedJob):
                 self.multirun.refuse(returned.folder, returned.name, returned.reason)
                 job.return_value = None
@@ -350,21 +348,16 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     Raises:
       ConfigError: the command is not possible.
     """
-    if config.command == "new":
-        from runner.launch.environment import new_project
+    from runner.launch.environment import cluster_info, doctor, new_project
 
-        if is_sweep:
-            raise ConfigError("command=new with --multirun: it writes one project. Remove --multirun.")
-        new_project.show(Path(str(config.new.path)))
-    elif config.command == "doctor":
-        from runner.launch.environment import doctor
-
-        if is_sweep:
-            raise ConfigError("command=doctor with --multirun: it checks one machine. Remove --multirun.")
+    for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
+        if is_sweep and config.command == command:
+            raise ConfigError(f"command={command} with --multirun: it {what}. Remove --multirun.")
+    if config.command == "doctor":
         return FINISHED if doctor.show(config.tracking, env) else FAILED
+    if config.command == "new":
+        new_project.show(Path(str(config.new.path)))
     else:
-        from runner.launch.environment import cluster_info
-
         cluster_info.show(config, env)
     return FINISHED
 

@@ -100,9 +100,8 @@ class Sweep:
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
         self._held = ExitStack()
-        self._lock = FileLock(
-            directory / ".sweep.lock"
-        )  # guards sweep.json and the journal; one lock object per thread
+        # Guards sweep.json and the journal; a FileLock counts for each thread of its own.
+        self._lock = FileLock(directory / ".sweep.lock")
         self._start, self._is_copy = command.start, command.is_copy
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
         self._read = 0  # number of bytes of the journal that have been read
@@ -176,10 +175,7 @@ class Sweep:
         """
         results, interrupted = self.results, bool(stops)
         sign = 1 if self._mode(results) == "min" else -1
-        ranked = sorted(
-            results,
-            key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)),
-        )
+        ranked = sorted(results, key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)))
         with self._lock:
             self._has_ended = True
             if self._later is not None:
@@ -267,9 +263,8 @@ class Sweep:
     def _keep(self, results: Iterable[Mapping[str, Any]]) -> None:
         for fields in results:
             result = JobResult(**fields)
-            self._results.pop(
-                result.folder, None
-            )  # if a job has ended twice, its second end gives its place in the order
+            # If a job has ended twice, its second end gives its place in the order.
+            self._results.pop(result.folder, None)
             self._results[result.folder] = result
 
     def _secs_until_due(self) -> float:
