@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from runner.config import changed_keys
+from runner.config.mistakes import ConfigError as ConfigError
+from runner.config.mistakes import Malformed
 from runner.system.files import write_atomically
 from runner.system.redaction import secrets_of
 
@@ -53,16 +55,6 @@ MOST_COUNTED = 2**31 - 1
 """Largest number of things or of seconds: TensorFlow's loops and waits have 32 bits."""
 SEED_BITS = 31
 """Number of bits of the random seed that a run gets if `run.seed` is null."""
-
-
-class ConfigError(ValueError):
-    """A mistake in the config; the message names the key, the value, what is allowed and the nearest valid name.
-
-    Attributes:
-      key: the key whose value exceeds its limits; '': another mistake.
-    """
-
-    key = ""
 
 
 @dataclass(frozen=True)
@@ -712,7 +704,7 @@ def read(path: Path) -> dict[str, Any]:
             changed_keys.update_saved(tree, str(path))
         found: Any = OmegaConf.to_container(tree, resolve=True)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise Malformed(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} does not contain a config.")
+        raise Malformed(f"{path} does not contain a config.")
     return found

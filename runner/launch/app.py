@@ -44,8 +44,8 @@ from runner.config.hydra import (
     read_flags,
     write_privately,
 )
-from runner.config.schema import Config, ConfigError
-from runner.config.user_code import UserCodeError
+from runner.config.mistakes import ConfigError, Conflict, NoEffect, NotAllowed, NotSet
+from runner.config.schema import Config
 from runner.distribute import cluster_resolver
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
@@ -57,7 +57,7 @@ from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
 
-MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
+MISTAKES = (ConfigError, OmegaConfBaseException, YAMLError)
 """Errors that are reported as one message, without a traceback."""
 
 
@@ -189,7 +189,7 @@ class CommandLine:
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
         try:
             if hydra_config.job.chdir:
-                raise ConfigError(
+                raise NotAllowed(
                     "hydra.job.chdir=true is not supported, because a run stays in the directory where it was started. "
                     "Remove it."
                 )
@@ -199,7 +199,7 @@ class CommandLine:
             except ConfigError as error:
                 file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
                 if file and declared and OmegaConf.select(composed, error.key) == schema.value_at(declared, error.key):
-                    raise ConfigError(f"{file}: {error}") from error
+                    raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
                 from runner.launch.multirun import SweepJob
@@ -263,7 +263,7 @@ class CommandLine:
         check_groups(self.command.argv)
         prepare()
         if any(word.lstrip("+~").startswith("hydra.output_subdir") for word in given.overrides):
-            raise ConfigError("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
+            raise NoEffect("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
         try:
             if any(getattr(given, name, None) for name in INFORMATION):
                 sys.argv.append("hydra.output_subdir=null")
@@ -311,7 +311,7 @@ class CommandLine:
             self._sweeper = OptunaSweeper(self.multirun)
             self._sweeper.setup(**settings)
         elif "optuna" in target:
-            raise ConfigError(
+            raise NotAllowed(
                 f"hydra.sweeper._target_={target} belongs to hydra-optuna-sweeper, which needs optuna<3 and "
                 "always minimizes. Use hydra/sweeper=optuna instead: pip uninstall hydra-optuna-sweeper, "
                 "pip install 'tf-runner[optuna]'."
@@ -352,7 +352,7 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
-            raise ConfigError(f"command={command} with --multirun: it {what}. Remove --multirun.")
+            raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
     if config.command == "doctor":
         return FINISHED if doctor.show(config.tracking, env) else FAILED
     if config.command == "new":
@@ -395,21 +395,19 @@ def _checked(
         try:
             config = parsing.parse(saved_config.changed_by(left, tree, overrides))
         except ConfigError as error:
-            raise ConfigError(f"{error} (in the config of {model_dir}, changed by the command line)") from error
+            raise type(error)(f"{error} (in the config of {model_dir}, changed by the command line)") from error
     if declared is not None:
         if left is not None:
             chosen = [text for text in overrides if "." not in text.partition("=")[0]]
             tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, chosen)
         check_declared_params(overrides, declared, tree)
     if is_sweep and config.run.inline:
-        raise ConfigError(
+        raise Conflict(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
             "run.inline=true."
         )
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
-        raise ConfigError(
-            f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it."
-        )
+        raise Conflict(f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it.")
     functions = config.functions()
     for key, name, default in (*functions, *(config.tracking.classes() if functions else ())):
         user_code.locate(key, name, default)
@@ -433,12 +431,12 @@ def _checked(
 def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:
     """Raise ConfigError for settings that processes of a cluster cannot share if they were started from outside."""
     if is_sweep:
-        raise ConfigError(
+        raise Conflict(
             f"--multirun in a cluster ({found.why}) is not possible: the processes could not be kept at the same job. "
             "Start one cluster per job, or set cluster.resolver=local."
         )
     if not config.model_dir:
-        raise ConfigError(
+        raise NotSet(
             f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}), whose tasks "
             "share one folder. Set the same model_dir for all of them, on shared storage."
         )
