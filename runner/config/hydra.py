@@ -171,7 +171,7 @@ class Composer:
                 initialize_config_dir(str(Path(path).absolute()), **settings)
             self._loader = GlobalHydra.instance().config_loader()
         finally:
-            GlobalHydra.instance().hydra = held
+            GlobalHydra.instance().hydra, UsersConf.further = held, None
         self._name = name or "runner"
         self._bases: dict[tuple[str, ...], bytes] = {}
         self._choices: tuple[str, ...] = ()  # of the last job
