@@ -177,9 +177,11 @@ class CheckpointWriter:
             with layout.scratch(self.model_dir) as folder:
                 self._write_files(folder / name, snapshot, inputs)
                 if not is_evaluated:
+                    # Before the files are replaced, so that the new values never stand beside results of the old ones.
                     Path(f"{path}{manifest.METRICS}").unlink(missing_ok=True)
                 layout.publish(folder / name, self.model_dir)
                 self._written(path)
+            # After `publish`: the state file, which this writes, names only complete checkpoints.
             retention.expire(self.model_dir, name, self.keep)
             self._hold_folder()  # an error if model_dir was deleted meanwhile and created again
         except Exception as error:
