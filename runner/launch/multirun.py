@@ -103,9 +103,8 @@ class Multirun:
             not support it.
         """
         parallel, launcher, sweeper = job.config.sweep.parallel, *map(choices.get, ("hydra/launcher", "hydra/sweeper"))
-        if (
-            sweeper == "optuna" and launcher != "basic"
-        ):  # the sweeper passes sweep.parallel jobs to the launcher at once
+        # The sweeper passes sweep.parallel jobs to the launcher at once.
+        if sweeper == "optuna" and launcher != "basic":
             parallel = 1
         if parallel > 1 and not (launcher == "basic" and sweeper in ("basic", "optuna")):
             raise ConfigError(
