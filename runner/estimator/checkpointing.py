@@ -137,7 +137,7 @@ class RunCheckpoints:
         # An evaluation of this checkpoint need not read it: the variables have its values until the next step.
         setup.model.values_of = path
         self.saved_step, self._saved_at, self.latest = step, time.monotonic(), path
-        self.poll()
+        self.poll()  # logs a save that was waited for
         return path
 
     def wait(self) -> None:

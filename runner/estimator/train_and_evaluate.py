@@ -243,6 +243,7 @@ class RunEvaluations(Evaluations):
                 history.goes_on_from(step)
         if path is None:
             return
+        # By the chief's files, because all workers must evaluate together.
         missing = self._collectives.broadcast(self._missing(path, step))
         for spec in [spec for spec, is_missing in zip(self._specs, missing, strict=True) if is_missing]:
             self._evaluate(spec, step)
@@ -285,6 +286,7 @@ class RunEvaluations(Evaluations):
         self._rate.apply(run)
 
     def after_save(self, run: TrainingRun) -> None:
+        # By the chief's clock, for the same reason as in `resume`.
         due = self._collectives.broadcast([self._due(spec) for spec in self._specs])
         self._evaluate_during(
             run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True

@@ -169,7 +169,7 @@ class TrainingRun:
         """
         hooks = self._setup.hooks
         due = [WhenDue(hook) for hook in hooks]
-        # From now on no checkpoint may have the values: an evaluation puts them aside in memory.
+        # From now on perhaps no checkpoint has the values, so an evaluation keeps them in memory.
         self._setup.model.is_trained = True
         try:
             self._begin()
@@ -273,7 +273,7 @@ class TrainingRun:
         ]
         logged = self._log.steps_until_due(self._step, in_loops=self._records_in_loops)
         steps = min(self._target - self._step, logged, *(cadence.steps_until_due(self._step) for cadence in cadences))
-        return self._pace.num_steps(-(-steps // self._advance))
+        return self._pace.num_steps(-(-steps // self._advance))  # rounded up: the loop must reach what is due
 
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; write the summaries of its steps, and pass to session hooks what its last step fetches."""

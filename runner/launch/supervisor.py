@@ -252,6 +252,7 @@ class Supervisor:
         if self.trains and layout.latest_checkpoint(self.model_dir) is not None:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
         self._draw_seed()
+        # After the seed is drawn, which the config of the earlier start has, too, and before that config is replaced.
         self._say_changes()
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:

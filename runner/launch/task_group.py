@@ -84,7 +84,7 @@ class RestartingGang:
                     return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0])
                 if trains:
                     remove_ending(self.restarts.model_dir)
-                journals.mark()
+                journals.mark()  # who joined in an earlier start has not joined in this one
                 ending = self.rendezvous.reason(gang.run(tasks, self.stops.came))
                 if ending.code == INTERRUPTED:
                     # '' if the whole run was asked to stop. If a single task was asked, the task has noted that itself.

@@ -181,7 +181,7 @@ class Model:
             read = {name: reader.entry(keys_there.get(name, name)) for name in saved if name not in new}
             with self.store.scope():
                 restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
-            self._begin(new, read)
+            self._begin(new, read)  # afterwards, because it may copy values that were read
             self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys
 

@@ -64,7 +64,7 @@ class Journal:
         # Unbuffered, and appended by the system: a line is in the file when `write` returns, and never over another
         # one.
         self._file = open(path, "a+b", buffering=0)
-        if self._file.tell():
+        if self._file.tell():  # its size: a file opened to append begins at its end
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
                 self._file.write(b"\n")  # the previous process died while it was writing a line
