@@ -75,8 +75,8 @@ def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> 
 
 def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
     """Return metric name (eval/accuracy) -> value, of all evaluations of the checkpoint `path`."""
-    noted = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
-    return {name: float(value) for name, value in noted.items() if isinstance(value, int | float)}
+    results = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
+    return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
 
 
 @contextlib.contextmanager

@@ -292,8 +292,8 @@ def _name_and_code(fn: Any) -> list[str]:
 
 def _named(value: Any) -> Any:
     """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
-    found = _name_and_code(value)
-    return found if len(found) > 1 else value
+    name_and_code = _name_and_code(value)
+    return name_and_code if len(name_and_code) > 1 else value
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

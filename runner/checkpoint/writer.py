@@ -134,8 +134,8 @@ class CheckpointWriter:
                 raise
             remove_bundle(path)
             needs = f"the state of the training input of worker {worker}, which takes {format_bytes(_size_of(state))}"
-            said = f"no space left in {self.model_dir} for {needs}; {format_bytes(free)} were free."
-            raise DiskFullError(said) from error
+            message = f"no space left in {self.model_dir} for {needs}; {format_bytes(free)} were free."
+            raise DiskFullError(message) from error
 
     def _write_input(self, path: Path, state: tf.Tensor, snapshot: Snapshot) -> bool:
         """Write the state of an input; delete it again if `keeps_input` returns False. Return whether it is kept."""

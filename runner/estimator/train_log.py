@@ -294,7 +294,7 @@ class TrainLog:
         every = self._write_every.steps or 1
         return step == self._first_step + 1 and not self._is_new and (step - self._write_every.offset) % every != 0
 
-    def _note_summaries(self, found: Mapping[int, Sequence[Any]], step: int) -> None:
+    def _note_summaries(self, values_at: Mapping[int, Sequence[Any]], step: int) -> None:
         """Write the scalars of summaries to the journal, at their steps.
 
         If the runner or a metric reports a value under the same name at the same step, that value is kept instead.
@@ -302,7 +302,7 @@ class TrainLog:
         if self._is_between(step):
             return
         own = {*RESERVED, *self._program.reported_names}
-        for at, summaries in found.items():
+        for at, summaries in values_at.items():
             values = {one.tag: _number(one) for one in summaries if one.tag.removeprefix("train/") not in own}
             if values:
                 points = {name if name.startswith("train/") else f"train/{name}": one for name, one in values.items()}

@@ -171,8 +171,8 @@ class EagerTrainProgram(TrainProgram):
             )
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
-            taken, found = self._eager_step(step_inputs(batches, global_count), summaries=summaries)
-            return self._outputs_of(taken, found if summaries else None)
+            taken, collected = self._eager_step(step_inputs(batches, global_count), summaries=summaries)
+            return self._outputs_of(taken, collected if summaries else None)
 
         return Step(take, {})
 

@@ -78,8 +78,8 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     loss = fed[0] * factor
     if loss_scale is not None:
         factor /= tf.cast(loss_scale, factor.dtype)
-    made = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
-    return GradientCut(sums, fed, is_sparse, loss_scale, made.loss, made, first[0] if first else None)
+    update = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
+    return GradientCut(sums, fed, is_sparse, loss_scale, update.loss, update, first[0] if first else None)
 
 
 def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
