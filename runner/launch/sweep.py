@@ -100,7 +100,7 @@ class Sweep:
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
         self._held = ExitStack()
-        # It guards sweep.json and the journal; each thread has a lock object of its own.
+        # It guards sweep.json and the journal; each thread of this process holds it for itself.
         self._lock = FileLock(directory / ".sweep.lock")
         self._start, self._is_copy = command.start, command.is_copy
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended

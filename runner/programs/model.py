@@ -197,7 +197,7 @@ class Model:
     def _value(self, name: str) -> np.ndarray:
         """Return the whole value of a variable that belongs in a checkpoint, an array of its shape and dtype."""
         with self.store.scope():
-            # A variable on parameter servers comes in parts, cut along axis 0.
+            # A variable that is partitioned over parameter servers comes in parts, cut along axis 0.
             parts = [part.numpy() for part in tf.nest.flatten(value_of(self.store.saved[name]))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 0)
 

@@ -61,8 +61,7 @@ class Journal:
         self._inner_secs = 0.0
         self._lock = threading.Lock()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered, and appended by the system: a line is in the file when `write` returns, and never over another
-        # one.
+        # Unbuffered, and appended by the system: a line is in the file when `write` returns, and overwrites none.
         self._file = open(path, "a+b", buffering=0)
         if self._file.tell():  # its size: a file opened to append begins at its end
             self._file.seek(-1, os.SEEK_END)
