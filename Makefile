@@ -28,11 +28,11 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary release clean setup browser golden docs docs-serve
+.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary release clean setup browser golden messages docs docs-serve
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden"
+	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden messages"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
 	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, check-pythons; all but the last take ARGS for pytest"
 
@@ -148,6 +148,10 @@ $(GOLDEN)/.installed: requirements-2.15.lock
 	test -x $(GOLDEN)/bin/python || $(PYTHON_2_15) -m venv $(GOLDEN)
 	$(GOLDEN)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-2.15.lock
 	@touch $@
+
+# The messages about mistakes in a config, which tests/config/messages.txt holds: read its diff.
+messages: $(STAMP)
+	$(BIN)/python -m tests.config.test_messages
 
 # `touch` last: an interrupted set-up is repeated.
 $(STAMP): requirements.lock pyproject.toml

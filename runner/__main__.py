@@ -21,9 +21,8 @@ def main() -> None:
         print(told)
         return
     if is_for(sys.argv[1:]):
-        START_STATUS.show(
-            "reading the config"
-        )  # before the slow import of Hydra, so that the screen is not empty meanwhile
+        # Before the slow import of Hydra, so that the screen is not empty meanwhile.
+        START_STATUS.show("reading the config")
     try:
         from runner.launch.app import run_command_line
 

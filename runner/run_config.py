@@ -286,7 +286,7 @@ class RunConfig:
         given = self.tracking
         settings = given if isinstance(given, TrackingConfig) else TrackingConfig(given)
         for mistake in check_backend("RunConfig(tracking=", settings.backend, end=")"):
-            raise ValueError(mistake)
+            raise mistake
         object.__setattr__(self, "tracking", settings)
         if not settings.tensorboard:
             object.__setattr__(self, "tensorboard", False)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_type_hints
 
 from runner.config.changed_keys import REMOVED
-from runner.config.schema import MOST_COUNTED, Config, ConfigError, Limits, class_at, limits_of, setting_at
+from runner.config.mistakes import ConfigError, NotAllowed, OutOfRange, UnknownKey, WrongType
+from runner.config.schema import MOST_COUNTED, Config, Limits, class_at, limits_of, setting_at
 from runner.system.redaction import masked_override
 
 _TYPES = {
@@ -51,7 +52,7 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     """
     shown = masked_override(typed or f"{key}={value}") if typed or value is not None else key
     if key in REMOVED:
-        return ConfigError(f"{shown}: this key was removed. {REMOVED[key].instead}")
+        return UnknownKey(f"{shown}: this key was removed. {REMOVED[key].instead}")
     parent, _, name = key.rpartition(".")
     owner, everywhere = class_at(parent), list(_all_keys(Config, ""))
     siblings = [setting.name for setting in dataclasses.fields(owner)] if owner else []
@@ -64,7 +65,7 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
         hint = f" A parameter of the model is model.params.{name}."
     where = f"Keys of {parent}" if parent else "Groups and keys"
     known = f" {where}: {', '.join(siblings)}." if siblings else ""  # Hydra's own keys are not known here
-    return ConfigError(f"{shown}: there is no key {key!r}.{hint}{known}")
+    return UnknownKey(f"{shown}: there is no key {key!r}.{hint}{known}")
 
 
 def unknown_flag(flag: str, value: str = "") -> ConfigError:
@@ -81,10 +82,10 @@ def unknown_flag(flag: str, value: str = "") -> ConfigError:
     shown = f"--{masked_override(flag.lstrip('-'))}"
     if known:
         written = masked_override(f"{known[0]}={given or value or '...'}")
-        return ConfigError(f"{shown}: keys are written without dashes: {written}.")
+        return UnknownKey(f"{shown}: keys are written without dashes: {written}.")
     by_name = {other.rpartition(".")[2]: other for other in reversed(everywhere)}
     hint = "".join(f" Did you mean {by_name[close]}?" for close in nearest(key, by_name))
-    return ConfigError(f"{shown}: there is no such option.{hint} Keys are written key=value, flags are in --help.")
+    return UnknownKey(f"{shown}: there is no such option.{hint} Keys are written key=value, flags are in --help.")
 
 
 def wrong_type(key: str, value: Any) -> ConfigError:
@@ -92,7 +93,7 @@ def wrong_type(key: str, value: Any) -> ConfigError:
     words = _type_in_words(key)
     claim = f"neither {words.removesuffix(' or null')} nor null" if words.endswith(" or null") else f"not {words}"
     shown = "null" if value is None else value
-    return ConfigError(f"{masked_override(f'{key}={shown}')} is {claim}.")
+    return WrongType(f"{masked_override(f'{key}={shown}')} is {claim}.")
 
 
 def limits_in_words(key: str) -> str:
@@ -131,25 +132,25 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
     if limits.auto and value == "auto":
         return
     if limits.auto and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ConfigError(f"{written('null' if value is None else repr(value))} is neither 'auto' nor a whole number.")
+        raise WrongType(f"{written('null' if value is None else repr(value))} is neither 'auto' nor a whole number.")
     for one in value if isinstance(value, list) else [value]:
         if limits.choices and one not in limits.choices:
             choices = _choices_in_words(limits)
             hint = did_you_mean(one, choices)
-            raise ConfigError(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
+            raise NotAllowed(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
     # The comparisons are written so that they refuse NaN, for which every comparison is false.
     if limits.minimum is not None and not value >= limits.minimum:
-        raise ConfigError(f"{written(value)} must be at least {limits.minimum}.")
+        raise OutOfRange(f"{written(value)} must be at least {limits.minimum}.")
     above, below = limits.above, limits.below
     if (above is not None and not value > above) or (below is not None and not value < below):
         bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
-        raise ConfigError(f"{written(value)} must be {bounds}.")
+        raise OutOfRange(f"{written(value)} must be {bounds}.")
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, float) and not math.isfinite(one):
-            raise ConfigError(f"{written(one)} is not finite. Use a number, or null if that is allowed.")
+            raise OutOfRange(f"{written(one)} is not finite. Use a number, or null if that is allowed.")
         if isinstance(one, int) and abs(one) > limits.maximum:
             shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
-            raise ConfigError(f"{written(shown)} is too large: at most {limits.maximum}.")
+            raise OutOfRange(f"{written(shown)} is too large: at most {limits.maximum}.")
 
 
 def _all_keys(cls: type, at: str) -> Iterator[str]:

@@ -111,7 +111,7 @@ def help_on(words: Sequence[str]) -> str:
 
 def _help_on(word: str) -> str:
     from runner.config.error_messages import did_you_mean
-    from runner.config.schema import ConfigError
+    from runner.config.mistakes import UnknownKey
 
     files = _files()
     entries = [entry for path in files for entry in entries_in(path)]
@@ -132,7 +132,7 @@ def _help_on(word: str) -> str:
     lines = [entry.line for entry in entries if topic in f"{entry.key} {entry.comment}".lower()]
     if not lines:
         known = [*_keys(entries), *(key.rpartition(".")[2] for key in _keys(entries)), *_groups(files)]
-        raise ConfigError(
+        raise UnknownKey(
             f"--help {word}: no key or group has this name, and no comment contains it.{did_you_mean(word, known)} "
             f"Groups: {', '.join(_groups(files))}. To list all keys: --help keys."
         )

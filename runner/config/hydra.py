@@ -34,7 +34,7 @@ import runner
 from runner.config import changed_keys, parsing, schema
 from runner.config.error_messages import did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
-from runner.config.schema import ConfigError
+from runner.config.mistakes import ConfigError, Malformed, NotAllowed, NotFound, UnknownKey, WrongType
 from runner.config.validation import is_url
 from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
@@ -50,14 +50,6 @@ VERSION: Mapping[str, str] = {"version_base": "1.3"} if hydra.__version__.starts
 """Hydra 1.4 no longer has other behaviours to choose from."""
 
 OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
-
-
-@functools.cache
-def register_schema() -> None:
-    """Register the schema with Hydra; `conf/runner.yaml` starts from it."""
-    store = ConfigStore.instance().store
-    store(group="schema", name="config", node=parsing.schema_node(), package="_global_", provider="runner")
-    store(group="hydra/sweeper", name="optuna", node=OptunaSettings, package="hydra.sweeper", provider="runner")
 
 
 @dataclass
@@ -89,21 +81,23 @@ class OptunaSettings:
     params: dict[str, str] = field(default_factory=dict)
 
 
+@functools.cache
 def prepare() -> None:
-    """Register the schema, resolvers and search path with Hydra. Calling it again is harmless."""
+    """Register the schema, resolvers, the search path and the reader of the user's files with Hydra."""
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
         # A folder that is a URL is refused later, with a better message.
         return given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"
 
-    register_schema()
+    store = ConfigStore.instance().store  # conf/runner.yaml starts from schema/config
+    store(group="schema", name="config", node=parsing.schema_node(), package="_global_", provider="runner")
+    store(group="hydra/sweeper", name="optuna", node=OptunaSettings, package="hydra.sweeper", provider="runner")
     if VERSION:  # Hydra 1.3 copies its whole store for each look-up (0.55 s for --help), although `load` returns copies
         ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     register: Any = OmegaConf.register_new_resolver if VERSION else OmegaConf.register_resolver  # of OmegaConf 2.4
-    if UsersConf not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(UsersConf)
-        Plugins.instance().register(UsersFiles)
+    Plugins.instance().register(UsersConf)
+    Plugins.instance().register(UsersFiles)
     for name, resolver, is_cached in (
         ("new_name", lambda: secrets.token_hex(2), True),
         ("run_dir", run_dir, False),
@@ -134,7 +128,7 @@ def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise UnknownKey(message)
 
     parser.error = refuse  # type: ignore[method-assign]  # argparse prints the usage and exits
     args, unknown = parser.parse_known_intermixed_args(list(words))
@@ -143,13 +137,6 @@ def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
         value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else ""
         raise unknown_flag(unknown[0], value)
     return args, [word for word in words if word not in args.overrides]
-
-
-@dataclasses.dataclass(frozen=True)
-class FailedJob:
-    """Returned by a job of a sweep that failed in another process. Raised there, Hydra would print its overrides."""
-
-    error: Exception
 
 
 INFORMATION = ("help", "resolve", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
@@ -187,7 +174,7 @@ class Composer:
             GlobalHydra.instance().hydra = held
         self._name = name or "runner"
         self._bases: dict[tuple[str, ...], bytes] = {}
-        self._last: tuple[str, ...] = ()
+        self._choices: tuple[str, ...] = ()  # of the last job
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # while it is unpickled, in the process of another launcher
@@ -216,10 +203,10 @@ class Composer:
         parsed = OverridesParser.create().parse_overrides(list(words))
         # A value is set after the groups, but not before a word to the left that adds, deletes or merges keys.
         first = max((number for number, one in enumerate(parsed, 1) if _changes_keys(one)), default=0)
-        values = [one for one in parsed[first:] if _sets_a_value(one)]
+        values = [one for one in parsed[first:] if _is_in_a_group(one) and not one.is_sweep_override()]
         set_later = {id(one) for one in values}
-        self._last = tuple(str(one.input_line) for one in parsed if id(one) not in set_later)
-        base = self._base(self._last)
+        base = self._base(tuple(str(one.input_line) for one in parsed if id(one) not in set_later))
+        self._choices = tuple(str(one.input_line) for one in parsed if not _is_in_a_group(one))
         try:
             for override in values:
                 OmegaConf.update(base, str(override.key_or_group), override.value(), merge=True)
@@ -237,7 +224,7 @@ class Composer:
     @property
     def declared(self) -> dict[str, Any]:
         """The config of the last job, before values on its command line changed it."""
-        base = self._base(self._last)
+        base = self._base(self._choices)
         nodes = {str(name): base._get_node(name) for name in base if name != "hydra"}
         return {name: OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
                 for name, node in nodes.items()}  # fmt: skip
@@ -266,11 +253,10 @@ class Composer:
         )
 
 
-def _sets_a_value(override: Override) -> bool:
-    """Report whether an override changes a value that exists, and neither a group nor Hydra's own settings."""
-    is_change = override.type == OverrideType.CHANGE and not override.is_sweep_override() and override.package is None
+def _is_in_a_group(override: Override) -> bool:
+    """Report whether an override is about a key in a group, and neither about a group nor Hydra's own settings."""
     key = str(override.key_or_group)
-    return is_change and "." in key and "/" not in key and not override.is_hydra_override()
+    return "." in key and "/" not in key and override.package is None and not override.is_hydra_override()
 
 
 def _changes_keys(override: Override) -> bool:
@@ -336,7 +322,7 @@ class UsersConf(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if self.further is not None:
             if not Path(self.further).is_dir():
-                raise ConfigError(f"--config-dir={self.further}: there is no such folder.")
+                raise NotFound(f"--config-dir={self.further}: there is no such folder.")
             search_path.prepend("command-line", Path(self.further).absolute().as_uri())
         users = Path.cwd() / "conf"
         if users.is_dir() and not (Path(conf_path()).is_dir() and users.samefile(conf_path())):
@@ -402,13 +388,13 @@ def check_groups(overrides: Sequence[str]) -> None:
         written = f"{group}=[{','.join(names)}]"
         if group not in groups:
             if not all(isinstance(name, str | QuotedString) for name in listed):
-                raise ConfigError(f"{written}: a group takes the names of its files.")
+                raise NotAllowed(f"{written}: a group takes the names of its files.")
             continue
         if group == "tracking":
             write = f"Several trackers are tracking.backend=[{','.join(names)}]"
         else:
             write = f"Write {group}={names[0] if names else 'default'}; to try each, -m {group}={','.join(names)}"
-        raise ConfigError(f"{written}: a run takes one option of the group {group!r}. {write}.")
+        raise NotAllowed(f"{written}: a run takes one option of the group {group!r}. {write}.")
 
 
 # --- params: the command line may set only those that a group or an experiment declares ------------------------------
@@ -454,11 +440,11 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
     block = at.removesuffix(".params")
     # A named evaluation inherits the params of input.eval.
     blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]
-    function = next(filter(None, (at_key(declared, f"{one}.fn") for one in blocks)), None)
-    given = next(filter(None, (at_key(final, f"{one}.fn") for one in blocks)), None)
+    function = next(filter(None, (schema.value_at(declared, f"{one}.fn") for one in blocks)), None)
+    given = next(filter(None, (schema.value_at(final, f"{one}.fn") for one in blocks)), None)
     node: Any = {}
     for one in reversed(blocks):
-        node = {**node, **(at_key(declared, f"{one}.params") or {})}
+        node = {**node, **(schema.value_at(declared, f"{one}.params") or {})}
     if function != given or (path[0] in _HANDED_OVER and block != "model"):
         return
     for depth, name in enumerate(path):
@@ -468,7 +454,7 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
         if name not in node:
             owner = ".".join([at, *path[:depth]])
             where = f"{owner} of the chosen {block.partition('.')[0]} has"
-            raise ConfigError(
+            raise UnknownKey(
                 f"{masked_override(f'{key}={_plain(value)}')}: {where} no {name!r}."
                 f"{did_you_mean(name, node)} Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
             )
@@ -484,12 +470,6 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def at_key(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
-
-
 def _plain(value: Any) -> Any:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else value
 
@@ -497,26 +477,28 @@ def _plain(value: Any) -> Any:
 # --- Hydra's errors, in our words -----------------------------------------------------------------------------------
 
 
-def worded(error: Exception, argv: Sequence[str]) -> str:
-    """Return the message for an error of Hydra: what the user typed, its value and what is allowed.
+def mistake_in(error: Exception, argv: Sequence[str]) -> Exception:
+    """Return an error of Hydra as a mistake that says what the user typed, its value and what is allowed.
 
     Args:
       error: the error.
       argv: the words of the command line.
     """
     cause = error.__cause__
+    if isinstance(error, ConfigError):
+        return error
     if isinstance(error, HydraException):
         in_defaults = _in_defaults(f"{error}\n{cause}", argv)
         if in_defaults:
-            return in_defaults
+            return Malformed(in_defaults)
     if isinstance(error, MissingConfigException):
-        return _missing_option(error)
+        return NotFound(_missing_option(error))
     if isinstance(error, OverrideParseException):
-        return _unreadable(str(error.override), error.message.splitlines()[0], argv)
+        return Malformed(_unreadable(str(error.override), error.message.splitlines()[0], argv))
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
-        return f"{where}: {error.problem or error.context}."
+        return Malformed(f"{where}: {error.problem or error.context}.")
     if str(error).startswith("In '") and isinstance(error.__context__, OmegaConfBaseException):
         return _in_a_file(str(error).split("'")[1], error.__context__)
     if isinstance(error, ConfigCompositionException):
@@ -534,28 +516,29 @@ def worded(error: Exception, argv: Sequence[str]) -> str:
             blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
             value = next(iter(blamed or typed), None)
             if not is_unknown:
-                return str(wrong_type(key, value))
+                return wrong_type(key, value)
             below = [word.lstrip("+") for word in argv if value is None and word.lstrip("+").startswith(f"{key}.")]
-            return str(unknown_key(key, value, next(iter(below), "")))
+            return unknown_key(key, value, next(iter(below), ""))
     if str(error).startswith("BasicSweeper does not support sweep type"):
-        return (
+        return NotAllowed(
             "interval(...) in a sweep: Hydra's own sweeper needs a list of values. Add hydra/sweeper=optuna, or write "
             "a list of values."
         )
     if str(error).startswith("Ambiguous value for argument '"):
         override = str(error).partition("'")[2].partition("'")[0]
+        advice = ". Add --multirun to try each of them, or write a list as [1,2]."
         if {"-m", "--multirun"} & {*argv}:
-            return f"{override} has several values, and what is printed is one config. Give it one value."
-        return f"{override} has several values. Add --multirun to try each of them, or write a list as [1,2]."
+            advice = ", and what is printed is one config. Give it one value."
+        return NotAllowed(f"{override} has several values{advice}")
     if "does not support deletion" in str(cause):
         key = str(error).partition("~")[2]
-        return f"~{key}: {key} cannot be deleted. Use {key}=null to unset it."
+        return NotAllowed(f"~{key}: {key} cannot be deleted. Use {key}=null to unset it.")
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
-        return f"{error} ({str(cause).splitlines()[0]})"
+        return ConfigError(f"{error} ({str(cause).splitlines()[0]})")
     if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key or 'config'}: {str(error).splitlines()[0]}"
-    text = str(error) or str(cause)
-    return text.strip().replace("\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.", "")
+        return ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}")
+    hint = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
+    return ConfigError((str(error) or str(cause)).strip().replace(hint, ""))
 
 
 def _in_defaults(said: str, argv: Sequence[str]) -> str | None:
@@ -618,19 +601,19 @@ def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
     )
 
 
-def _in_a_file(name: str, error: OmegaConfBaseException) -> str:
-    """Return the message for a mistake in a config file, such as `train/default`."""
+def _in_a_file(name: str, error: OmegaConfBaseException) -> ConfigError:
+    """Return the mistake in a config file, such as `train/default`."""
     key = str(error.full_key or "")
     if not key and isinstance(error, ValidationError):
-        return f"conf/{name}.yaml holds no keys with values."
+        return Malformed(f"conf/{name}.yaml holds no keys with values.")
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         if key.partition(".")[0] == "experiment":
-            return _without_package(f"conf/{name}.yaml")
-        return f"conf/{name}.yaml: {unknown_key(key)}"
+            return Malformed(_without_package(f"conf/{name}.yaml"))
+        return UnknownKey(f"conf/{name}.yaml: {unknown_key(key)}")
     if isinstance(error, ValidationError):
         value = str(error.msg).partition("Value '")[2].partition("'")[0]
-        return f"conf/{name}.yaml: {wrong_type(key, value)}"
-    return f"conf/{name}.yaml: {key}: {str(error).splitlines()[0]}"
+        return WrongType(f"conf/{name}.yaml: {wrong_type(key, value)}")
+    return ConfigError(f"conf/{name}.yaml: {key}: {str(error).splitlines()[0]}")
 
 
 def _missing_option(error: MissingConfigException) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runner.config import source_names, user_code
-from runner.config.schema import Config, ConfigError, ModelConfig
+from runner.config.mistakes import NotFound
+from runner.config.schema import Config, ModelConfig
 from runner.tf_private import legacy_keras
 
 _CLASSIC = ("estimator", "layers", "nn.rnn_cell", "tpu.CrossShardOptimizer", "keras.estimator")
@@ -60,7 +61,7 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
         if legacy_keras.VARIABLE in env:
             keras = "legacy" if legacy_keras.is_asked_for(env) else "keras3"
     if keras == "legacy" and not legacy_keras.is_installed():
-        raise ConfigError(
+        raise NotFound(
             f"model.fn={model.fn} needs Keras 2 ({needed or 'model.keras=legacy'}), the package tf_keras, which is not "
             "installed: pip install 'tf-runner[classic]'"
         )

@@ -16,7 +16,8 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from runner.config import schema
 from runner.config.error_messages import check_limits, did_you_mean, nearest, unknown_key, wrong_type
-from runner.config.schema import Config, ConfigError, HookConfig, InputBlock, VocabularyConfig, WarmStartConfig
+from runner.config.mistakes import ConfigError, Conflict, Malformed, NotSet, UnknownKey, WrongType
+from runner.config.schema import Config, HookConfig, InputBlock, VocabularyConfig, WarmStartConfig
 from runner.config.step_range import parse_step_range
 from runner.config.validation import check
 from runner.system.redaction import extend_secrets, masked_override
@@ -38,7 +39,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
     extend_secrets(_secrets_in(tree))  # first, because messages about mistakes must not show secrets
     for key, value in schema.flatten(tree).items():
         if value == _MISSING or (isinstance(value, list) and _MISSING in value):
-            raise ConfigError(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
+            raise NotSet(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
     config: Config = _merge(Config, tree, "")
     config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
@@ -118,7 +119,7 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
             raise unknown_key(schema.eval_key(name), block)
         if not isinstance(block, Mapping):
             shown = masked_override(f"{schema.eval_key(name)}={block!r}")
-            raise ConfigError(
+            raise UnknownKey(
                 f"{shown} is neither a setting of an input ({', '.join(settings)}) nor a block of settings."
                 f"{did_you_mean(name, settings)}"
             )
@@ -130,7 +131,7 @@ def _hooks(blocks: Sequence[Any]) -> list[HookConfig]:
     for place, block in enumerate(blocks):
         if not isinstance(block, Mapping) or not block.get("fn"):
             shown = masked_override(f"train.hooks[{place}]={block!r}")
-            raise ConfigError(f"{shown} is not a hook. Write train.hooks=[{{fn: package.module.Class, params: {{}}}}]")
+            raise Malformed(f"{shown} is not a hook. Write train.hooks=[{{fn: package.module.Class, params: {{}}}}]")
     return [_merge(HookConfig, block, f"train.hooks[{place}]") for place, block in enumerate(blocks)]
 
 
@@ -138,7 +139,7 @@ def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
     for name, block in settings.vocabularies.items():
         if not isinstance(block, Mapping):
             keys = ", ".join(_keys_of(VocabularyConfig))
-            raise ConfigError(f"{_VOCABULARIES}.{name}={block!r} must be a mapping with the keys {keys}.")
+            raise WrongType(f"{_VOCABULARIES}.{name}={block!r} must be a mapping with the keys {keys}.")
     return {
         name: _merge(VocabularyConfig, block, f"{_VOCABULARIES}.{name}")
         for name, block in settings.vocabularies.items()
@@ -148,21 +149,15 @@ def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
 def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) -> NoReturn:
     key = str(error.full_key or "")
     full_key = f"{at}.{key}".strip(".")
-    value = _value_at(tree, key)
+    value = schema.value_at(tree, key)
     if isinstance(error, ConfigKeyError):
         raise unknown_key(full_key, value) from error
     if key:
         raise wrong_type(full_key, value) from error
     for name, child in tree.items():  # OmegaConf does not name the key of a scalar that stands in place of a group
         if dataclasses.is_dataclass(schema.class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
-            raise ConfigError(f"{name}={child!r} is not a group of settings.") from error
+            raise WrongType(f"{name}={child!r} is not a group of settings.") from error
     raise ConfigError(f"{at or 'config'}: {error.msg or error}") from error
-
-
-def _value_at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def _keys_of(cls: type) -> list[str]:
@@ -198,7 +193,7 @@ def debugged(config: Config) -> Config:
     train = config.train
     if config.run.debug == "fast_dev":
         if config.run.profile is not None and parse_step_range(config.run.profile).last > FAST_DEV_STEPS:
-            raise ConfigError(
+            raise Conflict(
                 f"run.profile={config.run.profile}: run.debug=fast_dev takes no more than {FAST_DEV_STEPS} steps. "
                 "Set one of them to null."
             )
@@ -210,7 +205,7 @@ def debugged(config: Config) -> Config:
         )
     if config.run.debug == "overfit":
         if train.max_steps is None:
-            raise ConfigError(
+            raise Conflict(
                 "run.debug=overfit repeats one batch without end, so train.max_steps=null would never end it. Set "
                 "train.max_steps."
             )

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from runner.config import changed_keys
+from runner.config.mistakes import ConfigError as ConfigError
+from runner.config.mistakes import Malformed
 from runner.system.files import write_atomically
 from runner.system.redaction import secrets_of
 
@@ -53,16 +55,6 @@ MOST_COUNTED = 2**31 - 1
 """Largest number of things or of seconds: TensorFlow's loops and waits have 32 bits."""
 SEED_BITS = 31
 """Number of bits of the random seed that a run gets if `run.seed` is null."""
-
-
-class ConfigError(ValueError):
-    """A mistake in the config; the message names the key, the value, what is allowed and the nearest valid name.
-
-    Attributes:
-      key: the key whose value exceeds its limits; '': another mistake.
-    """
-
-    key = ""
 
 
 @dataclass(frozen=True)
@@ -676,6 +668,13 @@ def flatten(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     return flat
 
 
+def value_at(tree: Any, key: str) -> Any:
+    """Return the value of a dotted key in nested mappings; None if there is none."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def as_yaml(tree: Mapping[str, Any]) -> str:
     """Return the text of a config file."""
     from omegaconf import OmegaConf  # 50 ms, which `--help` of a key would wait for; in `read` as well
@@ -705,7 +704,7 @@ def read(path: Path) -> dict[str, Any]:
             changed_keys.update_saved(tree, str(path))
         found: Any = OmegaConf.to_container(tree, resolve=True)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise Malformed(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} does not contain a config.")
+        raise Malformed(f"{path} does not contain a config.")
     return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runner.config import schema
-from runner.config.schema import Config, ConfigError, EvalStrategyConfig
+from runner.config.mistakes import ConfigError, Conflict, Empty, NoEffect, NotAllowed, NotSet, OutOfRange, Twice
+from runner.config.schema import Config, EvalStrategyConfig
 
 
-def check_strategies(config: Config) -> Iterator[str]:
+def check_strategies(config: Config) -> Iterator[ConfigError]:
     """Yield the mistakes in `strategy`, `eval_strategy` and `cluster`, and in a batch size that does not fit them."""
     yield from _check_cluster(config)
     yield from _check_strategy("strategy", config.strategy)
@@ -16,66 +17,68 @@ def check_strategies(config: Config) -> Iterator[str]:
     yield from _check_eval_strategy(config)
     train, evaluation = config.strategy.virtual_devices, config.eval_strategy.virtual_devices
     if train is not None and evaluation is not None and train != evaluation:
-        yield (
+        yield Conflict(
             f"strategy.virtual_devices={train} and eval_strategy.virtual_devices={evaluation} differ, but TensorFlow "
             "splits the CPU of a process only once. Set both to the same number."
         )
     check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
 
 
-def _check_cluster(config: Config) -> Iterator[str]:
+def _check_cluster(config: Config) -> Iterator[ConfigError]:
     """Yield messages about a resolver that does not work with the strategy, and settings that the resolver ignores."""
     resolver, strategy = config.cluster.resolver, config.strategy.name
     if resolver == "tpu" and strategy != "tpu":
-        yield f"cluster.resolver=tpu works with strategy=tpu only, not with strategy={strategy}."
+        yield Conflict(f"cluster.resolver=tpu works with strategy=tpu only, not with strategy={strategy}.")
     if strategy == "tpu" and resolver not in ("auto", "tpu"):
-        yield f"cluster.resolver={resolver} with strategy=tpu: use auto or tpu."
+        yield Conflict(f"cluster.resolver={resolver} with strategy=tpu: use auto or tpu.")
     for name, resolvers in (("port", ("slurm", "kubernetes")), ("service", ("kubernetes",))):
         value = getattr(config.cluster, name)
         if value is not None and resolver not in ("auto", *resolvers):
             only = " and ".join(resolvers)
-            yield f"cluster.{name}={value} has no effect with cluster.resolver={resolver}, only with {only}."
+            yield NoEffect(f"cluster.{name}={value} has no effect with cluster.resolver={resolver}, only with {only}.")
 
 
-def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[str]:
+def _check_strategy(key: str, strategy: EvalStrategyConfig) -> Iterator[ConfigError]:
     """Yield messages about options that the chosen strategy would ignore, and options that exclude each other."""
     if strategy.name is None and key == "strategy":
-        yield "strategy.name=null: name a strategy, such as default."
+        yield NotSet("strategy.name=null: name a strategy, such as default.")
     allowed = schema.STRATEGY_OPTIONS.get(strategy.name or "", ())
     for option, value in vars(strategy).items():
         if option != "name" and value is not None and option not in allowed:
-            yield (
+            yield NoEffect(
                 f"{key}.{option}={value} has no effect with {key}={strategy.name or 'same'}. "
                 f"Its options: {', '.join(allowed) or 'none'}."
             )
     ops = strategy.cross_device_ops
     if ops is not None and ops not in schema.CROSS_DEVICE_OPS and "." not in ops:
-        yield (
+        yield NotAllowed(
             f"{key}.cross_device_ops={ops} is not allowed. Allowed: {', '.join(schema.CROSS_DEVICE_OPS)}, or "
             "package.module.Class of your own tf.distribute.CrossDeviceOps."
         )
     devices, num_gpus, virtual_devices = strategy.devices, strategy.num_gpus, strategy.virtual_devices
     if devices is not None and not devices:
-        yield f"{key}.devices=[] names no device. Use null for all devices."
+        yield Empty(f"{key}.devices=[] names no device. Use null for all devices.")
     if devices and len(set(devices)) < len(devices):
-        yield f"{key}.devices={devices} names a device twice. Remove one of them."
+        yield Twice(f"{key}.devices={devices} names a device twice. Remove one of them.")
     if strategy.name == "one_device" and devices and len(devices) != 1:
-        yield f"{key}.devices={devices}: one_device takes exactly one device. Use {key}=mirrored for several."
+        yield OutOfRange(
+            f"{key}.devices={devices}: one_device takes exactly one device. Use {key}=mirrored for several."
+        )
     if devices and num_gpus is not None:
-        yield f"{key}.devices and {key}.num_gpus exclude each other. Set one of them."
+        yield Conflict(f"{key}.devices and {key}.num_gpus exclude each other. Set one of them.")
     if num_gpus and virtual_devices is not None:
-        yield (
+        yield Conflict(
             f"{key}.num_gpus={num_gpus} and {key}.virtual_devices={virtual_devices} exclude each other. Set one of "
             "them to null."
         )
     if strategy.num_packs is not None and strategy.cross_device_ops not in schema.PACKED_OPS:
-        yield (
+        yield NoEffect(
             f"{key}.num_packs={strategy.num_packs} has no effect with {key}.cross_device_ops="
             f"{strategy.cross_device_ops or 'null'}. Use cross_device_ops={' or '.join(schema.PACKED_OPS)}."
         )
 
 
-def _check_eval_strategy(config: Config) -> Iterator[str]:
+def _check_eval_strategy(config: Config) -> Iterator[ConfigError]:
     """Yield a message if eval_strategy needs several processes or a TPU and is not the strategy of training."""
     name = config.eval_strategy.name
     if name not in (*schema.CLUSTER_STRATEGIES, "tpu"):
@@ -86,7 +89,7 @@ def _check_eval_strategy(config: Config) -> Iterator[str]:
             f"evaluate in a separate run, command=evaluate strategy={name} model_dir=..., or choose same, default, "
             "one_device, mirrored or central_storage"
         )
-    yield (
+    yield Conflict(
         f"eval_strategy={name} with strategy={config.strategy.name}: a run can use only one strategy that needs "
         f"several processes or a TPU. Instead, {instead}."
     )
@@ -115,4 +118,4 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     below, above = size // unit * unit, (size // unit + 1) * unit
     use = f"{below} or {above}" if below else f"{above}"
     over = f"{replicas} replicas" if parts == 1 else f"{replicas} x {parts} parts (train.gradient_accumulation={parts})"
-    raise ConfigError(f"input.train.batch_size={size} does not divide over {over}. Use {use}.{why and f' {why}'}")
+    raise OutOfRange(f"input.train.batch_size={size} does not divide over {over}. Use {use}.{why and f' {why}'}")

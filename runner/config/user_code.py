@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.error_messages import did_you_mean
+from runner.config.mistakes import ConfigError
 
 
-class UserCodeError(ValueError):
+class UserCodeError(ConfigError):
     """A dotted name in the config to which no object belongs; the message says what was looked for, and where."""
 
 

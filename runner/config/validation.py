@@ -16,8 +16,20 @@ from omegaconf import OmegaConf
 from runner.config import schema
 from runner.config.error_messages import did_you_mean
 from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, is_of_evaluation, rank_by
+from runner.config.mistakes import (
+    ConfigError,
+    Conflict,
+    Empty,
+    Malformed,
+    NoEffect,
+    NotAllowed,
+    NotFound,
+    NotSet,
+    OutOfRange,
+    Twice,
+)  # fmt: skip
 from runner.config.saved_config import FILE
-from runner.config.schema import PREDICTION_FORMATS, Config, ConfigError
+from runner.config.schema import PREDICTION_FORMATS, Config
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
 from runner.system.files import read_json
@@ -59,7 +71,7 @@ def check(config: Config) -> None:
         _check_eager,
     ):
         for mistake in find_mistakes(config):
-            raise ConfigError(mistake)
+            raise mistake
 
 
 def newest_runs(outputs: Path) -> list[Path]:
@@ -88,7 +100,7 @@ def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Patt
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"{key}: {shown or pattern!r} is not a regular expression: {error}.") from error
+        raise Malformed(f"{key}: {shown or pattern!r} is not a regular expression: {error}.") from error
 
 
 def checkpoint_in(key: str, config: Config) -> str | None:
@@ -112,7 +124,7 @@ def checkpoint_in(key: str, config: Config) -> str | None:
         if Path(f"{path}.index").is_file():
             return str(path)
     listed = ", ".join(there[step] for step in sorted(there)) or "none"
-    raise ConfigError(
+    raise NotFound(
         f"{key}={chosen}: there is no such checkpoint. {model_dir} has: {listed}. Allowed: null (the newest), best, "
         "a step, a path."
     )
@@ -145,19 +157,15 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
     listed = "; ".join(f"{name} ({', '.join(sorted(found)) or 'not evaluated'})" for name, found in noted.items())
     there = f"In {model_dir} are: {listed or 'none'}."
     if best.metric is None:
-        raise ConfigError(
-            f"{key}=best needs checkpoint.keep_best.metric, which is null. Set it, or use a step. {there}"
-        )
+        raise NotSet(f"{key}=best needs checkpoint.keep_best.metric, which is null. Set it, or use a step. {there}")
     values = {name: found[best.metric] for name, found in noted.items() if best.metric in found}
     ranked = rank_by(values, best.metric, best.mode)
     if not ranked:
-        raise ConfigError(
-            f"{key}=best: no checkpoint has the metric {best.metric} (checkpoint.keep_best.metric). {there}"
-        )
+        raise NotFound(f"{key}=best: no checkpoint has the metric {best.metric} (checkpoint.keep_best.metric). {there}")
     return ranked[0]
 
 
-def _check_folders(config: Config) -> Iterator[str]:
+def _check_folders(config: Config) -> Iterator[ConfigError]:
     """Yield a message for each folder to write that is a URL: `gs://bucket` would become a local folder named `gs:`."""
     written = {
         "model_dir": config.model_dir,
@@ -173,53 +181,57 @@ def _check_folders(config: Config) -> Iterator[str]:
             local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
             mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and use the path"
             shown = masked_value(key, path)
-            yield f"{key}={shown} is a URL, but a run needs a folder of the file system. {mount}: {key}={local}"
+            yield NotAllowed(
+                f"{key}={shown} is a URL, but a run needs a folder of the file system. {mount}: {key}={local}"
+            )
 
 
-def _check_new(config: Config) -> Iterator[str]:
+def _check_new(config: Config) -> Iterator[ConfigError]:
     """Yield a message about command=new without new.path, or new.path without command=new."""
     path = config.new.path
     if config.command == "new" and not path:
-        yield "command=new needs the folder of the new project. Set new.path=my_project"
+        yield NotSet("command=new needs the folder of the new project. Set new.path=my_project")
     if config.command != "new" and path is not None:
-        yield f"new.path={path} has no effect with command={config.command}, only with command=new. Remove it."
+        yield NoEffect(
+            f"new.path={path} has no effect with command={config.command}, only with command=new. Remove it."
+        )
 
 
-def _check_functions(config: Config) -> Iterator[str]:
+def _check_functions(config: Config) -> Iterator[ConfigError]:
     """Yield a message for each function that the command calls and that is not set."""
     command, input = config.command, config.input
     if command in schema.ENVIRONMENT_COMMANDS:
         return
     if command != "inspect" and not config.model.fn:
-        yield "model.fn is not set. Use package.module or package.module.function, or choose model=..."
+        yield NotSet("model.fn is not set. Use package.module or package.module.function, or choose model=...")
     if command in schema.TRAINING_COMMANDS and not input.train.fn:
-        yield f"input.train.fn is not set, but command={command} trains. Choose input=... or set it."
+        yield NotSet(f"input.train.fn is not set, but command={command} trains. Choose input=... or set it.")
     if command == "predict" and not input.predict.fn:
-        yield "input.predict.fn is not set, but command=predict needs it. Choose input=... or set it."
+        yield NotSet("input.predict.fn is not set, but command=predict needs it. Choose input=... or set it.")
     if command == "evaluate" and not input.evals:
-        yield "input.eval is empty, but command=evaluate needs at least one evaluation."
+        yield NotSet("input.eval is empty, but command=evaluate needs at least one evaluation.")
     for name, block in input.evals.items() if command in schema.EVALUATING_COMMANDS else ():
         if not block.fn:
             without = "" if command == "evaluate" else " Set it, or turn evaluation off: input.eval=null."
-            yield f"{schema.eval_key(name)}.fn is not set.{without}"
+            yield NotSet(f"{schema.eval_key(name)}.fn is not set.{without}")
 
 
-def _check_model_dir(config: Config) -> Iterator[str]:
+def _check_model_dir(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a missing or wrong model_dir, for commands that read an earlier run."""
     if config.command in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS):
         return
     runs = ", ".join(map(str, newest_runs(Path("outputs"))))
     newest = f" The newest: {runs}." if runs else ""
     if not config.model_dir:
-        yield f"command={config.command} reads an earlier run. Set model_dir=outputs/<run>.{newest}"
+        yield NotSet(f"command={config.command} reads an earlier run. Set model_dir=outputs/<run>.{newest}")
     directory, shown = Path(str(config.model_dir)), f"model_dir={config.model_dir}"
     if not directory.is_dir():
-        yield f"{shown}: there is no such folder.{newest}"
+        yield NotFound(f"{shown}: there is no such folder.{newest}")
     if not (directory / "checkpoint").exists() and not any(directory.glob("*.index")):
-        yield f"{shown}: it has no checkpoint for command={config.command}.{newest}"
+        yield NotFound(f"{shown}: it has no checkpoint for command={config.command}.{newest}")
 
 
-def _check_inputs(config: Config) -> Iterator[str]:
+def _check_inputs(config: Config) -> Iterator[ConfigError]:
     """Yield a message for each value in an input's `params` that the input's own key of the same name would replace."""
     blocks = {"input.train": config.input.train, "input.predict": config.input.predict}
     blocks |= {schema.eval_key(name): block for name, block in config.input.evals.items()}
@@ -227,78 +239,82 @@ def _check_inputs(config: Config) -> Iterator[str]:
         for name in ("batch_size", "shuffle_seed"):
             setting = getattr(block, name)
             if setting is not None and block.params.get(name, setting) != setting:
-                yield (
+                yield NoEffect(
                     f"{key}.params.{name}={block.params[name]} has no effect, because {key}.{name}={setting} replaces "
                     f"it. Set {key}.{name} instead."
                 )
 
 
-def _check_train_input(config: Config) -> Iterator[str]:
+def _check_train_input(config: Config) -> Iterator[ConfigError]:
     """Yield messages about settings that contradict a requested exact resume, or that the strategy does not support."""
     block, exact = config.input.train, [("run.deterministic", "true")] if config.run.deterministic else []
     service = block.service
     if service.address is None:
         yield from _check_unused("input.train.service", service, "input.train.service.address")
     elif not re.fullmatch(r"[\w+]+://(\[[^\]\s]+\]|[^\s:/\[\]]+):\d+", service.address):
-        yield (
+        yield Malformed(
             f"input.train.service.address={service.address} is not the address of a dispatcher. Write protocol, host "
             "and port: grpc://host:5050"
         )
     if service.job_name == "":
-        yield "input.train.service.job_name='' is empty. Use a name, or null."
+        yield Empty("input.train.service.job_name='' is empty. Use a name, or null.")
     if config.command not in schema.TRAINING_COMMANDS:
         return
     strategy, saved = config.strategy.name, [("checkpoint.input_state", "saved")]
     saved = saved if config.checkpoint.input_state == "saved" else []
     for key, value in [*exact, *saved] if service.address else ():
-        yield (
+        yield Conflict(
             f"input.train.service.address={service.address} with {key}={value}: a service returns elements in no "
             "fixed order, and has no position to save. Unset one of them."
         )
     if service.address and strategy in ("parameter_server", "tpu"):
-        yield (
+        yield Conflict(
             f"input.train.service.address={service.address} does not work with strategy={strategy}. Unset it, or use "
             "another strategy."
         )
     if service.address and block.shard != "auto":
-        yield (
+        yield NoEffect(
             f"input.train.shard={block.shard} has no effect with input.train.service.address: the service distributes "
             "the elements among the workers. Set input.train.shard=auto."
         )
     if block.options.deterministic is False:
         counted = [("checkpoint.input_state", "counted")] if config.checkpoint.input_state == "counted" else []
         for key, value in [*exact, *counted]:
-            yield (
+            yield Conflict(
                 f"input.train.options.deterministic=false with {key}={value}: the examples come in a different order "
                 "each time. Unset one of them."
             )
     if block.prefetch_to_device is not None:
         given = f"input.train.prefetch_to_device={block.prefetch_to_device}"
         for key, value in saved:
-            yield f"{given} with {key}={value}: the state of batches on a device cannot be saved. Unset one of them."
+            yield Conflict(
+                f"{given} with {key}={value}: the state of batches on a device cannot be saved. Unset one of them."
+            )
         if strategy not in ("default", "one_device"):
-            yield f"{given} does not work with strategy={strategy}, whose replicas share one batch. Unset it."
+            yield Conflict(f"{given} does not work with strategy={strategy}, whose replicas share one batch. Unset it.")
 
 
-def _check_evaluation(config: Config) -> Iterator[str]:
+def _check_evaluation(config: Config) -> Iterator[ConfigError]:
     for name in config.input.evals:
         if name and not re.fullmatch(r"[\w.-]+", name):
-            yield f"{schema.eval_key(name)}: the name of an evaluation may contain letters, digits, '_', '-' and '.'."
+            yield Malformed(
+                f"{schema.eval_key(name)}: the name of an evaluation may contain letters, digits, '_', '-' and '.'."
+            )
     yield from _check_evaluation_name(config)
     if config.eval.at_start and not config.input.evals:
-        yield "eval.at_start=true, but input.eval is empty: there is nothing to evaluate."
+        yield NoEffect("eval.at_start=true, but input.eval is empty: there is nothing to evaluate.")
 
 
-def _check_evaluation_name(config: Config) -> Iterator[str]:
+def _check_evaluation_name(config: Config) -> Iterator[ConfigError]:
     """Yield messages about a wrong `eval.name`, and evaluations of other data that would replace the run's metrics."""
     name = config.eval.name
     if name is not None and config.command != "evaluate":
-        yield (
+        yield NoEffect(
             f"eval.name={name} works with command=evaluate only; training names an evaluation by its block: "
             f"input.eval.{name}."
         )
     if name is not None and not re.fullmatch(r"[\w.-]+", name):
-        yield f"eval.name={name}: the name of an evaluation may contain letters, digits, '_', '-' and '.'."
+        yield Malformed(f"eval.name={name}: the name of an evaluation may contain letters, digits, '_', '-' and '.'.")
     if config.command != "evaluate":
         return
     # Not `read_saved`: the command has already read the file by it, and its warnings would be printed twice.
@@ -311,78 +327,80 @@ def _check_evaluation_name(config: Config) -> Iterator[str]:
         recorded, known = config.eval.recorded_name(own), of_run.get(config.eval.recorded_name(own))
         changed = [key for key in ("fn", "params") if known is not None and known.get(key) != getattr(block, key)]
         if changed:
-            yield (
+            yield Conflict(
                 f"{schema.eval_key(own)}.{changed[0]} differs from the setting of the run in {config.model_dir}, so "
                 f"the new metrics would replace the run's own {evaluation_prefix(recorded)}/... Choose a name that "
                 "the run does not have, such as eval.name=test"
             )
 
 
-def _check_checkpoint(config: Config) -> Iterator[str]:
+def _check_checkpoint(config: Config) -> Iterator[ConfigError]:
     """Yield messages about save_steps and save_secs that are both set, and settings of keep_best without a metric.
 
     An explicit save_secs that equals its default cannot be noticed.
     """
     steps, secs = config.checkpoint.save_steps, config.checkpoint.save_secs
     if steps is not None and secs not in (None, schema.CheckpointConfig().save_secs):
-        yield (
+        yield Conflict(
             f"checkpoint.save_steps={steps} and checkpoint.save_secs={secs} exclude each other. "
             "Set one of them to null."
         )
     yield from _check_metric_of("checkpoint.keep_best", config.checkpoint.keep_best, config)
 
 
-def _check_chosen_checkpoint(config: Config) -> Iterator[str]:
+def _check_chosen_checkpoint(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a chosen checkpoint that does not exist, or that the command does not read."""
     for key, (value_in, command) in _CHECKPOINTS.items():
         if config.command == command:
             checkpoint_in(key, config)
         elif value_in(config) is not None and config.command in schema.TRAINING_COMMANDS:
-            yield (
+            yield NoEffect(
                 f"{key}={value_in(config)} works with command={command} only; training resumes from the newest "
                 "checkpoint."
             )
         elif value_in(config) is not None:
-            yield f"{key}={value_in(config)} works with command={command} only, not with {config.command}."
+            yield NoEffect(f"{key}={value_in(config)} works with command={command} only, not with {config.command}.")
 
 
-def _check_export(config: Config) -> Iterator[str]:
+def _check_export(config: Config) -> Iterator[ConfigError]:
     """Yield messages about export settings that have no effect, and an exporter `best` without an evaluation."""
     export, exporters = config.export, config.export.exporters or []
     if len(set(exporters)) < len(exporters):
-        yield f"export.exporters=[{','.join(exporters)}] names an exporter twice. Remove one of them."
+        yield Twice(f"export.exporters=[{','.join(exporters)}] names an exporter twice. Remove one of them.")
     if export.exporters is not None and not exporters:
-        yield "export.exporters=[] exports nothing. Use null."
+        yield Empty("export.exporters=[] exports nothing. Use null.")
     if "best" not in exporters:
         yield from _check_unused("export.best", export.best, "best in export.exporters")
     if config.exports and not export.receiver_fn and not config.export_input[1].fn:
-        yield (
+        yield NotSet(
             f"command={config.command} exports a model whose requests have the features of an input, but no input is "
             "set. Set input.eval.fn, or export.receiver_fn."
         )
     evaluates = config.command in schema.EVALUATING_COMMANDS and config.input.evals
     if "best" in exporters and config.command in schema.TRAINING_COMMANDS and not evaluates:
-        yield (
+        yield Conflict(
             f"export.exporters contains best, but command={config.command} does not evaluate. Remove it, or use "
             "command=train_and_evaluate."
         )
     if export.register is not None and not config.tracking.has_mlflow:
-        yield (
+        yield Conflict(
             f"export.register={export.register} is a name in MLflow's registry, but "
             f"tracking.backend={_shown(config.tracking.backend)} does not record in MLflow. Set tracking=mlflow, or "
             "export.register=null."
         )
     if export.register is not None and not config.exports and config.command in schema.TRAINING_COMMANDS:
-        yield f"export.register={export.register} has no effect without export.exporters, such as [final]."
+        yield NoEffect(f"export.register={export.register} has no effect without export.exporters, such as [final].")
     if export.alias is not None and export.register is None:
-        yield f"export.alias={export.alias} has no effect without export.register, the name of the registered model."
+        yield NoEffect(
+            f"export.alias={export.alias} has no effect without export.register, the name of the registered model."
+        )
     if export.alias is not None and (export.alias == "latest" or re.fullmatch(r"v\d+", export.alias)):
-        yield f"export.alias={export.alias}: MLflow reserves this name. Use another one, such as champion."
+        yield NotAllowed(f"export.alias={export.alias}: MLflow reserves this name. Use another one, such as champion.")
     if export.best.metric is not None:
         yield from _check_metric("export.best.metric", export.best.metric, config)
 
 
-def _check_warm_start(config: Config) -> Iterator[str]:
+def _check_warm_start(config: Config) -> Iterator[ConfigError]:
     """Yield messages about a warm start from a missing checkpoint, and regular expressions that do not compile."""
     warm_start = config.train.warm_start
     for index, pattern in enumerate(warm_start.include or ()):
@@ -391,32 +409,32 @@ def _check_warm_start(config: Config) -> Iterator[str]:
         groups = compile_pattern("train.warm_start.rename", new).groups
         wanted = max((int(number) for number in re.findall(r"\\(\d+)", old)), default=0)
         if wanted > groups:
-            yield f"train.warm_start.rename: {old!r} uses group {wanted}, but {new!r} has {groups} groups."
+            yield Malformed(f"train.warm_start.rename: {old!r} uses group {wanted}, but {new!r} has {groups} groups.")
     if warm_start.checkpoint is None:
         for name in ("include", "rename", "vocabularies"):
             if getattr(warm_start, name):
-                yield f"train.warm_start.{name} has no effect without train.warm_start.checkpoint."
+                yield NoEffect(f"train.warm_start.{name} has no effect without train.warm_start.checkpoint.")
         return
     if warm_start.include is not None and not (warm_start.include or warm_start.vocabularies):
-        yield "train.warm_start.include=[] selects nothing. Use null for every trainable variable."
+        yield Empty("train.warm_start.include=[] selects nothing. Use null for every trainable variable.")
     is_fresh = not config.model_dir or not (Path(config.model_dir) / "checkpoint").exists()
     begins = is_fresh and config.command in schema.TRAINING_COMMANDS
     for name, vocabulary in warm_start.vocabularies.items():
         for setting in ("new_vocab", "old_vocab"):
             key, file = f"train.warm_start.vocabularies.{name}.{setting}", getattr(vocabulary, setting)
             if not file:
-                yield f"{key} is not set. It must be a file with one token per line, in the order of the rows."
+                yield NotSet(f"{key} is not set. It must be a file with one token per line, in the order of the rows.")
             if begins and "://" not in file and not Path(file).is_file():
-                yield f"{key}={file}: there is no such file."
+                yield NotFound(f"{key}={file}: there is no such file.")
     if begins and "://" not in warm_start.checkpoint:
         path, files = Path(warm_start.checkpoint), ("checkpoint", "*.index", "variables/variables.index")
         if not path.is_dir() and not Path(f"{path}.index").exists():
-            yield f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder."
+            yield NotFound(f"train.warm_start.checkpoint={path}: there is no such checkpoint, and no such folder.")
         if path.is_dir() and not any(found.is_file() for name in files for found in path.glob(name)):
-            yield f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder."
+            yield NotFound(f"train.warm_start.checkpoint={path}: there is no checkpoint in that folder.")
 
 
-def _check_rules(config: Config) -> Iterator[str]:
+def _check_rules(config: Config) -> Iterator[ConfigError]:
     """Yield messages about metrics of early stopping and reduce_lr_on_plateau that do not exist, or come too late."""
     rules: dict[str, schema.EarlyStoppingConfig | schema.ReduceLROnPlateauConfig] = {
         "train.early_stopping": config.train.early_stopping,
@@ -424,56 +442,60 @@ def _check_rules(config: Config) -> Iterator[str]:
     }
     for key, rule in rules.items():
         if rule.metric is not None and config.command == "train":
-            yield f"{key}.metric={rule.metric} {_NOT_EVALUATED}"
+            yield NoEffect(f"{key}.metric={rule.metric} {_NOT_EVALUATED}")
         yield from _check_metric_of(key, rule, config)
     metric = config.train.reduce_lr_on_plateau.metric
     if metric is not None and config.cluster.evaluator and config.command == "train_and_evaluate":
-        yield (
+        yield Conflict(
             f"train.reduce_lr_on_plateau.metric={metric} with cluster.evaluator=true: an evaluator is behind "
             "training, so a resumed run would reduce its learning rate at other steps. Set cluster.evaluator=false."
         )
 
 
-def _check_evaluator(config: Config) -> Iterator[str]:
+def _check_evaluator(config: Config) -> Iterator[ConfigError]:
     """Yield a message if cluster.evaluator would have nothing to evaluate.
 
     The commands that read a run are not checked: their config is that of the run's training.
     """
     if config.cluster.evaluator and config.command == "train":
-        yield f"cluster.evaluator=true {_NOT_EVALUATED}"
+        yield NoEffect(f"cluster.evaluator=true {_NOT_EVALUATED}")
     if config.cluster.evaluator and config.command == "train_and_evaluate" and not config.input.evals:
-        yield "cluster.evaluator=true, but input.eval is empty: there is nothing to evaluate."
+        yield NoEffect("cluster.evaluator=true, but input.eval is empty: there is nothing to evaluate.")
 
 
-def _check_prediction(config: Config) -> Iterator[str]:
+def _check_prediction(config: Config) -> Iterator[ConfigError]:
     output, keys = config.predict.output, config.predict.keys
     if output is not None and not output.endswith(tuple(PREDICTION_FORMATS)):
         known = ", ".join(f"{suffix} ({name})" for suffix, name in PREDICTION_FORMATS.items())
-        yield f"predict.output={output}: its suffix selects the format. Use one of {known}."
+        yield Malformed(f"predict.output={output}: its suffix selects the format. Use one of {known}.")
     if keys is not None and not keys:
-        yield "predict.keys=[] leaves nothing to write. Use null for all predictions."
+        yield Empty("predict.keys=[] leaves nothing to write. Use null for all predictions.")
 
 
-def _check_sweep(config: Config) -> Iterator[str]:
+def _check_sweep(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a sweep.metric of an evaluation that the jobs do not have."""
     if config.sweep.metric is not None:
         yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
 
 
-def _check_tracking(config: Config) -> Iterator[str]:
+def _check_tracking(config: Config) -> Iterator[ConfigError]:
     """Yield messages about unknown trackers, and a tracking.uri that MLflow cannot open."""
     yield from check_backend("tracking.backend=", config.tracking.backend)
     uri = config.tracking.uri or ""
     shown = masked_value("tracking.uri", uri)
     if uri.startswith("sqlite:") and not uri.startswith("sqlite:///"):
-        yield f"tracking.uri={shown}: write a database file as sqlite:///relative.db or sqlite:////absolute.db."
+        yield Malformed(
+            f"tracking.uri={shown}: write a database file as sqlite:///relative.db or sqlite:////absolute.db."
+        )
     if "://" not in uri and uri.endswith((".db", ".sqlite", ".sqlite3")):
-        yield f"tracking.uri={shown} is a path, not a URI. Write a database file as sqlite:///{shown.removeprefix('file:')}."
+        yield Malformed(
+            f"tracking.uri={shown} is a path, not a URI. Write a database file as sqlite:///{shown.removeprefix('file:')}."
+        )
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", uri):
-        yield f"tracking.uri={shown} has no scheme. Use http://{shown}."
+        yield Malformed(f"tracking.uri={shown} has no scheme. Use http://{shown}.")
 
 
-def check_backend(written: str, value: Any, end: str = "") -> Iterator[str]:
+def check_backend(written: str, value: Any, end: str = "") -> Iterator[ConfigError]:
     """Yield the mistakes in a `tracking.backend`.
 
     Args:
@@ -484,25 +506,27 @@ def check_backend(written: str, value: Any, end: str = "") -> Iterator[str]:
     shown = f"{written}{_shown(value)}{end}"
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
-        yield f"{shown} names no tracker. Use none to record only in model_dir."
+        yield Empty(f"{shown} names no tracker. Use none to record only in model_dir.")
     names = []
     for entry in entries:
         is_class = isinstance(entry, Mapping) and {*entry} <= {"fn", "params"} and isinstance(entry.get("fn"), str)
         params = entry.get("params") if isinstance(entry, Mapping) else None
         if (not is_class and not isinstance(entry, str)) or not isinstance(params, Mapping | None):
-            yield f"{shown}: {_shown(entry)} is not a tracker. {_TRACKERS_IN_WORDS}"
+            yield Malformed(f"{shown}: {_shown(entry)} is not a tracker. {_TRACKERS_IN_WORDS}")
             return
         name = entry["fn"] if isinstance(entry, Mapping) else entry
         if isinstance(entry, Mapping) and "." not in name:
             said = f"{name} is not the dotted name of a class, and only a class takes params."
-            yield f"{shown}: {said} {_TRACKERS_IN_WORDS}"
+            yield Malformed(f"{shown}: {said} {_TRACKERS_IN_WORDS}")
         elif name not in schema.TRACKERS and "." not in name:
-            yield f"{written}{name}{end} is not allowed.{did_you_mean(name, schema.TRACKERS)} {_TRACKERS_IN_WORDS}"
+            yield NotAllowed(
+                f"{written}{name}{end} is not allowed.{did_you_mean(name, schema.TRACKERS)} {_TRACKERS_IN_WORDS}"
+            )
         names.append(name)
     if "none" in names and len(names) > 1:
-        yield f"{shown}: none cannot be combined with other trackers. Remove it."
+        yield Conflict(f"{shown}: none cannot be combined with other trackers. Remove it.")
     if len({*names}) < len(names):
-        yield f"{shown} names a tracker twice. Remove one of them."
+        yield Twice(f"{shown} names a tracker twice. Remove one of them.")
 
 
 _TRACKERS_IN_WORDS = (
@@ -519,7 +543,7 @@ def _shown(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _check_profile(config: Config) -> Iterator[str]:
+def _check_profile(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a run.profile that is not a range of steps, or lies beyond the last step of training."""
     profile, max_steps = config.run.profile, config.train.max_steps
     if profile is None:
@@ -527,38 +551,40 @@ def _check_profile(config: Config) -> Iterator[str]:
     try:
         last = parse_step_range(profile).last
     except ValueError as error:
-        raise ConfigError(f"run.profile={profile}: {error}.") from error
+        raise Malformed(f"run.profile={profile}: {error}.") from error
     if config.command in schema.TRAINING_COMMANDS and max_steps is not None and last > max_steps:
-        yield f"run.profile={profile} goes beyond train.max_steps={max_steps}. Profile earlier steps."
+        yield OutOfRange(f"run.profile={profile} goes beyond train.max_steps={max_steps}. Profile earlier steps.")
 
 
-def _check_inline(config: Config) -> Iterator[str]:
+def _check_inline(config: Config) -> Iterator[ConfigError]:
     """Yield messages about settings that need several processes, if run.inline allows only one."""
     if config.run.inline and config.is_cluster:
-        yield (
+        yield Conflict(
             f"run.inline=true with strategy={config.strategy.name}: each task needs its own process. Unset "
             "run.inline, or debug with strategy=default."
         )
     if config.run.inline and config.run.freeze_secs is not None:
-        yield (
+        yield Conflict(
             f"run.inline=true with run.freeze_secs={config.run.freeze_secs}: no other process can notice that it is "
             "frozen. Unset one of them."
         )
     if config.run.inline and config.cluster.evaluator and config.command == "train_and_evaluate":
-        yield "run.inline=true with cluster.evaluator=true: the evaluator needs its own process. Unset one of them."
+        yield Conflict(
+            "run.inline=true with cluster.evaluator=true: the evaluator needs its own process. Unset one of them."
+        )
 
 
-def _check_jit(config: Config) -> Iterator[str]:
+def _check_jit(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a strategy with which train.jit is not supported."""
     if config.train.jit and config.strategy.name not in _TRIED:
         reason = "a TPU compiles every step" if config.strategy.name == "tpu" else "it compiles steps of one process"
-        yield (
+        yield Conflict(
             f"train.jit=true does not work with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
             f"{', '.join(_TRIED)}."
         )
 
 
-def _check_debug(config: Config) -> Iterator[str]:
+def _check_debug(config: Config) -> Iterator[ConfigError]:
     """Yield messages about settings with which run.debug=nan cannot work.
 
     They make values infinite on purpose, or they hide operations from the check.
@@ -566,40 +592,42 @@ def _check_debug(config: Config) -> Iterator[str]:
     if config.run.debug != "nan" or config.command not in schema.TRAINING_COMMANDS:
         return
     if config.train.jit:
-        yield "run.debug=nan with train.jit=true: XLA replaces the operations to check. Set train.jit=false."
+        yield Conflict("run.debug=nan with train.jit=true: XLA replaces the operations to check. Set train.jit=false.")
     if config.train.precision == "mixed_float16":
-        yield (
+        yield Conflict(
             "run.debug=nan with train.precision=mixed_float16: finding its loss scale produces gradients that are not "
             "finite. Set train.precision=float32."
         )
     if config.strategy.name not in _TRIED:
-        yield (
+        yield Conflict(
             f"run.debug=nan does not work with strategy={config.strategy.name}, because it checks the steps of one "
             f"process only. Use {', '.join(_TRIED)}."
         )
 
 
-def _check_eager(config: Config) -> Iterator[str]:
+def _check_eager(config: Config) -> Iterator[ConfigError]:
     """Yield messages about settings that an eager step does not support."""
     if not config.run.eager or config.command not in schema.TRAINING_COMMANDS:
         return
     if config.strategy.name != "default":
-        yield f"run.eager=true with strategy={config.strategy.name}: eager steps use one device. Use strategy=default."
+        yield Conflict(
+            f"run.eager=true with strategy={config.strategy.name}: eager steps use one device. Use strategy=default."
+        )
     if config.run.debug == "nan":
-        yield "run.eager=true with run.debug=nan, which needs the graph of a step. Unset one of them."
+        yield Conflict("run.eager=true with run.debug=nan, which needs the graph of a step. Unset one of them.")
     for setting in dataclasses.fields(config.train):
         key, value = f"train.{setting.name}", getattr(config.train, setting.name)
         if setting.metadata.get("not_eager") and value != setting.default:
             works = f"{key}={_shown(setting.default)}"
-            yield f"run.eager=true with {key}={_shown(value)}, which needs a graph. Set {works}."
+            yield Conflict(f"run.eager=true with {key}={_shown(value)}, which needs a graph. Set {works}.")
 
 
 _TRIED = ("default", "one_device", "mirrored", "central_storage")
 
 
-def _check_gradient_norm(config: Config) -> Iterator[str]:
+def _check_gradient_norm(config: Config) -> Iterator[ConfigError]:
     if config.train.log_gradient_norm and config.train.log_steps is None:
-        yield "train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100."
+        yield NoEffect("train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100.")
 
 
 # --- parts that several checks share ---------------------------------------------------------------------------------
@@ -607,7 +635,7 @@ def _check_gradient_norm(config: Config) -> Iterator[str]:
 _NOT_EVALUATED = "has no effect with command=train, which does not evaluate. Use command=train_and_evaluate."
 
 
-def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
+def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[ConfigError]:
     """Yield messages about a metric that no evaluation reports, or settings that need the metric if it is not set."""
     if settings.metric is None:
         yield from _check_unused(key, settings, f"{key}.metric")
@@ -615,15 +643,15 @@ def _check_metric_of(key: str, settings: Any, config: Config) -> Iterator[str]:
         yield from _check_metric(f"{key}.metric", settings.metric, config)
 
 
-def _check_unused(key: str, settings: Any, needed: str) -> Iterator[str]:
+def _check_unused(key: str, settings: Any, needed: str) -> Iterator[ConfigError]:
     """Yield a message for each of `settings` that is set; they have no effect because `needed` is not set."""
     for setting in dataclasses.fields(settings):
         value = getattr(settings, setting.name)
         if value != setting.default:
-            yield f"{key}.{setting.name}={value} has no effect without {needed}."
+            yield NoEffect(f"{key}.{setting.name}={value} has no effect without {needed}.")
 
 
-def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = False) -> Iterator[str]:
+def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = False) -> Iterator[ConfigError]:
     """Yield a message about the name of a metric that the run does not report.
 
     Args:
@@ -636,10 +664,12 @@ def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = 
     prefix, slash, _ = metric.partition("/")
     if not slash:
         near = metric.removeprefix("val_")  # Keras' name for metrics of an evaluation
-        yield f"{key}={metric}: prefix the metric with its evaluation: {prefixes[0] if prefixes else 'eval'}/{near}."
+        yield NotFound(
+            f"{key}={metric}: prefix the metric with its evaluation: {prefixes[0] if prefixes else 'eval'}/{near}."
+        )
     elif not is_of_evaluation(metric) and not of_training:
         near = f"{prefixes[0] if prefixes else 'eval'}/{metric.partition('/')[2]}"
-        yield f"{key}={metric}: {prefix!r} is not an evaluation. Write {near}."
+        yield NotFound(f"{key}={metric}: {prefix!r} is not an evaluation. Write {near}.")
     elif re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
         there = ", ".join(f"{known}/..." for known in prefixes) or "none, since input.eval is empty"
-        yield f"{key}={metric}: there is no such evaluation. There are: {there}."
+        yield NotFound(f"{key}={metric}: there is no such evaluation. There are: {there}.")

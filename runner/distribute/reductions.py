@@ -285,11 +285,7 @@ class Reductions:
                 first, second = tf.split(gather(_packed(values), options), 2)
                 return _unpacked(first + second, values)
 
-        sums = _sum_by_dtype(
-            dense,
-            lambda pair: self._strategy.experimental_local_results(pair[0])[0].dtype,
-            reduce,
-        )
+        sums = _sum_by_dtype(dense, lambda pair: self._strategy.experimental_local_results(pair[0])[0].dtype, reduce)
         return [
             self._each(functools.partial(_as_before, value=first), total) if self._is_sparse(first) else total
             for first, total in zip(firsts, sums, strict=True)

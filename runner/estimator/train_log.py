@@ -222,8 +222,8 @@ class TrainLog:
         return {name: float(total / weight) for name, (total, weight) in pairs.items() if weight}
 
     def _add(self, metrics: np.ndarray) -> None:
-        # Added one by one, so that the result does not depend, to the last bit, on the length of loops.
         if metrics.size:
+            # Added one by one, so that the result does not depend, to the last bit, on the length of loops.
             self._window = np.cumsum(np.concatenate([self._window[None], metrics]), axis=0)[-1]
 
     def _write_numbers(self, scalars: Mapping[str, float], step: int) -> None:

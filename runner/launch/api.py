@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 
 from runner.checkpoint import layout, retention
 from runner.config import parsing, saved_config, user_code
-from runner.config.hydra import worded
+from runner.config.hydra import mistake_in
 from runner.config.schema import Config
 from runner.launch.app import MISTAKES, command_of
 from runner.launch.start_files import NOTES_FOLDER
@@ -186,7 +186,8 @@ def run(*overrides: str) -> Run:
         with command_of(overrides) as line:
             code = line.run()
     except (HydraException, *MISTAKES) as error:
-        raise RunError(mask_text(worded(error, overrides), secrets_of_overrides(overrides)), USER_ERROR) from error
+        text = mask_text(str(mistake_in(error, overrides)), secrets_of_overrides(overrides))
+        raise RunError(text, USER_ERROR) from error
     finally:
         START_STATUS.stop()
     if code == USER_ERROR and line.command.mistake:

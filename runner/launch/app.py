@@ -34,9 +34,7 @@ from runner.config.hydra import (
     OPTUNA,
     VERSION,
     Composer,
-    FailedJob,
     RefusedJob,
-    at_key,
     check_declared_params,
     check_groups,
     conf_path,
@@ -46,8 +44,8 @@ from runner.config.hydra import (
     read_flags,
     write_privately,
 )
-from runner.config.schema import Config, ConfigError
-from runner.config.user_code import UserCodeError
+from runner.config.mistakes import ConfigError, Conflict, NoEffect, NotAllowed, NotSet
+from runner.config.schema import Config
 from runner.distribute import cluster_resolver
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
@@ -59,7 +57,7 @@ from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
 
-MISTAKES = (ConfigError, UserCodeError, OmegaConfBaseException, YAMLError)
+MISTAKES = (ConfigError, OmegaConfBaseException, YAMLError)
 """Errors that are reported as one message, without a traceback."""
 
 
@@ -158,7 +156,7 @@ class CommandLine:
                 self.code = max(self.code, self.multirun.code)
         return self.code
 
-    def run_job(self, composed: DictConfig) -> float | RefusedJob | FailedJob | None:
+    def run_job(self, composed: DictConfig) -> float | RefusedJob | Exception | None:
         """Check the composed config of a job, and run the job under a supervisor.
 
         Returns:
@@ -171,7 +169,7 @@ class CommandLine:
             return self._run_job(composed)
         except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
             if self.command.is_copy:
-                return FailedJob(error)
+                return error
             self._error, self.command.failed = error, True
             return None
 
@@ -191,7 +189,7 @@ class CommandLine:
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
         try:
             if hydra_config.job.chdir:
-                raise ConfigError(
+                raise NotAllowed(
                     "hydra.job.chdir=true is not supported, because a run stays in the directory where it was started. "
                     "Remove it."
                 )
@@ -200,8 +198,8 @@ class CommandLine:
                 config = _checked(composed, directory, overrides, self.command.env, declared, is_sweep=is_sweep)
             except ConfigError as error:
                 file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
-                if file and declared and OmegaConf.select(composed, error.key) == at_key(declared, error.key):
-                    raise ConfigError(f"{file}: {error}") from error
+                if file and declared and OmegaConf.select(composed, error.key) == schema.value_at(declared, error.key):
+                    raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
                 from runner.launch.multirun import SweepJob
@@ -265,7 +263,7 @@ class CommandLine:
         check_groups(self.command.argv)
         prepare()
         if any(word.lstrip("+~").startswith("hydra.output_subdir") for word in given.overrides):
-            raise ConfigError("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
+            raise NoEffect("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
         try:
             if any(getattr(given, name, None) for name in INFORMATION):
                 sys.argv.append("hydra.output_subdir=null")
@@ -313,7 +311,7 @@ class CommandLine:
             self._sweeper = OptunaSweeper(self.multirun)
             self._sweeper.setup(**settings)
         elif "optuna" in target:
-            raise ConfigError(
+            raise NotAllowed(
                 f"hydra.sweeper._target_={target} belongs to hydra-optuna-sweeper, which needs optuna<3 and "
                 "always minimizes. Use hydra/sweeper=optuna instead: pip uninstall hydra-optuna-sweeper, "
                 "pip install 'tf-runner[optuna]'."
@@ -336,8 +334,8 @@ class CommandLine:
         jobs: Sequence[JobReturn] = launcher.launch(*arguments, **settings)
         for job in jobs:
             returned = job.return_value
-            if isinstance(returned, FailedJob):
-                raise returned.error
+            if isinstance(returned, Exception):
+                raise returned
             if isinstance(returned, RefusedJob):
                 self.multirun.refuse(returned.folder, returned.name, returned.reason)
                 job.return_value = None
@@ -350,21 +348,16 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     Raises:
       ConfigError: the command is not possible.
     """
-    if config.command == "new":
-        from runner.launch.environment import new_project
+    from runner.launch.environment import cluster_info, doctor, new_project
 
-        if is_sweep:
-            raise ConfigError("command=new with --multirun: it writes one project. Remove --multirun.")
-        new_project.show(Path(str(config.new.path)))
-    elif config.command == "doctor":
-        from runner.launch.environment import doctor
-
-        if is_sweep:
-            raise ConfigError("command=doctor with --multirun: it checks one machine. Remove --multirun.")
+    for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
+        if is_sweep and config.command == command:
+            raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
+    if config.command == "doctor":
         return FINISHED if doctor.show(config.tracking, env) else FAILED
+    if config.command == "new":
+        new_project.show(Path(str(config.new.path)))
     else:
-        from runner.launch.environment import cluster_info
-
         cluster_info.show(config, env)
     return FINISHED
 
@@ -402,21 +395,19 @@ def _checked(
         try:
             config = parsing.parse(saved_config.changed_by(left, tree, overrides))
         except ConfigError as error:
-            raise ConfigError(f"{error} (in the config of {model_dir}, changed by the command line)") from error
+            raise type(error)(f"{error} (in the config of {model_dir}, changed by the command line)") from error
     if declared is not None:
         if left is not None:
             chosen = [text for text in overrides if "." not in text.partition("=")[0]]
             tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, chosen)
         check_declared_params(overrides, declared, tree)
     if is_sweep and config.run.inline:
-        raise ConfigError(
+        raise Conflict(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
             "run.inline=true."
         )
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
-        raise ConfigError(
-            f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it."
-        )
+        raise Conflict(f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it.")
     functions = config.functions()
     for key, name, default in (*functions, *(config.tracking.classes() if functions else ())):
         user_code.locate(key, name, default)
@@ -440,12 +431,12 @@ def _checked(
 def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:
     """Raise ConfigError for settings that processes of a cluster cannot share if they were started from outside."""
     if is_sweep:
-        raise ConfigError(
+        raise Conflict(
             f"--multirun in a cluster ({found.why}) is not possible: the processes could not be kept at the same job. "
             "Start one cluster per job, or set cluster.resolver=local."
         )
     if not config.model_dir:
-        raise ConfigError(
+        raise NotSet(
             f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}), whose tasks "
             "share one folder. Set the same model_dir for all of them, on shared storage."
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import user_code
-from runner.config.hydra import prepare, worded
+from runner.config.hydra import mistake_in, prepare
 from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
@@ -67,7 +67,7 @@ def say_error(error: Exception, env: Mapping[str, str], already: str = "") -> st
     if env.get(FULL_ERROR) == "1":
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(sys.argv[1:])))
-    words = mask_text(worded(error, sys.argv[1:]), secrets_of_overrides(sys.argv[1:]))
+    words = mask_text(str(mistake_in(error, sys.argv[1:])), secrets_of_overrides(sys.argv[1:]))
     if words != already:
         say(f"runner: {words}")
     return words

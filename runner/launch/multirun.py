@@ -103,8 +103,7 @@ class Multirun:
             not support it.
         """
         parallel, launcher, sweeper = job.config.sweep.parallel, *map(choices.get, ("hydra/launcher", "hydra/sweeper"))
-        # The sweeper passes sweep.parallel jobs to the launcher at once.
-        if sweeper == "optuna" and launcher != "basic":
+        if sweeper == "optuna" and launcher != "basic":  # the sweeper passes sweep.parallel jobs to it at once
             parallel = 1
         if parallel > 1 and not (launcher == "basic" and sweeper in ("basic", "optuna")):
             raise ConfigError(

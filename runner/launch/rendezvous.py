@@ -171,9 +171,8 @@ class LeaderRendezvous(Rendezvous):
             if answer.state == "done":
                 return None
             if ending is not None and ending.task.place.is_evaluator:
-                code = (
-                    FAILED if ending.code == PEER_LOST else ending.code
-                )  # training has ended, so no restart of all tasks
+                # Training has ended, so no restart of all tasks.
+                code = FAILED if ending.code == PEER_LOST else ending.code
                 return replace(ending, code=code, reason=f"{ending.reason}. {_NOT_EVALUATED}")
             if answer != last:
                 last, until = answer, self._clock() + self._timeout_secs

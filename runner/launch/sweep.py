@@ -100,7 +100,7 @@ class Sweep:
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
         self._held = ExitStack()
-        # It guards sweep.json and the journal; each thread of this process holds it for itself.
+        # Guards sweep.json and the journal; a FileLock counts for each thread of its own.
         self._lock = FileLock(directory / ".sweep.lock")
         self._start, self._is_copy = command.start, command.is_copy
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
@@ -175,10 +175,7 @@ class Sweep:
         """
         results, interrupted = self.results, bool(stops)
         sign = 1 if self._mode(results) == "min" else -1
-        ranked = sorted(
-            results,
-            key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)),
-        )
+        ranked = sorted(results, key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)))
         with self._lock:
             self._has_ended = True
             if self._later is not None:

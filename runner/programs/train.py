@@ -28,13 +28,7 @@ from runner.programs.optimizer_step import Update, advance, apply_update, gradie
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
 from runner.programs.train_loop import Loop, Outputs, SplitLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, StepSummaries, replica_scalars
-from runner.tf_private.summaries import (
-    Collector,
-    SummaryImage,
-    SummaryScalar,
-    collecting,
-    summaries_noted,
-)
+from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
 from runner.tracing.graph_operations import needed, operations
 from runner.tracing.metric_states import KeptMetrics, is_pair

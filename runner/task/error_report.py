@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from runner.config.schema import ConfigError
-from runner.config.user_code import UserCodeError
 from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import FULL_ERROR
@@ -99,7 +98,7 @@ def explain(error: BaseException) -> Explained:
     frames = user_frames(
         Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)
     )
-    if isinstance(error, ConfigError | UserCodeError):
+    if isinstance(error, ConfigError):
         return Explained(said, frames)
     if isinstance(error, bdb.BdbQuit):  # the user quit, or stdin is not a terminal and so at its end
         is_typed = sys.stdin is not None and sys.stdin.isatty()

@@ -89,9 +89,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, str]] = {
         ".run": _SESSION,
         ".eval": "outside of model_fn everything is eager, even after disable_v2_behavior(): write .numpy()",
     },
-    HOOK: {
-        "RunOptions": "there is no session whose step could be traced: use tf.profiler.experimental",
-    },
+    HOOK: {"RunOptions": "there is no session whose step could be traced: use tf.profiler.experimental"},
 }
 _CHANGED: Mapping[str, Mapping[str, str]] = {
     INPUT_FN: {

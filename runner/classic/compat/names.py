@@ -61,10 +61,7 @@ _COMMON: Mapping[str, str] = {
     **_at("classic.warm_start", "VocabInfo", "WarmStartSettings"),
 }
 
-NAMES: Mapping[str, str] = {
-    **_COMMON,
-    **_at("classic.premade.estimators", *_PREMADE),
-}
+NAMES: Mapping[str, str] = {**_COMMON, **_at("classic.premade.estimators", *_PREMADE)}
 """`tf.estimator.<name>` -> "module:attribute"."""
 
 V1_NAMES: Mapping[str, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import numbers
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _ASSIGNMENT = re.compile(
@@ -68,13 +68,8 @@ class HParams:
         Raises:
           ValueError: the text has another form, or an unknown name.
         """
-        position = 0
-        while position < len(values):
-            found = _ASSIGNMENT.match(values, position)
-            if found is None:
-                raise ValueError(f"Malformed hyperparameter value: {values[position:]}")
-            position = found.end()
-            self._set_from_text(found, values)
+        for assignment in _assignments(values):
+            self._set_from_text(assignment, values)
         return self
 
     def _set_from_text(self, found: re.Match[str], values: str) -> None:
@@ -91,7 +86,7 @@ class HParams:
                 changed[index] = parse(text.strip())
                 setattr(self, name, changed)
             elif found["list"] is not None:
-                self.set_hparam(name, [parse(one.strip()) for one in found["list"].split(",") if one.strip()])
+                self.set_hparam(name, _parsed_list(parse, found["list"]))
             else:
                 one = parse(text.strip())
                 self.set_hparam(name, [one] if is_list else one)
@@ -197,14 +192,29 @@ def parse_values(values: str, type_map: Mapping[str, type]) -> dict[str, Any]:
       type_map: name -> type of each allowed name.
     """
     parsed: dict[str, Any] = {}
+    for assignment in _assignments(values):
+        name, one, several = assignment["name"], assignment["one"], assignment["list"]
+        if name not in type_map:
+            raise ValueError(f"Malformed hyperparameter value: {values[assignment.start() :]}")
+        parse = _parser(type_map[name])
+        parsed[name] = parse(one.strip()) if several is None else _parsed_list(parse, several)
+    return parsed
+
+
+def _assignments(values: str) -> Iterator[re.Match[str]]:
+    """Yield the assignments of a text such as `a=1,b=[2,3]`.
+
+    Raises:
+      ValueError: the text has another form.
+    """
     position = 0
     while position < len(values):
-        found = _ASSIGNMENT.match(values, position)
-        if found is None or found["name"] not in type_map:
+        assignment = _ASSIGNMENT.match(values, position)
+        if assignment is None:
             raise ValueError(f"Malformed hyperparameter value: {values[position:]}")
-        position, parse = found.end(), _parser(type_map[found["name"]])
-        if found["list"] is not None:
-            parsed[found["name"]] = [parse(one.strip()) for one in found["list"].split(",") if one.strip()]
-        else:
-            parsed[found["name"]] = parse(found["one"].strip())
-    return parsed
+        position = assignment.end()
+        yield assignment
+
+
+def _parsed_list(parse: Callable[[str], Any], text: str) -> list[Any]:
+    return [parse(one.strip()) for one in text.split(",") if one.strip()]

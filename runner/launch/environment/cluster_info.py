@@ -13,11 +13,7 @@ from runner.distribute.cluster_resolver import Detected, detect
 from runner.distribute.local_cluster import HOST, local_places
 from runner.system.console import print_table
 
-_STARTERS = {
-    "tf_config": "whoever set TF_CONFIG",
-    "slurm": "Slurm",
-    "kubernetes": "Kubernetes",
-}
+_STARTERS = {"tf_config": "whoever set TF_CONFIG", "slurm": "Slurm", "kubernetes": "Kubernetes"}
 
 
 def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) -> None:

@@ -1,0 +1,148 @@
+"""Every mistake in a config is refused before TensorFlow is imported, with its kind and one message.
+
+messages.txt holds the commands, and the kind and the message of each: a text that changes, changes there alone.
+`python -m tests.config.test_messages` (`make messages`) writes it anew; read its diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.tiers import slow_but
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_name("messages.txt")
+KIND = "    "
+"""Begins the line with the kind and the message of the command above it.
+
+A message that ends in "..." goes on with the words of another package.
+"""
+
+
+class Refusal(NamedTuple):
+    """What became of a command."""
+
+    code: int
+    said: str
+    kind: str
+    left: list[str]
+    imported: list[str]
+
+    @property
+    def line(self) -> str:
+        return f"{self.kind}: {self.said.removeprefix('runner: ').rstrip()}"
+
+
+REFUSE_ALL = """
+import contextlib, gc, io, json, os, pathlib, sys
+import yaml
+yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
+from runner.launch import app, command, supervisor
+
+def noted(error, argv, mistake_in=command.mistake_in):
+    mistake = mistake_in(error, argv)
+    kinds.append(type(mistake).__name__)
+    return mistake
+
+gc.disable()  # a tenth of the time, for 50 MB
+supervisor.run = None  # a config that is accepted fails, and does not train here
+command.mistake_in = noted
+results = []
+for number, arguments in enumerate(json.load(sys.stdin)):
+    pathlib.Path(str(number)).mkdir()
+    os.chdir(str(number))
+    sys.argv, kinds = ["runner", *arguments], ["none"]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = app.run_command_line()
+    shown = said.getvalue().replace(os.getcwd(), "<here>").replace(os.environ["PYTHONPATH"], "<runner>")
+    left = [str(path) for path in pathlib.Path(".").rglob("outputs/*")]
+    imported = [name for name in ("tensorflow", "mlflow") if name in sys.modules]
+    results.append((code, shown, kinds[-1], left, imported))
+    os.chdir("..")
+json.dump(results, sys.stdout)
+"""
+
+
+def refused(commands: Sequence[Sequence[str]]) -> list[Refusal]:
+    """Return what becomes of each command, in two fresh processes: in this one TensorFlow may be loaded."""
+
+    def half(some: Sequence[Sequence[str]]) -> list[Refusal]:
+        with TemporaryDirectory() as folder:
+            result = subprocess.run(
+                [sys.executable, "-c", REFUSE_ALL], cwd=folder, capture_output=True, input=json.dumps(some), text=True,
+                check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        last = result.stdout.splitlines()[-1]  # after what Hydra says of a sweep
+        return [Refusal(*case) for case in json.loads(last)]
+
+    with ThreadPoolExecutor(2) as pool:
+        halves = list(pool.map(half, (commands[::2], commands[1::2])))
+    return [halves[number % 2][number // 2] for number in range(len(commands))]
+
+
+def read_messages() -> list[tuple[list[str], str]]:
+    """Return (arguments, line with the kind and the message) of each command of the file."""
+    lines = [line for line in FILE.read_text().splitlines() if line and not line.startswith("#")]
+    return [(shlex.split(command), line.strip()) for command, line in zip(lines[::2], lines[1::2], strict=True)]
+
+
+MESSAGES = read_messages()
+
+
+@pytest.fixture(scope="module")
+def refusals(request: pytest.FixtureRequest) -> dict[int, Refusal]:
+    """What became of those of MESSAGES that are tested now, by number."""
+    items: list[Any] = request.session.items
+    name = test_a_mistake_is_refused_with_its_kind_and_one_message.__name__
+    chosen = sorted(item.callspec.params["number"] for item in items if getattr(item, "originalname", "") == name)
+    return dict(zip(chosen, refused([MESSAGES[number][0] for number in chosen]), strict=True))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "number",
+    # A command takes 0.1 s: every second one is left to `make test-slow`.
+    slow_but(range(len(MESSAGES)), *range(0, len(MESSAGES), 2)),
+    ids=[" ".join(arguments) for arguments, _ in MESSAGES],
+)
+def test_a_mistake_is_refused_with_its_kind_and_one_message(number: int, refusals: dict[int, Refusal]) -> None:
+    arguments, line = MESSAGES[number]
+    refusal = refusals[number]
+    assert refusal.code == 2
+    assert refusal.line.startswith(line.removesuffix("...")) if line.endswith("...") else refusal.line == line
+    said = refusal.said.splitlines()
+    assert len(said) == 1 and said[0].startswith("runner: ")  # nothing but the message
+    assert "hunter2" not in refusal.said
+    assert refusal.imported == []  # nobody waits for TensorFlow to read of a mistake
+    if "-m" not in arguments:
+        assert refusal.left == []  # no directory for a run that never was
+
+
+def write_messages() -> None:
+    """Write the file anew: the same commands, with the kinds and messages of today."""
+    answers = iter(zip(MESSAGES, refused([arguments for arguments, _ in MESSAGES]), strict=True))
+    lines = []
+    for line in FILE.read_text().splitlines():
+        if not line.startswith(KIND):
+            lines.append(line)
+            continue
+        (_, before), now = next(answers)
+        is_same = before.endswith("...") and now.line.startswith(before.removesuffix("..."))
+        lines.append(KIND + (before if is_same else now.line))
+    FILE.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write_messages()
