@@ -187,19 +187,19 @@ class ModelFn:
             yield
         except KeyError as error:
             if isinstance(features, Mapping) and _reads_item_of(features, error):
-                name, there = error.args[0], ", ".join(map(str, features))
+                name, names = error.args[0], ", ".join(map(str, features))
                 hint = did_you_mean(str(name), map(str, features))
                 missing = MissingFeatureError(
-                    f"{self.name} reads features[{name!r}], which the input does not return.{hint} It returns: {there}."
+                    f"{self.name} reads features[{name!r}], which the input does not return.{hint} It returns: {names}."
                 )
                 raise missing.with_traceback(error.__traceback__) from error
             raise
         except Exception as error:
             # Labels may be None on purpose (an autoencoder): only an error that mentions them is explained.
             if labels is None and takes_labels and mode != ModeKeys.PREDICT and re.search("None|labels", str(error)):
-                said = f"the input returns features without labels in mode {mode!r}, and {self.name} needs labels. "
-                said += "Make each element of the input function's dataset a pair (features, labels)."
-                raise ValueError(f"{said} ({type(error).__name__}: {error})").with_traceback(
+                text = f"the input returns features without labels in mode {mode!r}, and {self.name} needs labels. "
+                text += "Make each element of the input function's dataset a pair (features, labels)."
+                raise ValueError(f"{text} ({type(error).__name__}: {error})").with_traceback(
                     error.__traceback__
                 ) from error
             raise

@@ -193,7 +193,7 @@ class Saver:
         if write.is_alive():
             _log.info("Waiting for %s, which is still being written.", os.path.basename(write.saved.path))
             write.join()
-        self._write = None
+        self._write = None  # before the error, which is raised only once
         if write.error is not None:
             raise write.error
         return dataclasses.replace(write.saved, waited_secs=time.perf_counter() - started)

@@ -105,13 +105,13 @@ class Reader:
         Args:
           sources: name in the result -> variable name in the checkpoint.
         """
-        sizes = {name: tensor_bundle.size_of(*self._entries[self.key(there)]) for name, there in sources.items()}
+        sizes = {name: tensor_bundle.size_of(*self._entries[self.key(source)]) for name, source in sources.items()}
         for names in tensor_bundle.in_parts(sources, sizes.__getitem__):
             yield self._by_other_names({name: sources[name] for name in names})  # nothing here keeps the part
 
     def _by_other_names(self, sources: Mapping[str, str]) -> dict[str, np.ndarray]:
         values = self.get_many(set(sources.values()))
-        return {name: values[there] for name, there in sources.items()}
+        return {name: values[source] for name, source in sources.items()}
 
     def entries_in_parts(self, sources: Mapping[str, str]) -> Iterator[list[tensor_bundle.Entry]]:
         """Yield the values of variables in parts of bounded size, as entries for a new bundle.
@@ -122,20 +122,20 @@ class Reader:
           sources: name in the new bundle -> name in the checkpoint.
         """
         servers = max(1, manifest.num_shards(self.path) - 1)  # the coordinator wrote one of the shards
-        asked: list[tuple[str, tuple[str, str, tf.DType], int]] = []
-        for name, there in sources.items():
-            key = self.key(there)
+        requests: list[tuple[str, tuple[str, str, tf.DType], int]] = []
+        for name, source in sources.items():
+            key = self.key(source)
             shape, dtype = self._entries[key]
             size = tensor_bundle.size_of(shape, dtype)
             pieces = tensor_bundle.pieces(tf.TensorShape(shape), servers if size > tensor_bundle.PART_BYTES else 1)
-            asked += [(name, (key, rows, dtype), size // len(pieces)) for rows in pieces]
-        for part in tensor_bundle.in_parts(asked, lambda one: one[2]):
+            requests += [(name, (key, rows, dtype), size // len(pieces)) for rows in pieces]
+        for part in tensor_bundle.in_parts(requests, lambda one: one[2]):
             yield self._entries_of([(name, entry) for name, entry, _ in part])
 
-    def _entries_of(self, asked: Sequence[tuple[str, tuple[str, str, tf.DType]]]) -> list[tensor_bundle.Entry]:
-        values = tensor_bundle.read_entries(self.path, "CPU:0", [entry for _, entry in asked])
+    def _entries_of(self, requests: Sequence[tuple[str, tuple[str, str, tf.DType]]]) -> list[tensor_bundle.Entry]:
+        values = tensor_bundle.read_entries(self.path, "CPU:0", [entry for _, entry in requests])
         return [
-            tensor_bundle.Entry(name, rows, value) for (name, (_, rows, _)), value in zip(asked, values, strict=True)
+            tensor_bundle.Entry(name, rows, value) for (name, (_, rows, _)), value in zip(requests, values, strict=True)
         ]
 
     def extra(self) -> dict[str, Any]:
@@ -152,8 +152,8 @@ class Reader:
     def _entries(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
         if not os.path.exists(f"{self.path}.index"):
             folder = Path(self.path).parent
-            there = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
-            raise ValueError(f"no checkpoint {self.path}. Checkpoints in its folder: {', '.join(there) or 'none'}.")
+            complete = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
+            raise ValueError(f"no checkpoint {self.path}. Checkpoints in its folder: {', '.join(complete) or 'none'}.")
         reader = tensor_bundle.open_reader(self.path)
         dtypes = reader.get_variable_to_dtype_map()
         return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
@@ -196,25 +196,25 @@ def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, 
     """
     if reader.is_of_a_run:
         return {}
-    there = reader.names()
-    missing = {name: shape for name, shape in shapes.items() if name not in there}
+    entries = reader.names()
+    missing = {name: shape for name, shape in shapes.items() if name not in entries}
 
     def is_free(key: str, shape: tf.TensorShape) -> bool:
-        return key in there and key not in shapes and shape.is_compatible_with(there[key][0])
+        return key in entries and key not in shapes and shape.is_compatible_with(entries[key][0])
 
     roots = [name for name, shape in missing.items() if is_free(f"{name}_1", shape)]
-    found = {root: f"{root}_1" for root in roots}
+    names = {root: f"{root}_1" for root in roots}
     for root in roots:
         below = {name: f"{root}_1{name.removeprefix(root)}" for name in missing if name.startswith(f"{root}/")}
-        found |= {name: key for name, key in below.items() if is_free(key, missing[name])}
-    if found:
-        shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in found.items())
+        names |= {name: key for name, key in below.items() if is_free(key, missing[name])}
+    if names:
+        shown = ", ".join(f"{name!r} ({key!r} there)" for name, key in names.items())
         _log.info(
             "These variables have another name in %s, because operations of tf.estimator's input had their names: %s.",
             reader.path,
             shown,
         )
-    return found
+    return names
 
 
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:

@@ -75,8 +75,8 @@ def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> 
 
 def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
     """Return metric name (eval/accuracy) -> value, of all evaluations of the checkpoint `path`."""
-    noted = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
-    return {name: float(value) for name, value in noted.items() if isinstance(value, int | float)}
+    results = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
+    return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
 
 
 @contextlib.contextmanager
@@ -124,10 +124,12 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     ordered = _by_age(model_dir, groups, latest)
     whole = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
     kept = {name for name, reasons in _reasons(model_dir, whole, groups, keep, began).items() if reasons}
+    # Before files are deleted, so that the state file never names a checkpoint that is gone.
     layout.write_state(model_dir, [name for name in whole if name in kept], began)
     limit = ordered.index(whole[-keep.newest]) if len(whole) >= keep.newest else 0
     for age, name in enumerate(ordered):
         if name not in kept and (name in whole or age < limit):
+            # The index first: without it, what a killed process leaves is no checkpoint.
             for file in sorted(groups[name], key=lambda file: file != f"{name}.index"):
                 (model_dir / file).unlink(missing_ok=True)
 

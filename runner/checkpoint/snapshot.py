@@ -102,8 +102,8 @@ def not_finite(tensors: Mapping[str, Any]) -> list[str]:
     floats = [(name, x) for name, value in tensors.items() for x in tf.nest.flatten(value) if x.dtype in _FLOATS]
     sums = [_computed(_sum_of_squares, part) for _, part in floats]  # all servers compute before the first is awaited
     suspects = [one for one, total in zip(floats, sums, strict=True) if not math.isfinite(total)]
-    found = [name for name, part in suspects if not _computed(lambda x: tf.reduce_all(tf.math.is_finite(x)), part)]
-    return list(dict.fromkeys(found))
+    names = [name for name, part in suspects if not _computed(lambda x: tf.reduce_all(tf.math.is_finite(x)), part)]
+    return list(dict.fromkeys(names))
 
 
 def _sum_of_squares(value: tf.Tensor) -> Any:

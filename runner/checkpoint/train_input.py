@@ -104,25 +104,25 @@ class TrainInput:
         position = InputPosition.at_start(source_of(input_fn, pipeline), pipeline)
         if latest is None or not saved:
             return cls(pipeline, pipeline.open(), position)
-        there = InputPosition(**saved)
-        position.passes = there.passes
-        is_at_end = there.ended and not _has_more(there, pipeline)
-        if there.source != position.source:
-            if not there.ended:
+        saved_position = InputPosition(**saved)
+        position.passes = saved_position.passes
+        is_at_end = saved_position.ended and not _has_more(saved_position, pipeline)
+        if saved_position.source != position.source:
+            if not saved_position.ended:
                 _log.info("The training input differs from that of %s, so it starts from its beginning.", latest)
         elif is_at_end:
             return cls(pipeline, pipeline.open(), position, was_at_its_end=True)
-        elif _is_divided_alike(there, pipeline):
-            position.elements = there.elements
-            return cls(pipeline, _continued(pipeline, position, there, latest), position)
+        elif _is_divided_alike(saved_position, pipeline):
+            position.elements = saved_position.elements
+            return cls(pipeline, _continued(pipeline, position, saved_position, latest), position)
         else:
             _log.warning(
                 "%s was trained on %s, and this run reads %s: the input starts from its beginning and repeats some "
                 "examples of this epoch. Set shard=examples before training to resume at the next example with any "
                 "number of workers.",
-                latest, _parts(there.num_pipelines), _parts(pipeline.num_pipelines),
+                latest, _parts(saved_position.num_pipelines), _parts(pipeline.num_pipelines),
             )  # fmt: skip
-        _count_anew(position, there, latest, says=pipeline.is_chief)
+        _count_anew(position, saved_position, latest, says=pipeline.is_chief)
         return cls(pipeline, pipeline.open(), position)
 
     @property
@@ -156,7 +156,7 @@ class TrainInput:
         position.elements = min(read, position.size) if position.size >= 0 else read
         self.remaining_steps -= num_steps
         was_at_its_end = data_ended and not num_steps and self._is_resumed
-        self._is_resumed = False
+        self._is_resumed = False  # only the first loop of a run tells whether it resumed there
         if was_at_its_end and position.num_epochs is None:
             # The checkpoint was saved at the end of data of unknown size: read the data again, as a new call does.
             self.iterator = self.pipeline.open()
@@ -170,29 +170,29 @@ class TrainInput:
         return dataclasses.asdict(self.position)
 
 
-def _continued(pipeline: InputPipeline, position: InputPosition, there: InputPosition, latest: str) -> Any:
+def _continued(pipeline: InputPipeline, position: InputPosition, saved: InputPosition, latest: str) -> Any:
     """Return an iterator at `position`, and note there how many elements its dataset skips.
 
     If the checkpoint `latest` holds only a count, that many elements are read again and dropped.
 
     Args:
-      there: the position in the checkpoint.
+      saved: the position in the checkpoint.
     """
     if pipeline.service is not None and pipeline.service.job_name is not None:
         # Other runs may share the job of the tf.data service, so this run reads the elements that are left.
         return pipeline.open()
-    same_passes = there.num_epochs == pipeline.num_epochs
+    same_passes = saved.num_epochs == pipeline.num_epochs
     if pipeline.why_no_state is None and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
-        position.skipped = there.skipped
-        return _restored(pipeline, latest, there.skipped)
+        position.skipped = saved.skipped
+        return _restored(pipeline, latest, saved.skipped)
     # Do not open a second iterator to skip: two iterators of a dataset would share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
     say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
-    if there.seed not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
+    if saved.seed not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
         say(
             "The batches were shuffled with run.seed=%d, and now with %d: some examples of this epoch may be seen "
             "twice, others not at all.",
-            there.seed, pipeline.seed,
+            saved.seed, pipeline.seed,
         )  # fmt: skip
     position.skipped = position.elements
     return pipeline.open(position.elements)
@@ -229,29 +229,29 @@ def _prefetching_alike(pipeline: InputPipeline) -> Iterator[InputPipeline]:
     yield dataclasses.replace(pipeline, dataset=pipeline.dataset.with_options(options))
 
 
-def _is_divided_alike(there: InputPosition, pipeline: InputPipeline) -> bool:
-    """Report whether the processes divide the data as they did when `there` was saved."""
-    parts = there.num_pipelines
-    return parts == pipeline.num_pipelines and (parts == 1 or there.shard == pipeline.shard)
+def _is_divided_alike(saved: InputPosition, pipeline: InputPipeline) -> bool:
+    """Report whether the processes divide the data as they did when the input was at `saved`."""
+    parts = saved.num_pipelines
+    return parts == pipeline.num_pipelines and (parts == 1 or saved.shard == pipeline.shard)
 
 
-def _has_more(there: InputPosition, pipeline: InputPipeline) -> bool:
+def _has_more(saved: InputPosition, pipeline: InputPipeline) -> bool:
     """Report whether the number of passes was raised since the input was read to its end."""
-    counted = there.num_epochs
+    counted = saved.num_epochs
     if pipeline.num_epochs is None and counted is not None and pipeline.remaining_steps() == math.inf:
         return True  # the input ended because of num_epochs, which is no longer set
     return (pipeline.num_epochs or 1) > (counted or 1)
 
 
-def _count_anew(position: InputPosition, there: InputPosition, latest: str, *, says: bool) -> None:
-    """Add the passes up to `there`, the position in the checkpoint, to `position`; warn if they overrun a limit."""
-    if there.size > 0:
-        position.passes += there.elements / there.size * (there.num_epochs or 1)
-    if position.num_epochs and there.elements and says:
+def _count_anew(position: InputPosition, saved: InputPosition, latest: str, *, says: bool) -> None:
+    """Add the passes up to `saved`, the position in the checkpoint, to `position`; warn if they overrun a limit."""
+    if saved.size > 0:
+        position.passes += saved.elements / saved.size * (saved.num_epochs or 1)
+    if position.num_epochs and saved.elements and says:
         _log.warning(
             "train.max_epochs=%d is overrun by the %s before %s, because the input starts from its beginning.",
             position.num_epochs,
-            f"{position.passes:.3g} passes" if position.passes else f"{there.elements} batches", latest,
+            f"{position.passes:.3g} passes" if position.passes else f"{saved.elements} batches", latest,
         )  # fmt: skip
 
 
@@ -292,14 +292,15 @@ def _name_and_code(fn: Any) -> list[str]:
 
 def _named(value: Any) -> Any:
     """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
-    found = _name_and_code(value)
-    return found if len(found) > 1 else value
+    name_and_code = _name_and_code(value)
+    return name_and_code if len(name_and_code) > 1 else value
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def _digest(text: str) -> str:
+    # Not Python's `hash`, which differs in each process.
     return f"{zlib.crc32(text.encode()):08x}"
 
 

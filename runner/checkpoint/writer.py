@@ -134,8 +134,8 @@ class CheckpointWriter:
                 raise
             remove_bundle(path)
             needs = f"the state of the training input of worker {worker}, which takes {format_bytes(_size_of(state))}"
-            said = f"no space left in {self.model_dir} for {needs}; {format_bytes(free)} were free."
-            raise DiskFullError(said) from error
+            message = f"no space left in {self.model_dir} for {needs}; {format_bytes(free)} were free."
+            raise DiskFullError(message) from error
 
     def _write_input(self, path: Path, state: tf.Tensor, snapshot: Snapshot) -> bool:
         """Write the state of an input; delete it again if `keeps_input` returns False. Return whether it is kept."""
@@ -177,9 +177,11 @@ class CheckpointWriter:
             with layout.scratch(self.model_dir) as folder:
                 self._write_files(folder / name, snapshot, inputs)
                 if not is_evaluated:
+                    # Before the files are replaced, so that the new values never stand beside results of the old ones.
                     Path(f"{path}{manifest.METRICS}").unlink(missing_ok=True)
                 layout.publish(folder / name, self.model_dir)
                 self._written(path)
+            # After `publish`: the state file, which this writes, names only complete checkpoints.
             retention.expire(self.model_dir, name, self.keep)
             self._hold_folder()  # an error if model_dir was deleted meanwhile and created again
         except Exception as error:

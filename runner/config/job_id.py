@@ -19,8 +19,8 @@ def sweep_id(overrides: Iterable[str]) -> str:
 
     A dry run of a sweep (`command=dry_run`) has the name of the sweep itself.
     """
-    kept = (text for text in overrides if text != "command=dry_run")
-    return _hash(sorted(text for text in kept if not is_shown_only(text.lstrip("+~").partition("=")[0])))
+    texts = (text for text in overrides if text != "command=dry_run")
+    return _hash(sorted(text for text in texts if not is_shown_only(text.lstrip("+~").partition("=")[0])))
 
 
 def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:

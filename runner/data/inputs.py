@@ -333,6 +333,7 @@ def build_input_pipeline(
         )
     given, division = sharded.dataset, sharded.division
     if source.first_batch_only:
+        # Cached, so that a shuffle does not give another batch in each pass.
         given = given.take(division.elements_per_step).cache().repeat()
     dataset = given
     # Only synchronous training needs a division common to all workers: evaluation adds up the workers' counts at its
@@ -353,6 +354,7 @@ def build_input_pipeline(
     if isinstance(division, RoundRobin):
         if math.isfinite(num_batches):
             of_all = int(num_batches) * (1 if source.batch_size is not None else place.total)
+            # Before `own`: this counts the batches of the whole input.
             dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
             max_steps = math.ceil(division.share(of_all) / place.num_replicas)
         dataset = dataset if sharded.is_own else division.own(dataset)

@@ -167,7 +167,7 @@ def choose(
         return ShardedInput(shard, f"shard={shard}", plan.division, dataset, True, lambda: build(undivided))
     if shard == "input_fn":
         return None
-    files, found = _files(dataset, place)
+    files, reason_files = _files(dataset, place)
     way = "input_fn" if plan.context.was_sharded else "files" if files else "examples"
     counts = place.collectives.sum([way == one for one in _WAYS])
     way = next(one for one, count in zip(_WAYS, counts, strict=True) if count)
@@ -179,15 +179,15 @@ def choose(
     if way == "files":  # each worker reads its own files, which the runner chooses
         whole = build(undivided)
         own = cluster.part_of_files(whole, place.num_workers, place.worker_index)
-        return ShardedInput("files", found, undivided.division, own, True, lambda: whole)
-    reason = f"input_fn ignores input_context, and {found}"
+        return ShardedInput("files", reason_files, undivided.division, own, True, lambda: whole)
+    reason = f"input_fn ignores input_context, and {reason_files}"
     if shard == "files":
         _log.warning(
             "shard=files: %s. Using shard=examples instead: every worker reads all of the data and takes its rows of "
             "each batch.",
-            found,
+            reason_files,
         )
-        reason = f"shard=files, and {found}"
+        reason = f"shard=files, and {reason_files}"
         plan = _plan("examples", batch_size, place, training)
         dataset = build(plan)
     return ShardedInput("examples", reason, plan.division, dataset, False, lambda: dataset)

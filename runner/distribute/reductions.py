@@ -260,9 +260,9 @@ class Reductions:
         def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
             aside = [on_cpu or self._is_sparse(value) for value, _ in pairs]
             ours = [pair for pair, is_ours in zip(pairs, aside, strict=True) if is_ours]
-            theirs = [pair for pair, is_ours in zip(pairs, aside, strict=True) if not is_ours]
+            others = [pair for pair, is_ours in zip(pairs, aside, strict=True) if not is_ours]
             our_sums = iter(on_one_device.batch_reduce(op, ours) if ours else ())
-            their_sums = iter(batch_reduce_to(op, theirs, options) if theirs else ())
+            their_sums = iter(batch_reduce_to(op, others, options) if others else ())
             return [next(our_sums) if is_ours else next(their_sums) for is_ours in aside]
 
         return reduce

@@ -53,6 +53,7 @@ class RunCheckpoints:
         self.saved_step: int | None = None
         self._context, self._setup = context, setup
         self._listeners = [*listeners, *setup.overrides.listeners] if collectives.is_chief else []
+        # A listener's `after_save` expects the files of its checkpoint, so with listeners every save is waited for.
         self._asynchronous: bool | str = False if self._listeners else config.save_checkpoints_asynchronously
         pipeline = setup.input.pipeline
         self._input_state = InputState(config.checkpoint_input_state, pipeline)
@@ -76,6 +77,7 @@ class RunCheckpoints:
         if self.latest is None:
             self.write(step, extra, asynchronous=True)
         self.tell_listeners("after_save", step)
+        # Also for a run that resumes: it has written nothing here, and its cadence starts now.
         self.saved_step, self._saved_at = step, time.monotonic()
 
     def is_due(self, result: StepResult) -> bool:
@@ -89,6 +91,7 @@ class RunCheckpoints:
           Its path; None: it was not written, because `check`, called with the run and the values, returned False.
         """
         self.tell_listeners("before_save", run.global_step)
+        # After `before_save`, in which a listener may still assign variables.
         values = self._setup.model.values_by_key()
         if not check(run, values):
             return None
@@ -122,6 +125,7 @@ class RunCheckpoints:
         setup, train_input = self._setup, self._setup.input
         snapshot = Snapshot(step, values or setup.model.values_by_key(), extra)
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
+        # After `settle`, which logs the previous checkpoint as that one was to be logged.
         self._is_logged = is_logged
         if asynchronous and self._asynchronous == "auto":
             # At the first save the memory that a step needs is not known; its gradients may be as large as the
@@ -130,9 +134,10 @@ class RunCheckpoints:
         asynchronous = asynchronous and bool(self._asynchronous)
         with self._context.journal.phase("save"):
             path = self._saving.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
+        # An evaluation of this checkpoint need not read it: the variables have its values until the next step.
         setup.model.values_of = path
         self.saved_step, self._saved_at, self.latest = step, time.monotonic(), path
-        self.poll()
+        self.poll()  # logs a save that was waited for
         return path
 
     def wait(self) -> None:
@@ -142,7 +147,7 @@ class RunCheckpoints:
           The error because of which the checkpoint could not be written, as in `settle`.
         """
         self.settle()
-        self._context.collectives.sum([])
+        self._context.collectives.sum([])  # a barrier: without values, a sum only waits for all workers
 
     def settle(self) -> None:
         """Wait until the last checkpoint is durable on this worker.
@@ -186,10 +191,10 @@ class RunCheckpoints:
         v1's listeners are called with the traced graph as default.
         """
         session = self._setup.session_hooks.session
-        answered = []
+        results = []
         for listener in self._listeners:
             is_v1 = isinstance(listener, tf.compat.v1.train.CheckpointSaverListener)
             with session.entered() if is_v1 else contextlib.nullcontext():
                 if getattr(listener, method)(*((session, *step) if step else ())):
-                    answered.append(listener)
-        return answered
+                    results.append(listener)
+        return results

@@ -83,8 +83,8 @@ def record_of_script(context: EstimatorContext) -> ScriptRecord:
     """Return the object that records the runs of a script's Estimator."""
     config = context.config
     context.journal.show_phase = context.progress.phase
-    given = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
-    params = {f"model.params.{name}": value for name, value in given.items()}
+    values = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
+    params = {f"model.params.{name}": value for name, value in values.items()}
     keys = {field.name: field.metadata["key"] for field in dataclasses.fields(config) if "key" in field.metadata}
     params |= {key: getattr(config, name) for name, key in keys.items()}
     if config.keep_best is not None:
@@ -179,6 +179,7 @@ class Models:
         if mode == ModeKeys.TRAIN and isinstance(source, Input) and source.shard == "off":
             # Every worker reads all of the data. If all read it in the same order, a step would compute one gradient
             # many times.
+            # Of the same type, because a DrawnSeed is handled in another way than a seed that the user has set.
             config = config.replace(tf_random_seed=type(config.seed)(config.seed + place.worker_index))
             if source.shuffle_seed is not None:
                 source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place.worker_index)
@@ -224,6 +225,7 @@ class Models:
 
     def _on(self, strategy: Any) -> Model:
         context = self._context
+        # The config keeps its strategies alive, so an id is not used again.
         if id(strategy) not in self._by_strategy:
             model = Model(context.model_fn, strategy, config=context.config, journal=context.journal)
             self._by_strategy[id(strategy)] = model

@@ -98,15 +98,16 @@ class EarlyStopping(MetricRule):
     file = FILE
 
     def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        best, best_step, without = math.nan, None, 0
+        best, best_step, waited = math.nan, None, 0
         for at in sorted(at for at in values if at <= step):
-            without += 1
+            waited += 1
             is_first = best_step is None and not math.isnan(values[at])
+            # A comparison with NaN is false: a NaN is never the best value, and never an improvement.
             if is_first or self.sign * (best - values[at]) > self.min_delta:
-                best, best_step, without = values[at], at, 0
-        if without < self.patience_evals or step < self.min_steps:
+                best, best_step, waited = values[at], at, 0
+        if waited < self.patience_evals or step < self.min_steps:
             return None
-        return self.has_not_improved(without, best, best_step)
+        return self.has_not_improved(waited, best, best_step)
 
 
 class MetricHistory:
@@ -123,10 +124,10 @@ class MetricHistory:
     def __init__(self, rule: MetricRule, model_dir: str | Path) -> None:
         self.rule = rule
         self._path = Path(model_dir) / rule.file
-        known = read_json(self._path) or {}
-        known = known if known.get("metric") == rule.metric else {}  # drop the values of another metric
-        self._values = {int(step): float(value) for step, value in known.get("values", {}).items()}
-        self.rates = {int(step): float(rate) for step, rate in known.get("rates", {}).items()}
+        saved = read_json(self._path) or {}
+        saved = saved if saved.get("metric") == rule.metric else {}  # drop the values of another metric
+        self._values = {int(step): float(value) for step, value in saved.get("values", {}).items()}
+        self.rates = {int(step): float(rate) for step, rate in saved.get("rates", {}).items()}
 
     def reason(self, step: int) -> str | None:
         """Return why the rule applies at `step`; None: it does not."""

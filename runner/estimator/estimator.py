@@ -91,6 +91,7 @@ class Estimator:
         )
         check_evaluation(config.train_distribute, config.eval_distribute)
         collectives = collectives_of(config.train_distribute)
+        # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
         if isinstance(config.tf_random_seed, DrawnSeed):
             config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
         self._context = EstimatorContext(
@@ -236,6 +237,7 @@ class Estimator:
             return []
         steps, hooks = self.config.profile_steps, list[Hook]()
         if self._summarised is not setup.program:
+            # Once for a program: a further call of `train` on such an input has the same one.
             self._summarised = setup.program
             hooks.append(ModelSummary(setup))
         return hooks if steps is None else [*hooks, Profiling(steps, self.announce)]
@@ -356,8 +358,8 @@ class Estimator:
         if not of_all and not self.collectives.is_chief:
             return []
         program = self.prepare_evaluation(input_fn, name).program
-        known = dict.fromkeys([*program.sum_names, *(program.spec.eval_metric_ops or {})])
-        return [f"{evaluation_prefix(name)}/{metric}" for metric in known]
+        metrics = dict.fromkeys([*program.sum_names, *(program.spec.eval_metric_ops or {})])
+        return [f"{evaluation_prefix(name)}/{metric}" for metric in metrics]
 
     def predict(
         self,
@@ -387,6 +389,7 @@ class Estimator:
             predictions differ in their number of examples.
           RuntimeError: the model was trained or restored between two predictions.
         """
+        # Here and not in the generator, whose body begins to run only with the first `next`.
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
         return self._predictions(input_fn, predict_keys, hooks or (), path, yield_single_examples)
 
@@ -434,11 +437,13 @@ class Estimator:
             model.set_aside(in_memory=model.is_trained or not scaffold.restores)
             scaffold.restore(session, path)
             scaffold.begin_local(session)
+        # After the Scaffold, because the averages take the place of what it has restored.
         if self.config.ema_decay is not None:
             self._models.log_once(
                 f"Evaluation uses the moving averages of the weights (ema_decay={self.config.ema_decay})."
             )
             model.show_averages(path)
+        # Last, because `restore` begins with `show_weights`, which sets it to None.
         model.shown = program
 
     def _say_what_saver_lacks(self, scaffold: ModelScaffold, model: Model, program: Program) -> None:

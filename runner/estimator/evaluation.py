@@ -115,12 +115,12 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
     model, program = setup.model, setup.program
     hooks.begin()
     # Writes inside branches, such as those of BatchNorm, cannot be pruned; restore the values after the evaluation.
-    kept = model.values() if program.changes_model else {}
+    values = model.values() if program.changes_model else {}
     try:
-        counted = run(setup, hooks)
-        if not counted.examples:
+        total = run(setup, hooks)
+        if not total.examples:
             raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
-        metrics: dict[str, Any] = {**counted.means()}
+        metrics: dict[str, Any] = {**total.means()}
         metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
     except tf.errors.ResourceExhaustedError as error:
         size = setup.pipeline.global_batch_size
@@ -133,8 +133,8 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
             )
         raise
     finally:
-        model.assign(kept)
-    return metrics, counted.examples
+        model.assign(values)
+    return metrics, total.examples
 
 
 def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collectives) -> dict[str, Any]:
@@ -153,6 +153,7 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
             metrics = evaluate()
         except Interrupted as stopped:
             given_up = str(stopped)
+    # Also if the chief gave up: the other workers wait here, and would wait forever.
     given_up, scalars = json.loads(collectives.broadcast_text(json.dumps([given_up, tensorboard.scalars(metrics)])))
     if given_up:
         raise Interrupted(given_up)
@@ -169,27 +170,28 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
     Raises:
       Interrupted: a hook ended the evaluation early, on any worker.
     """
-    counted, given_up = EvalResult(), ""
+    total, given_up = EvalResult(), ""
     program, session, collectives = setup.program, hooks.session, setup.model.collectives
     iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
     length = LoopLength(None if session.is_empty else 1)
     loops = _loops(program, iterator, length, None if session.is_empty else session, setup.pipeline.max_steps)
     while True:
-        found = None
+        result = None
         try:
-            found = next(loops, None)
-            if found is not None:
-                counted = found
-                hooks.after_batches(counted.examples)
+            result = next(loops, None)
+            if result is not None:
+                total = result
+                hooks.after_batches(total.examples)
         except Interrupted as stopped:
+            # With several workers, raise it only after the sum, in which the others wait for this one.
             if collectives.num_workers == 1:
                 raise
             given_up = str(stopped)
-        others, stops = collectives.sum([found is not None, bool(given_up)])
+        others, stops = collectives.sum([result is not None, bool(given_up)])
         if stops:
             raise Interrupted(given_up or "another worker ended the evaluation early")
         if not others:
-            return counted.over(collectives, program.sum_names)
+            return total.over(collectives, program.sum_names)
 
 
 def _loops(
@@ -217,6 +219,7 @@ def _loops(
             if not result.data_ended:
                 session.after_run(values)
         taken += num_steps
+        # Before `yield`: what the caller does then is no part of the loop.
         length.took(num_steps, time.perf_counter() - started)
         yield result
         if result.data_ended:
@@ -241,13 +244,13 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
     if program.trace.may_write_in_branches:
         model.values_of = None  # so that the next use of the model reads the checkpoint again
     in_loops = hooks.session.is_empty and program.runs_in_loops(dataset)
-    length, seen = LoopLength(None if in_loops else 1, _PREDICT_SECS), 0
-    for found in _loops(program, iterate(dataset), length, None if in_loops else hooks.session):
-        length.limit = max(1, _PREDICT_BYTES * found.num_steps // max(1, found.num_bytes))
-        for count, batch in found.batches:
+    length, examples = LoopLength(None if in_loops else 1, _PREDICT_SECS), 0
+    for result in _loops(program, iterate(dataset), length, None if in_loops else hooks.session):
+        length.limit = max(1, _PREDICT_BYTES * result.num_steps // max(1, result.num_bytes))
+        for count, batch in result.batches:
             if model.values_of != path and not program.trace.may_write_in_branches:
                 raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
-            seen += count
-            hooks.after_batches(seen)
+            examples += count
+            hooks.after_batches(examples)
             yield batch
     hooks.end()

@@ -139,10 +139,11 @@ def tell_ending(estimator: Estimator, train: Callable[[], TrainingResult]) -> Tr
         return train()
     if not config.generation and (config.cluster.tasks or config.has_evaluator):
         os.makedirs(estimator.model_dir, exist_ok=True)  # a failure before the first checkpoint is noted, too
+    # Before the first step, so that no other process takes the end of an earlier start for that of this one.
     remove_ending(estimator.model_dir)
     try:
         result = train()
-    except BaseException as error:
+    except BaseException as error:  # also KeyboardInterrupt and SystemExit
         if not tells_of_a_lost_peer(error, config.cluster):
             with contextlib.suppress(OSError):  # perhaps the disk is full; the first error is the one to raise
                 _write_ending(
@@ -197,9 +198,9 @@ class TrainingWatch(Hook):
 
     def ending(self) -> TrainingStatus:
         """Return how training has ended, or that it continues."""
-        found = read_ending(self._model_dir)
-        counts = found.generation >= self._generation and found != self._stale
-        return found if counts else TrainingStatus()
+        status = read_ending(self._model_dir)
+        counts = status.generation >= self._generation and status != self._stale
+        return status if counts else TrainingStatus()
 
     def after_batches(self, run: Run, examples: int) -> None:
         if time.monotonic() - self._looked < POLL_SECS:
@@ -265,13 +266,14 @@ class CheckpointFollower:
                 _log.info("Waiting for the first checkpoint in %s.", self._model_dir)
             self._has_waited = True
             return is_last
+        # Before `of_checkpoint`, which reads the checkpoint already: that, too, may fail because the chief removes it.
         before = manifest.fingerprint(path)
         try:
             due = self._evaluations.of_checkpoint(path, is_last=is_last)
             with retention.lease(path) if due else contextlib.nullcontext():
                 for evaluate in due:
                     evaluate()
-        except Abandoned:
+        except Abandoned:  # it is an Interrupted, so this clause comes first
             return False
         except Interrupted:
             raise

@@ -132,13 +132,14 @@ class Boundary:
 
     def agreed(self, collectives: Collectives) -> Boundary:
         """Return what all workers do next; they agree by one sum over all of them, so all must call this together."""
-        asked = [0.0] * collectives.num_workers
-        asked[collectives.worker_index] = float(self.stop_reason is not None)
+        # A place for each worker, because a sum tells only from its place which worker asked.
+        stops = [0.0] * collectives.num_workers
+        stops[collectives.worker_index] = float(self.stop_reason is not None)
         chief = float(collectives.is_chief)
-        mine = [chief * self.num_steps, chief * self.saves, float(self.interrupted), *asked]
-        num_steps, saves, interrupted, *asked = collectives.sum(mine)
+        mine = [chief * self.num_steps, chief * self.saves, float(self.interrupted), *stops]
+        num_steps, saves, interrupted, *stops = collectives.sum(mine)
         reason = self.stop_reason
-        if reason is None and any(asked):
-            first = next(worker for worker, count in enumerate(asked) if count)
+        if reason is None and any(stops):
+            first = next(worker for worker, count in enumerate(stops) if count)
             reason = f"{f'worker {first}' if first else 'the chief'} asked to stop"
         return Boundary(int(num_steps), bool(saves), reason, bool(interrupted))

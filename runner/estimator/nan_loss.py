@@ -114,12 +114,13 @@ class NanPolicy:
         Raises:
           NanLossError: the run ends with an error.
         """
-        found, step = self._agreed_not_finite(values), run.global_step
-        new = [name for name in found if name not in self._allowed]
+        names, step = self._agreed_not_finite(values), run.global_step
+        new = [name for name in names if name not in self._allowed]
         if not new:
-            self._allowed = found
+            self._allowed = names
             return True
         if not self._act(run, step, f"variables became non-finite by step {step}, and are not saved", new):
+            # The run ends at the last finite checkpoint, without an error. A rollback has restored it already.
             self._restore_last()
         return False
 
@@ -193,5 +194,5 @@ class NanPolicy:
         )  # fmt: skip
 
     def _restore_last(self) -> None:
-        self._checkpoints.wait()
+        self._checkpoints.wait()  # it may still be being written
         self._setup.model.restore(str(self._checkpoints.latest))

@@ -122,6 +122,7 @@ class LearningRateReductions:
         if self._rule.metric is not None and self._is_open:
             self._is_open = False
             decided = self._decide(run, step) if self._collectives.is_chief else None
+            # As text, which can say that there is none; `repr` gives back the same float on every worker.
             text = self._collectives.broadcast_text("" if decided is None else repr(decided))
             if text:
                 self._rates[step] = float(text)
@@ -137,6 +138,7 @@ class LearningRateReductions:
         # Compare as float32, the dtype of the rate; otherwise rounding could make a rate at the limit seem different.
         if before <= np.float32(self._rule.min_lr):
             return None
+        # In the file before it is set: a run that is killed in between sets the same rate when it resumes.
         self._history.note_rate(step, after)
         text = f"learning rate {before:.6g} -> {after:.6g} at step {step}: {reason}"
         self._announce("learning_rate_reduced", text, step=step, before=before, after=after)

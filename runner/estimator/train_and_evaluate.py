@@ -141,7 +141,7 @@ def _serve(estimator: Estimator) -> TrainingResult:
     """
     cluster, model_dir = estimator.config.cluster, estimator.model_dir
     (address,) = cluster.tasks["chief"]
-    before = read_ending(model_dir)  # an earlier run may have left it
+    before = read_ending(model_dir)  # left by an earlier run; read before the coordinator can begin
     with grpc_server.kept_local(cluster):
         server = grpc_server.start_server(cluster)
     _log.info("%s serves the coordinator %s until the coordinator ends.", cluster.name, address)
@@ -150,8 +150,8 @@ def _serve(estimator: Estimator) -> TrainingResult:
     )
     ending = read_ending(model_dir)
     if not ending.is_complete:
-        said = {"running": "nothing says that training has ended", "interrupted": "training was interrupted"}
-        status = said.get(ending.status, "training failed")
+        texts = {"running": "nothing says that training has ended", "interrupted": "training was interrupted"}
+        status = texts.get(ending.status, "training failed")
         raise RuntimeError(
             f"The coordinator of the parameter servers, {address}, has ended, and {status} in {model_dir}."
         )
@@ -177,6 +177,7 @@ def _train(estimator: Estimator, train_spec: TrainSpec, evaluations: Evaluations
     assert checkpoint is not None
     step = reader.checkpoint_step(checkpoint)
     interrupted = run is not None and run.interrupted
+    # The order matters: an interrupted run must not evaluate its last checkpoint, so that it ends soon.
     interrupted = interrupted or not evaluations.evaluate_last(step)
     reason = evaluations.stopped_early or (run.ended_early if run else None)
     return TrainingResult(
@@ -242,6 +243,7 @@ class RunEvaluations(Evaluations):
                 history.goes_on_from(step)
         if path is None:
             return
+        # By the chief's files, because all workers must evaluate together.
         missing = self._collectives.broadcast(self._missing(path, step))
         for spec in [spec for spec, is_missing in zip(self._specs, missing, strict=True) if is_missing]:
             self._evaluate(spec, step)
@@ -263,9 +265,9 @@ class RunEvaluations(Evaluations):
         watched["checkpoint.keep_best.metric"] = best.metric if best else None
         keys = {key: metric for key, metric in watched.items() if metric is not None}
         for spec in self._specs:
-            ours = {key: metric for key, metric in keys.items() if evaluation_of(metric) == spec.key}
-            names = self._estimator.names_of_metrics(spec.input_fn, spec.name) if ours else []
-            for key, metric in ours.items():
+            metrics = {key: metric for key, metric in keys.items() if evaluation_of(metric) == spec.key}
+            names = self._estimator.names_of_metrics(spec.input_fn, spec.name) if metrics else []
+            for key, metric in metrics.items():
                 # A Keras metric may have several values, whose names are known only after an evaluation.
                 if names and not metric.startswith(tuple(names)):
                     raise ValueError(unknown_metric(key, metric, names))
@@ -280,9 +282,11 @@ class RunEvaluations(Evaluations):
             at_start = [spec for spec in self._specs if spec.at_start and spec not in self._made_up]
             self._evaluate_during(run, at_start, exports=False)
         assert isinstance(run, TrainingRun)
+        # After the evaluation at the start, which may decide about the rate of this step.
         self._rate.apply(run)
 
     def after_save(self, run: TrainingRun) -> None:
+        # By the chief's clock, for the same reason as in `resume`.
         due = self._collectives.broadcast([self._due(spec) for spec in self._specs])
         self._evaluate_during(
             run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True
@@ -323,18 +327,19 @@ class RunEvaluations(Evaluations):
         due += others
         evaluations = [functools.partial(self._evaluate, spec, step, path) for spec in due]
         exported = self._specs if is_last else others
+        # Evaluations first, because an exporter gets their metrics.
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
 
     def _missing(self, path: str, step: int) -> list[bool]:
         """Report for each evaluation whether it, or its exports, are missing for the checkpoint `path`."""
         if not reader.Reader(path).extra().get("evaluate"):  # an undisturbed run would not evaluate at this step
             return [False] * len(self._specs)
-        there = {name.partition("/")[0] for name in retention.metrics_of(path)}
+        evaluated = {name.partition("/")[0] for name in retention.metrics_of(path)}
         exports_are_open = self._exports.is_open(path)
         return [
             (exports_are_open and bool(spec.exporters))
             or any(not history.has(step) for history in self._histories_of(spec.key))
-            or (not self._histories_of(spec.key) and evaluation_prefix(spec.key) not in there and self._due(spec))
+            or (not self._histories_of(spec.key) and evaluation_prefix(spec.key) not in evaluated and self._due(spec))
             for spec in self._specs
         ]
 
@@ -380,6 +385,7 @@ class RunEvaluations(Evaluations):
     def _evaluate(self, spec: EvalSpec, step: int, path: str | None = None) -> None:
         """Run one evaluation of the checkpoint of `step`; `path` None: the latest."""
         name = spec.key
+        # Before the evaluation: tf.estimator's throttle_secs, too, counts from the start of the last one.
         self._last_start[name] = time.monotonic()
         try:
             self.metrics[name] = self._estimator.evaluate(
@@ -408,7 +414,7 @@ def _checked(train_spec: TrainSpec, eval_spec: EvalSpec | Sequence[EvalSpec]) ->
         raise ValueError(f"train_and_evaluate: evaluations need different names, got {names}.")
     for rule in (train_spec.early_stopping, train_spec.reduce_lr_on_plateau):
         if rule.evaluation is not None and rule.evaluation not in names:
-            there = ", ".join(f"{evaluation_prefix(name)}/..." for name in names) or "none"
-            raise ValueError(f"{rule.key}.metric={rule.metric}: there is no such evaluation. There are: {there}.")
+            evaluations = ", ".join(f"{evaluation_prefix(name)}/..." for name in names) or "none"
+            raise ValueError(f"{rule.key}.metric={rule.metric}: there is no such evaluation. There are: {evaluations}.")
     checked_exporters("train_and_evaluate", [one for spec in eval_specs for one in spec.exporters])
     return eval_specs

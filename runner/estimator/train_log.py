@@ -51,6 +51,7 @@ class TrainLog:
         # Sums and weights of the metrics since the last point that was logged.
         self._window = np.zeros(2 * len(self._scalars.metrics))
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
+        # Twice: the numbers of a step are all sums, then all weights.
         self._is_at_step = np.tile(self._scalars.is_at_step, 2)
 
     def begin(self, target: int | None) -> None:
@@ -69,8 +70,9 @@ class TrainLog:
         # functions.
         if self._context.collectives.any(bool(self._program.summaries)):
             self._summary_every = self._write_every
-        ours = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
-        self._keys = json.loads(self._context.collectives.broadcast_text(ours))
+        # All workers use the chief's names, in its order: `over_workers` sums vectors, which have no names.
+        names = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
+        self._keys = json.loads(self._context.collectives.broadcast_text(names))
         if self._program.kept_metrics:
             self._metrics_every = Every(self._config.log_step_count_steps or None)
             self._program.kept_metrics.reset()
@@ -120,6 +122,7 @@ class TrainLog:
             progress line then repeats the speed of an earlier loop.
         """
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
+        # Before workers other than the chief return: it sums over all of them.
         points = self._metrics_at(steps, metrics)
         if result.first_step == self._first_step + 1:  # note when the start of the run was over
             self._context.journal.event("first_step", step=result.first_step)
@@ -190,24 +193,24 @@ class TrainLog:
             sums, weights = np.split(rows, 2, axis=1)
             if weights.all():
                 names = [f"train/{name}" for name in self._scalars.metrics]
-                found = zip(due, (sums / weights).tolist(), strict=True)
-                return {step: dict(zip(names, row, strict=True)) for step, row in found}
+                means = zip(due, (sums / weights).tolist(), strict=True)
+                return {step: dict(zip(names, row, strict=True)) for step, row in means}
         for step in due:
             last = places[step] + 1
             self._add(metrics[first:last])
             row = np.where(self._is_at_step, metrics[last - 1], self._window) if metrics.size else self._window
             sums, weights = np.split(row, 2)
-            ours = dict(zip(self._scalars.metrics, zip(sums.tolist(), weights.tolist(), strict=True), strict=True))
-            totals = over_workers(ours, self._keys[1], self._context.collectives)
+            pairs = dict(zip(self._scalars.metrics, zip(sums.tolist(), weights.tolist(), strict=True), strict=True))
+            totals = over_workers(pairs, self._keys[1], self._context.collectives)
             points[step] = {f"train/{name}": total / weight for name, (total, weight) in totals.items() if weight}
             self._window = np.zeros_like(self._window)
             first = last
         self._add(metrics[first:])
         if due and due[-1] == steps[-1] and self._program.kept_metrics:
-            kept = tensorboard.scalars(
+            values = tensorboard.scalars(
                 {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
             )
-            points[due[-1]] |= {f"train/{name}": value for name, value in kept.items()}
+            points[due[-1]] |= {f"train/{name}": value for name, value in values.items()}
         return points
 
     def _shown(self, metrics: np.ndarray) -> dict[str, float]:
@@ -228,11 +231,11 @@ class TrainLog:
 
     def _write_numbers_of(self, points: Mapping[int, Mapping[str, float]]) -> None:
         """Write the numbers of several steps, with one graph call if there are many."""
-        found = {step: scalars for step, scalars in points.items() if scalars}
-        if len(found) > FEW_POINTS:
-            self._write_many(np.array(list(found), np.int64), [_summary_of(scalars) for scalars in found.values()])
+        written = {step: scalars for step, scalars in points.items() if scalars}
+        if len(written) > FEW_POINTS:
+            self._write_many(np.array(list(written), np.int64), [_summary_of(scalars) for scalars in written.values()])
             return
-        for step, scalars in found.items():
+        for step, scalars in written.items():
             self._write_numbers(scalars, step)
 
     @functools.cached_property
@@ -245,6 +248,7 @@ class TrainLog:
                 return number + 1
 
             with self._summary_writer.as_default():
+                # One iteration at a time, so that the events are in the order of their steps.
                 tf.while_loop(lambda number: number < tf.size(steps), body, [0], parallel_iterations=1)
 
         # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all TrainLogs and would warn of
@@ -254,18 +258,18 @@ class TrainLog:
     def summaries(self, outputs: Outputs, step: int) -> None:
         """Write the summaries of `step`, of which these are the outputs. All workers must call this together."""
         packed, of_v1 = outputs.get("scalars"), outputs.get("protos", ())
-        ours = {} if packed is None else self._scalars.summary_sums(packed)
-        totals = over_workers(ours, self._keys[0], self._context.collectives) if self._keys[0] else {}
+        sums = {} if packed is None else self._scalars.summary_sums(packed)
+        totals = over_workers(sums, self._keys[0], self._context.collectives) if self._keys[0] else {}
         if not self._config.is_chief:
             return
         protos: list[tuple[int, bytes]] = [(step, proto) for proto in of_v1]
         self._keep_images([*map(_images_of_v1, of_v1)], outputs.get("images", ()), step)
         if packed is not None:
-            found: dict[int, list[Any]] = {}
+            values_at: dict[int, list[Any]] = {}
             for at, value in self._scalars.summaries_of(packed, totals, step):
-                found.setdefault(at, []).append(value)
-            self._note_summaries(found, step)
-            protos += [(at, tf.compat.v1.Summary(value=one).SerializeToString()) for at, one in found.items()]
+                values_at.setdefault(at, []).append(value)
+            self._note_summaries(values_at, step)
+            protos += [(at, tf.compat.v1.Summary(value=one).SerializeToString()) for at, one in values_at.items()]
         with self._summary_writer.as_default():
             for at, proto in protos:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
@@ -275,11 +279,11 @@ class TrainLog:
         artifacts = current()
         if artifacts is None or not artifacts.keeps_images or self._is_between(step):
             return
-        found = {tag: png for images in of_v1 for tag, png in images.items()}
+        image_of = {tag: png for images in of_v1 for tag, png in images.items()}
         for image, value in zip(self._program.summaries.images, of_v2, strict=True):
             pngs = tf.io.parse_tensor(value, tf.string).numpy()[2:] if value else ()
-            found |= {f"{image.tag}/{n}" if len(pngs) > 1 else image.tag: png for n, png in enumerate(pngs)}
-        for tag, png in found.items():
+            image_of |= {f"{image.tag}/{n}" if len(pngs) > 1 else image.tag: png for n, png in enumerate(pngs)}
+        for tag, png in image_of.items():
             artifacts.image(tag, png, step)
 
     def _is_between(self, step: int) -> bool:
@@ -290,7 +294,7 @@ class TrainLog:
         every = self._write_every.steps or 1
         return step == self._first_step + 1 and not self._is_new and (step - self._write_every.offset) % every != 0
 
-    def _note_summaries(self, found: Mapping[int, Sequence[Any]], step: int) -> None:
+    def _note_summaries(self, values_at: Mapping[int, Sequence[Any]], step: int) -> None:
         """Write the scalars of summaries to the journal, at their steps.
 
         If the runner or a metric reports a value under the same name at the same step, that value is kept instead.
@@ -298,7 +302,7 @@ class TrainLog:
         if self._is_between(step):
             return
         own = {*RESERVED, *self._program.reported_names}
-        for at, summaries in found.items():
+        for at, summaries in values_at.items():
             values = {one.tag: _number(one) for one in summaries if one.tag.removeprefix("train/") not in own}
             if values:
                 points = {name if name.startswith("train/") else f"train/{name}": one for name, one in values.items()}

@@ -169,6 +169,7 @@ class TrainingRun:
         """
         hooks = self._setup.hooks
         due = [WhenDue(hook) for hook in hooks]
+        # From now on perhaps no checkpoint has the values, so an evaluation keeps them in memory.
         self._setup.model.is_trained = True
         try:
             self._begin()
@@ -251,12 +252,13 @@ class TrainingRun:
         if self._setup.input.remaining_steps <= 0:  # the run was trained for more epochs than max_epochs is now
             self.request_stop("the training input ended")
         self._nan.begin()
+        # After the hooks: their `begin` may assign variables, and the first checkpoint has what training starts from.
         self._checkpoints.begin(self._step, self._extra())
 
     def _agree(self, *, saves: bool = False) -> bool:
         """Agree with the other workers on what to do next, and return whether to save."""
-        found = Boundary(self._num_steps(), saves, self.stop_reason, self.interrupted)
-        self._next = found.agreed(self._context.collectives)
+        boundary = Boundary(self._num_steps(), saves, self.stop_reason, self.interrupted)
+        self._next = boundary.agreed(self._context.collectives)
         self.stop_reason, self.interrupted = self._next.stop_reason, self._next.interrupted
         return self._next.saves
 
@@ -271,7 +273,7 @@ class TrainingRun:
         ]
         logged = self._log.steps_until_due(self._step, in_loops=self._records_in_loops)
         steps = min(self._target - self._step, logged, *(cadence.steps_until_due(self._step) for cadence in cadences))
-        return self._pace.num_steps(-(-steps // self._advance))
+        return self._pace.num_steps(-(-steps // self._advance))  # rounded up: the loop must reach what is due
 
     def _take_steps(self, num_steps: int) -> StepResult:
         """Run one loop; write the summaries of its steps, and pass to session hooks what its last step fetches."""
@@ -289,31 +291,32 @@ class TrainingRun:
         records = self._records_in_loops or schedule.number > 0
         loop = program.loop(request, records=records, in_groups=plan.in_groups, splits=self._always_splits)
         iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
-        found = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
-        if train_input.advance(found.num_steps, found.examples, found.data_ended, found.repeated_steps):
+        taken = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
+        if train_input.advance(taken.num_steps, taken.examples, taken.data_ended, taken.repeated_steps):
             self.request_stop("the training input ended")
-        losses = self._context.collectives.sum(found.losses) if program.has_local_losses else found.losses
-        self._count(found)
+        losses = self._context.collectives.sum(taken.losses) if program.has_local_losses else taken.losses
+        self._count(taken)
         result = StepResult(
             first_step=before + 1,
             last_step=self._step,
-            losses=np.asarray(losses, found.losses.dtype),
-            examples=found.examples,
+            losses=np.asarray(losses, taken.losses.dtype),  # the sum over workers is in float64
+            examples=taken.examples,
             secs=time.perf_counter() - started,
         )
-        self.examples += found.examples
-        logs_speed, share = self._pace.took(plan, found.num_steps, result.secs)
-        for place, outputs in found.records:
+        self.examples += taken.examples
+        logs_speed, share = self._pace.took(plan, taken.num_steps, result.secs)
+        for place, outputs in taken.records:
             if records:
                 self._log.summaries(outputs, before + (place + 1) * self._advance)
             if request:
                 with self._data_may_end():
                     hooks.after_run(outputs.get("fetches", ()))
-        if found.num_steps:
-            rows = found.values.get("metrics", np.zeros([found.num_steps, 0]))
+        if taken.num_steps:
+            rows = taken.values.get("metrics", np.zeros([taken.num_steps, 0]))
             self._log.note(result, rows, logs_speed=logs_speed)
         if share is not None:
             self._context.journal.metrics(self._step, {"train/input_bound": share})
+        # After the log, so that the journal has the loss because of which the run ends or goes back.
         if self._nan.check(self, result, self._advance):
             self._step = model.store.global_step
         return result
@@ -356,13 +359,13 @@ class TrainingRun:
             if not self._setup.input.ended:
                 raise
 
-    def _count(self, found: LoopResult) -> None:
+    def _count(self, result: LoopResult) -> None:
         """Read the global step, and compute the number that a step adds to it."""
-        before, self._step, taken = self._step, self._setup.model.store.global_step, found.num_steps
+        before, self._step, taken = self._step, self._setup.model.store.global_step, result.num_steps
         if not taken:
             return
-        if found.repeated_steps:  # the lost worker may have taken some of them; only the global step shows how many
-            self._log.repeated(self._step, found.repeated_steps, (self._step - before) // self._advance - taken)
+        if result.repeated_steps:  # the lost worker may have taken some of them; only the global step shows how many
+            self._log.repeated(self._step, result.repeated_steps, (self._step - before) // self._advance - taken)
             return
         self._advance = max(1, (self._step - before) // taken)
         if self._step == before and self._setup.program.loss_scale is not None:

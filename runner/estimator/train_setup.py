@@ -103,6 +103,7 @@ class TrainSetupBuilder:
         if train_input.was_at_its_end and not reads_again:
             return None
         context, model, pipeline = self._context, self._models.for_training, train_input.pipeline
+        # Only by the caller's hooks: those of model_fn are known after the trace, which needs this.
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
         program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
         spec = program.spec
@@ -119,6 +120,7 @@ class TrainSetupBuilder:
         with trace_session.entered():
             model.objects = scaffold.objects(program.trace)
         if latest is not None:
+            # After the trace, which has found out which variables there are.
             model.restore(latest, scaffold.keys, partly=scaffold.restores)
             scaffold.restore(trace_session, latest)
         else:
@@ -128,7 +130,9 @@ class TrainSetupBuilder:
             scaffold.begin(trace_session)
             if getattr(spec.scaffold, "init_op", None) is None:  # an init_op sets initial values itself
                 model.store.check_fed()
+        # Last, as in TensorFlow's SessionManager, which runs local_init_op after init_op, init_fn or a restore.
         scaffold.begin_local(trace_session)
+        # After `_open_input`, which compares with that of the call before.
         self._last_function = getattr(input_fn, "fn", input_fn)
         config = overrides.config(context.config)
         return TrainSetup(model, program, train_input, latest, resumed, config, native, session_hooks, overrides)

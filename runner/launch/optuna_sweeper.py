@@ -99,10 +99,10 @@ class OptunaSweeper(Sweeper):
             study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, study, seed)
         write_privately(directory / "multirun.yaml", self._master)
         sweep = self._multirun.open(directory, config)
-        left = self._take_up(study, sweep, settings.n_trials)
+        remaining = self._take_up(study, sweep, settings.n_trials)
         self._multirun.total = settings.n_trials
         try:
-            self._run(study, sweep, space, left, config.sweep.parallel)
+            self._run(study, sweep, space, remaining, config.sweep.parallel)
         finally:
             optuna.logging.set_verbosity(optuna.logging.ERROR)
             _draw(study, config.sweep.metric or "eval/loss", directory)
@@ -134,40 +134,40 @@ class OptunaSweeper(Sweeper):
             if job is not None:
                 sweep.add(JobResult(**job))
         self._next_job = len(done)
-        known: list[Any] = [trial.params for trial in done]
-        known += [trial.user_attrs.get("again") for trial in trials if trial.state == TrialState.WAITING]
-        left = max(n_trials - len(done), 0)
-        room = left - sum(trial.state == TrialState.WAITING for trial in trials)
+        tried: list[Any] = [trial.params for trial in done]
+        tried += [trial.user_attrs.get("again") for trial in trials if trial.state == TrialState.WAITING]
+        remaining = max(n_trials - len(done), 0)
+        room = remaining - sum(trial.state == TrialState.WAITING for trial in trials)
         for trial in trials:
-            if trial.state == TrialState.FAIL and trial.params not in known and trial.params and room > 0:
+            if trial.state == TrialState.FAIL and trial.params not in tried and trial.params and room > 0:
                 study.enqueue_trial(trial.params, user_attrs={"again": trial.params})
-                known.append(trial.params)
+                tried.append(trial.params)
                 room -= 1
-        if not left:
+        if not remaining:
             more = f"hydra.sweeper.n_trials={2 * n_trials}"
             say(f"The study has finished its {len(done)} trials. To run more, set {more}.")
-        return left
+        return remaining
 
-    def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], left: int, parallel: int) -> None:
+    def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], due: int, parallel: int) -> None:
         """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
         running: dict[Future[Any], list[tuple[Trial, str]]] = {}
-        while left or running:
+        while due or running:
             if self._multirun.is_over:
-                left = 0
-            asked: list[Trial] = []
-            while left and len(running) + len(asked) < parallel:
-                left -= 1
+                due = 0
+            trials: list[Trial] = []
+            while due and len(running) + len(trials) < parallel:
+                due -= 1
                 trial = self._ask(study, space, sweep.directory)
                 twin = next((same for same in running.values() if same[0][0].params == trial.params), None)
                 if twin is not None:
                     twin.append((trial, twin[0][1]))
                 elif not self._is_known(study, trial):
-                    asked.append(trial)
+                    trials.append(trial)
                     if self._is_basic:
                         break
-            for trial, future, folder in self._launch(asked):
+            for trial, future, folder in self._launch(trials):
                 running[future] = [(trial, folder)]
-            if left and len(running) < parallel:
+            if due and len(running) < parallel:
                 continue
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 for trial, folder in running.pop(future):
@@ -190,10 +190,10 @@ class OptunaSweeper(Sweeper):
         """
         from optuna.trial import TrialState
 
-        for known in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
-            if known.params == trial.params:
-                values = known.values if known.state == TrialState.COMPLETE else None
-                study.tell(trial, values, state=known.state)
+        for earlier in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
+            if earlier.params == trial.params:
+                values = earlier.values if earlier.state == TrialState.COMPLETE else None
+                study.tell(trial, values, state=earlier.state)
                 return True
         return False
 
@@ -319,11 +319,11 @@ def _build(
     if not module and name not in known:
         raise ConfigError(f"{key}: unknown.{did_you_mean(name, known)} Available: {', '.join(known)}.")
     try:
-        found = getattr(importlib.import_module(module or f"optuna.{kind}s"), last if module else known[name])
-        given = dict(params)
-        if "seed" in inspect.signature(found).parameters and seed is not None:
-            given.setdefault("seed", seed + len(study.get_trials(deepcopy=False)))
-        return found(**given)
+        factory = getattr(importlib.import_module(module or f"optuna.{kind}s"), last if module else known[name])
+        arguments = dict(params)
+        if "seed" in inspect.signature(factory).parameters and seed is not None:
+            arguments.setdefault("seed", seed + len(study.get_trials(deepcopy=False)))
+        return factory(**arguments)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         shown = f" with hydra.sweeper.{kind}_params={dict(params)}" if params else ""
         raise ConfigError(f"{key}{shown}: {describe(error)}") from error

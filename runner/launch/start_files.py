@@ -43,12 +43,12 @@ class EarlierFiles:
 
     def restore(self) -> None:
         """Write the files as they were."""
-        for path, known in self._known.items():
-            if known is None:
+        for path, facts in self._known.items():
+            if facts is None:
                 path.unlink(missing_ok=True)
             else:
-                write_atomically(path, known[0].decode(), mode=known[1].st_mode & 0o777)
-                os.utime(path, ns=(known[1].st_atime_ns, known[1].st_mtime_ns))
+                write_atomically(path, facts[0].decode(), mode=facts[1].st_mode & 0o777)
+                os.utime(path, ns=(facts[1].st_atime_ns, facts[1].st_mtime_ns))
 
 
 def remove_folder(model_dir: Path) -> None:

@@ -100,10 +100,10 @@ def run(
         config = dataclasses.replace(config, strategy=StrategyConfig())
     place = None
     if config.command in schema.CLUSTER_COMMANDS:
-        found = detect(env, config.cluster, config.strategy)
-        if found.has_others:
-            place = found.cluster
-            if found.has_evaluator and config.command == "train_and_evaluate":  # started from outside
+        detected = detect(env, config.cluster, config.strategy)
+        if detected.has_others:
+            place = detected.cluster
+            if detected.has_evaluator and config.command == "train_and_evaluate":  # started from outside
                 config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, evaluator=True))
     with StopRequests() if stops is None else nullcontext(stops) as requests:
         supervisor = Supervisor(config, env, argv, requests, member or Member(), place, notes or {})
@@ -169,6 +169,7 @@ class Supervisor:
         lock model_dir -> note the start -> run the tasks, whose journals are shipped -> choose the outcome
         -> summary.json -> note the end -> unlock -> wait until everything is shipped -> print the summary
         """
+        # Before the folder is made.
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
         self.folder = HeldFolder(self.model_dir)
@@ -194,7 +195,7 @@ class Supervisor:
         wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
         if self.place is None:  # otherwise tasks on other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
-        journals = Journals(self.model_dir).mark()
+        journals = Journals(self.model_dir).mark()  # before the first line of this start
         self._tell_start(shipping)
         tasks = self._build_tasks(self.file, self.record)
         code, change = FAILED, ""
@@ -203,6 +204,7 @@ class Supervisor:
             self._keep_of_earlier(outcome, earlier)
             is_over_early = self.trains and outcome.code != FINISHED and not journals.events("first_step")
             if is_over_early and self._is_mistake(outcome, journals):
+                # First, because its processes write into the folder.
                 shipping.drop()
                 start_files.remove_folder(self.model_dir)
                 change = "removed"
@@ -250,6 +252,7 @@ class Supervisor:
         if self.trains and layout.latest_checkpoint(self.model_dir) is not None:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
         self._draw_seed()
+        # After the seed is drawn, which the config of the earlier start has, too, and before that config is replaced.
         self._say_changes()
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:
@@ -280,10 +283,10 @@ class Supervisor:
         if self.config.run.progress == "off" or not file.exists():
             return
         try:
-            known = (parsing.load(file), self.config)
+            configs = (parsing.load(file), self.config)
         except ValueError:  # written by another version; it is about to be replaced
             return
-        changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in known))
+        changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in configs))
         if changes:
             listed = ", ".join(f"{key}: {before} -> {now}" for key, before, now in changes)
             say(f"Changed since this run was last started: {listed}")
@@ -304,7 +307,7 @@ class Supervisor:
             tags=tags,
             parent=self.member.parent and str(self.member.parent),
         )
-        write_settings(self.model_dir, tracking, self.env)
+        write_settings(self.model_dir, tracking, self.env)  # `follow` reads them
         shipping.follow(self.model_dir)
 
     def _build_tasks(self, file: Path, record: RunRecord) -> RestartingGang:
@@ -413,9 +416,9 @@ class Supervisor:
           is_kept: the start failed before its first step in a folder with a checkpoint: the run keeps its status.
         """
         summary = summary_of(outcome, self.config, None, self.secrets)
-        told = {**summary, "last_restart": outcome.facts.get("last_restart")}
+        facts = {**summary, "last_restart": outcome.facts.get("last_restart")}
         names = ("strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
-        tags = {name: str(told[name]) for name in names if told[name] is not None}
+        tags = {name: str(facts[name]) for name in names if facts[name] is not None}
         files = [self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE]
         if is_kept:
             why = f": {summary['error']}" if summary["error"] else ""
@@ -464,8 +467,8 @@ class Supervisor:
 
     def _resume_command(self) -> str:
         """Return the command that resumes an interrupted run."""
-        kept = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
-        return shlex.join(["python", "-m", "runner", *kept, f"model_dir={console.relative(self.model_dir)}"])
+        overrides = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
+        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={console.relative(self.model_dir)}"])
 
     def _lost(self, error: OSError) -> str:
         if isinstance(error, FolderLostError):

@@ -181,11 +181,12 @@ class Sweep:
             if self._later is not None:
                 self._later.cancel()
             self._save(ranked)
+            # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
         self._print(ranked)
         if interrupted:
-            left = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
-            what = f"{left} of {total} jobs are left. " if left > 0 else ""
+            remaining = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
+            what = f"{remaining} of {total} jobs are left. " if remaining > 0 else ""
             print(f"{what}Run the same command again to resume this sweep.", flush=True)
         try:
             draw_jobs([(job.name, job.value) for job in ranked], self._shown_metric(ranked), self.directory)
@@ -205,8 +206,8 @@ class Sweep:
         if best is not None:
             path = journal_path(self.directory, SUPERVISOR)
             step, values = best.global_step or 0, {f"best/{name}": float(v) for name, v in best.metrics.items()}
-            noted = [(line["step"], line["metrics"]) for line in read_journal(path)[0] if "metrics" in line]
-            if noted[-1:] != [(step, values)]:  # an earlier start ended with another best job
+            lines = [(line["step"], line["metrics"]) for line in read_journal(path)[0] if "metrics" in line]
+            if lines[-1:] != [(step, values)]:  # an earlier start ended with another best job
                 with closing(Journal(path)) as journal:
                     journal.metrics(step, values)
         note_of_run(
@@ -308,9 +309,9 @@ class Sweep:
         for job in ranked:
             if job.error:
                 print(f"{job.name}: {job.error}", flush=True)
-        known = sorted({name for job in ranked for name in job.metrics})
-        if known and metric not in known:
-            say(f"sweep.metric={metric}: no job has it. There are: {', '.join(known)}.")
+        names = sorted({name for job in ranked for name in job.metrics})
+        if names and metric not in names:
+            say(f"sweep.metric={metric}: no job has it. There are: {', '.join(names)}.")
 
 
 def _shown(number: float | None) -> str:

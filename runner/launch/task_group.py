@@ -84,12 +84,12 @@ class RestartingGang:
                     return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0])
                 if trains:
                     remove_ending(self.restarts.model_dir)
-                journals.mark()
+                journals.mark()  # who joined in an earlier start has not joined in this one
                 ending = self.rendezvous.reason(gang.run(tasks, self.stops.came))
                 if ending.code == INTERRUPTED:
                     # '' if the whole run was asked to stop. If a single task was asked, the task has noted that itself.
-                    asked = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
-                    return replace(ending, reason=", ".join(sorted(asked)))
+                    names = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
+                    return replace(ending, reason=", ".join(sorted(names)))
                 if not ending.is_loss or not self.restarts.allow(ending):
                     return ending
                 self.record.generation += 1
@@ -142,11 +142,11 @@ def task_env(env: Mapping[str, str], place: Cluster = ALONE, generation: int = 1
 def say_errors(journals: Journals, prefix: str = "") -> None:
     """Print the errors of all tasks, each error once, except those that the chief has printed."""
     errors = journals.events("error")
-    said = {line["error"] for line in errors.get("chief", ())}
+    shown = {line["error"] for line in errors.get("chief", ())}
     for task, lines in errors.items():
         for line in lines:
-            if line["error"] not in said and line.get("said"):
-                said.add(line["error"])
+            if line["error"] not in shown and line.get("said"):
+                shown.add(line["error"])
                 for text in str(line["said"]).splitlines():
                     say(f"{prefix}[{task}] {text}")
 
@@ -154,14 +154,14 @@ def say_errors(journals: Journals, prefix: str = "") -> None:
 def error_of(ending: GangResult, journals: Journals) -> str:
     """Return why a run ended, in one line; '' if it finished."""
     place = ending.task.place
-    noted = journals.events("error").get(place.name)
-    if noted and not ending.is_loss:
-        return f"{'' if place.is_chief else f'{place.name}: '}{noted[-1]['error']}"
+    errors = journals.events("error").get(place.name)
+    if errors and not ending.is_loss:
+        return f"{'' if place.is_chief else f'{place.name}: '}{errors[-1]['error']}"
     return ending.reason
 
 
 def note_ending(model_dir: Path, outcome: Outcome, generation: int) -> None:
     """Note in model_dir that training has ended, for an evaluator that waits, if the chief's task could not note it."""
-    known = read_ending(model_dir)
-    if not known.is_over or known.generation != generation:
+    status = read_ending(model_dir)
+    if not status.is_over or status.generation != generation:
         write_ending(model_dir, outcome.status, latest_step(model_dir) or 0, generation)

@@ -82,14 +82,14 @@ class TaskStarter:
             if missing:
                 raise _ServerError(missing)
             self._env = read_at_import(fit.env)
-            self._socket, theirs = socket.socketpair()
+            self._socket, server_end = socket.socketpair()
             self._until = time.monotonic() + START_SECS
-            with theirs:
+            with server_end:
                 # It does not hold the run's output: a reader of that pipe must not wait for the server.
                 self._server = subprocess.Popen(
-                    [sys.executable, *self._command, str(theirs.fileno())], env=self._env, stdin=subprocess.DEVNULL,
+                    [sys.executable, *self._command, str(server_end.fileno())], env=self._env, stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(server_end.fileno(),),
                 )  # fmt: skip
 
     def wait(self, stops: Sequence[int]) -> None:
@@ -143,10 +143,10 @@ class TaskStarter:
     def _fork(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
         """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line."""
         assert self._server is not None
-        status, theirs = os.pipe()
+        status, child_end = os.pipe()
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            request = ChildRequest(list(argv), dict(env), descriptors, directory, theirs)
+            request = ChildRequest(list(argv), dict(env), descriptors, directory, child_end)
             task_server.send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
             if not select.select([self._socket], [], [], REPLY_SECS)[0]:
                 raise _ServerError(f"it did not fork within {REPLY_SECS:.0f} s")
@@ -156,7 +156,7 @@ class TaskStarter:
             os.close(status)
             raise
         finally:
-            os.close(theirs)
+            os.close(child_end)
             os.close(directory)
 
     def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:

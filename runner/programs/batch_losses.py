@@ -159,13 +159,13 @@ def losses_over_batches() -> Iterator[None]:
 
 def _reduced(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
     """Return the loss of Keras for losses that are already multiplied by their weights."""
-    given = inspect.signature(own).bind(values, *args, **kwargs).arguments
-    part, loss, weights = batch_part(), own(values, *args, **kwargs), given.get("sample_weight")
+    arguments = inspect.signature(own).bind(values, *args, **kwargs).arguments
+    part, loss, weights = batch_part(), own(values, *args, **kwargs), arguments.get("sample_weight")
     if part.is_whole or values.shape.rank == 0:  # a loss that is a scalar already is what its author made of the batch
         return loss
-    if given.get("reduction") == "mean_with_sample_weight" and weights is not None:
+    if arguments.get("reduction") == "mean_with_sample_weight" and weights is not None:
         return part.of_mean(tf.reduce_sum(values), tf.reduce_sum(weights))
-    return part.of_sum(loss) if given.get("reduction") == "sum" else loss
+    return part.of_sum(loss) if arguments.get("reduction") == "sum" else loss
 
 
 def _weighted_loss(
@@ -181,6 +181,7 @@ def _weighted_loss(
     is_mean = reduction in (_Reduction.MEAN, _Reduction.SUM_BY_NONZERO_WEIGHTS) and not isinstance(weights, int | float)
     if part.is_whole or not (is_sum or is_mean):
         return own(losses, weights, scope, loss_collection, reduction)
+    # Into no collection: the scaled loss is added to it below.
     each = own(losses, weights, scope, None, _Reduction.NONE)
     total = tf.reduce_sum(tf.cast(each, tf.float32))
     if is_sum:
@@ -188,7 +189,7 @@ def _weighted_loss(
     else:
         of_each = tf.cast(weights, tf.float32) * tf.ones_like(each, tf.float32)
         if reduction != _Reduction.MEAN:
-            of_each = tf.cast(tf.not_equal(of_each, 0), tf.float32)
+            of_each = tf.cast(tf.not_equal(of_each, 0), tf.float32)  # a mean over the weights that are not 0
         loss = part.of_mean(total, tf.reduce_sum(of_each))
     loss = tf.cast(loss, each.dtype)
     v1.losses.add_loss(loss, loss_collection)

@@ -91,19 +91,20 @@ class EagerStep:
             collected: Any = contextlib.nullcontext(None)
             if (summaries or discovers) and config.tensorboard:
                 collected = _summarising(self._writer, replica, writes=summaries)
-            with drawing_from(Stream(None, f"{store.seed}/train/0", lambda: time)), collected as found, _explained():
-                taken = train_replica(self._model, self._pipeline, replica, found)
-            optimizer, made = taken.spec.optimizer, taken.made
+            with drawing_from(Stream(None, f"{store.seed}/train/0", lambda: time)), collected as notes, _explained():
+                taken = train_replica(self._model, self._pipeline, replica, notes)
+            optimizer, update = taken.spec.optimizer, taken.made
             rate = rate_of_v1(optimizer) if isinstance(optimizer, v1.train.Optimizer) else None
-            if config.log_step_count_steps and rate is not None and made is not None:
-                made = dataclasses.replace(made, values={**made.values, "learning_rate": rate})
-                taken = dataclasses.replace(taken, made=made)
-            return taken, found
+            if config.log_step_count_steps and rate is not None and update is not None:
+                update = dataclasses.replace(update, values={**update.values, "learning_rate": rate})
+                taken = dataclasses.replace(taken, made=update)
+            return taken, notes
 
     def discover(self) -> None:
         """Create the variables by taking a step on the first batch, and then undo the changes of that step."""
         store = self._model.store
         before = {name: store[name].numpy() for name in store.specs}
+        # Its own iterator: that of training is still at its beginning.
         iterator = iterate(self._pipeline.dataset)
         inputs = step_inputs(*self._pipeline.division.replica_batches(next(iterator), iterator))
         self.first = self(inputs, discovers=True)
@@ -117,21 +118,21 @@ class EagerLoop:
     def __init__(self, step: Step, pipeline: InputPipeline, *, stop_at_nan: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
 
-    def __call__(self, iterator: Any, asked: Steps) -> LoopResult:
-        found: list[Outputs] = []
+    def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
+        outputs: list[Outputs] = []
         examples, ended, is_fine = 0, False, True
-        while len(found) < asked.number and is_fine:
+        while len(outputs) < plan.number and is_fine:
             with self._pipeline.reading():
                 element = iterator.get_next_as_optional()
                 ended = not bool(element.has_value())
                 if ended:
                     break
                 batches, count = self._pipeline.division.replica_batches(element.get_value(), iterator)
-            found.append(self._step.take(batches, count, asked.values))
+            outputs.append(self._step.take(batches, count, plan.values))
             examples += int(count)
-            is_fine = not self._stop_at_nan or bool(np.isfinite(found[-1]["loss"]))
-        steps = tf.nest.map_structure(lambda *each: np.stack(each), *found) if found else {"loss": np.zeros(0)}
-        return LoopResult(len(found), steps.pop("loss"), examples, steps, data_ended=ended)
+            is_fine = not self._stop_at_nan or bool(np.isfinite(outputs[-1]["loss"]))
+        steps = tf.nest.map_structure(lambda *each: np.stack(each), *outputs) if outputs else {"loss": np.zeros(0)}
+        return LoopResult(len(outputs), steps.pop("loss"), examples, steps, data_ended=ended)
 
     def trace(self, iterator: Any) -> None:
         """Do nothing: there is no graph to build."""
@@ -156,11 +157,11 @@ class EagerTrainProgram(TrainProgram):
         super().__init__(model, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan, loop_type=EagerLoop)
 
     def _found_summaries(self) -> StepSummaries:
-        _, found = self._eager_step.first
-        if found is None:
+        _, collected = self._eager_step.first
+        if collected is None:
             return StepSummaries()
-        names = {one.tag for one in found.scalars}
-        return StepSummaries(found.scalars, found.protos, found.images, found.has_others, names)
+        names = {one.tag for one in collected.scalars}
+        return StepSummaries(collected.scalars, collected.protos, collected.images, collected.has_others, names)
 
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         if request.fetches:
@@ -170,8 +171,8 @@ class EagerTrainProgram(TrainProgram):
             )
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
-            taken, found = self._eager_step(step_inputs(batches, global_count), summaries=summaries)
-            return self._outputs_of(taken, found if summaries else None)
+            taken, collected = self._eager_step(step_inputs(batches, global_count), summaries=summaries)
+            return self._outputs_of(taken, collected if summaries else None)
 
         return Step(take, {})
 
@@ -189,26 +190,27 @@ class EagerTrainProgram(TrainProgram):
                 ", ".join(sorted(left_out)),
             )
         pairs = [sums.get(name, zero) for name in self.scalars.metrics]
-        found: dict[str, Any] = {"loss": taken.loss.numpy()}
+        outputs: dict[str, Any] = {"loss": taken.loss.numpy()}
         if pairs:
-            found["metrics"] = _in_turn(zip(*pairs, strict=True))
+            outputs["metrics"] = _in_turn(zip(*pairs, strict=True))
         if collected is None:
-            return found
+            return outputs
         scalars = {one.key: one for one in collected.scalars}
         rows = []
         for key in self.scalars.summaries:
-            there = scalars.get(key)
-            is_written = there is not None and (there.condition is None or bool(there.condition))
-            own_step = -1 if there is None or there.step is None else there.step
+            summary = scalars.get(key)
+            is_written = summary is not None and (summary.condition is None or bool(summary.condition))
+            own_step = -1 if summary is None or summary.step is None else summary.step
             rows.append((*taken.scalars.summary_sums.get(key, zero), is_written, own_step))
         if rows:
-            found["scalars"] = _in_turn(zip(*rows, strict=True))
+            outputs["scalars"] = _in_turn(zip(*rows, strict=True))
         images = {one.tag: one.value.numpy() for one in collected.images}
         protos = [proto.numpy() for proto in collected.protos]
         protos += [b""] * (len(self.summaries.protos) - len(protos))
-        found["protos"] = [np.array(proto, object) for proto in protos[: len(self.summaries.protos)]]
-        found["images"] = [np.array(images.get(one.tag, b""), object) for one in self.summaries.images]
-        return found
+        # Of dtype object, because NumPy's own strings of bytes lose zeros at their end.
+        outputs["protos"] = [np.array(proto, object) for proto in protos[: len(self.summaries.protos)]]
+        outputs["images"] = [np.array(images.get(one.tag, b""), object) for one in self.summaries.images]
+        return outputs
 
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
@@ -245,7 +247,7 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
         losses_over_batches(),
         summaries_of_v1(),
         tf.summary.record_if(False),
-        graphs.fresh_thread_collections(),
+        graphs.fresh_thread_collections(),  # replaces what `fresh_collections` has made
         keras_trace(v1.get_default_graph()) as keras,
     ):
         requested = RequestedVariables(keras, training=True)

@@ -158,7 +158,7 @@ class EvalProgram(Program):
             with self._pipeline.reading():
                 number = tf.constant(step, tf.int64)
                 (examples, sums), values = self._fetching[request.key](iterator, number, tuple(request.values))
-        except tf.errors.OutOfRangeError:
+        except tf.errors.OutOfRangeError:  # of `next(iterator)`, before anything is added to the state of a metric
             return self._counted(self._so_far.sums, 0, data_ended=True), []
         total = added(self._so_far.sums, on_host(sums))
         return self._counted(total, int(examples), data_ended=False), [value.numpy() for value in values]
@@ -231,10 +231,10 @@ class EvalProgram(Program):
 
     def _check_no_collective(self, values: Sequence[Any]) -> None:
         """Raise ValueError if a batch has collectives: workers evaluate different numbers of batches and would hang."""
-        found = [one for one in needed(self.trace.graph, operations(values)) if one.type.startswith("Collective")]
-        if found:
+        collectives = [one for one in needed(self.trace.graph, operations(values)) if one.type.startswith("Collective")]
+        if collectives:
             raise ValueError(
-                f"Evaluating a batch would wait for the other workers, at {found[0].name}, and hang if they have "
+                f"Evaluating a batch would wait for the other workers, at {collectives[0].name}, and hang if they have "
                 "fewer batches. Causes are synchronized BatchNormalization with training=True, and a hook that "
                 "fetches the value of a metric. Remove the cause, or evaluate in one process: eval_strategy=default."
             )

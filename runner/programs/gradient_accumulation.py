@@ -54,6 +54,7 @@ class GradientCut:
 
 def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, config: RunConfig) -> GradientCut:
     """Trace gradients and update of one replica, with placeholders in between."""
+    # The tape was left after model_fn; entered again, it goes on recording.
     with tape:
         total, weight = loss_sum(spec, replica)
         loss_scale = v1.placeholder(tf.float32, [], "loss_scale") if config.precision == "mixed_float16" else None
@@ -77,8 +78,8 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     loss = fed[0] * factor
     if loss_scale is not None:
         factor /= tf.cast(loss_scale, factor.dtype)
-    made = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
-    return GradientCut(sums, fed, is_sparse, loss_scale, made.loss, made, first[0] if first else None)
+    update = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
+    return GradientCut(sums, fed, is_sparse, loss_scale, update.loss, update, first[0] if first else None)
 
 
 def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
@@ -134,12 +135,12 @@ class AccumulatedStep:
         """Return [loss, fetches, values of the update], in the graph."""
         assert not values  # see support_checks.check_feeds
         scales = [] if self.loss_scale is None else [self.loss_scale.value()] * len(self.cuts)
-        given = [*scales, *self._totals(batches, global_count) * len(self.cuts)]
+        fed = [*scales, *self._totals(batches, global_count) * len(self.cuts)]
         if self.num_micro_batches == 1:
-            sums, extra = self.last(*step_inputs(batches, global_count), *given)
+            sums, extra = self.last(*step_inputs(batches, global_count), *fed)
             totals = [tensor for each in sums for tensor in each]
         else:
-            totals, extra = self._accumulated(batches, given)
+            totals, extra = self._accumulated(batches, fed)
         if self.loss_scale is None:
             losses, values = self.update(*totals)
             loss = tf.add_n(losses)
@@ -154,11 +155,12 @@ class AccumulatedStep:
         Returns:
           The loss, then the values of the update; these values are NaN if the update was skipped.
         """
-        # width: number of tensors of each replica in the sums
+        # width: number of tensors of each replica in the sums; the first two are its loss and the denominator
         loss_scale, width = self.loss_scale, len(self.cuts[0].sums)
         gradients = [one for number, one in enumerate(totals) if number % width > 1 and one.dtype.is_floating]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in gradients])
         assert loss_scale is not None
+        # Over all workers, because either all of them update or none: they communicate in an update.
         not_finite = self.collectives.sum_in_graph(tf.cast(~finite, tf.int64))
 
         def update() -> list[tf.Tensor]:
@@ -173,8 +175,8 @@ class AccumulatedStep:
             nothing = [tf.constant(math.nan, dtype) for dtype in self.value_types]
             return [tf.math.divide_no_nan(total, weight), *nothing]
 
-        found = tf.cond(not_finite == 0, update, skip)
-        return list(found) if isinstance(found, list | tuple) else [found]
+        result = tf.cond(not_finite == 0, update, skip)
+        return list(result) if isinstance(result, list | tuple) else [result]
 
     def _totals(self, batches: Sequence[ReplicaBatch], global_count: tf.Tensor) -> list[tf.Tensor]:
         """Return the sums of `totals` over all micro-batches and replicas."""
@@ -184,8 +186,8 @@ class AccumulatedStep:
 
         def of(index: tf.Tensor) -> tf.Tensor:
             micro_batches = [micro_batch_of(batch, index, self.num_micro_batches) for batch in batches]
-            found = program(*step_inputs(micro_batches, global_count, index))
-            return tf.add_n([tf.stack(each) for each in found])
+            of_replicas = program(*step_inputs(micro_batches, global_count, index))
+            return tf.add_n([tf.stack(each) for each in of_replicas])
 
         first, end = tf.constant(0, tf.int64), self.num_micro_batches
         _, sums = tf.while_loop(lambda i, _: i < end, lambda i, sums: (i + 1, sums + of(i)), [first + 1, of(first)])
@@ -220,6 +222,7 @@ class AccumulatedStep:
             shape_invariants=shapes,
             parallel_iterations=1,  # one micro-batch at a time, so that the memory of one is enough
         )
+        # The last program needs nothing of the loop until its sums are added, and would run beside it.
         with tf.control_dependencies(sums):
             return run(self.last, tf.identity(index), sums)
 

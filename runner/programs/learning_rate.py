@@ -63,12 +63,12 @@ def rate_of(optimizer: Any) -> Any:
 
 def name_of(rate: Any, replica: Replica) -> str | None:
     """Return the name of the variable that is the rate; None: it is not a variable of the model."""
-    found = (
+    names = (
         name
         for name, (variable, owner) in replica.requested.requests.items()
         if rate is not None and (rate is owner or rate is variable)
     )
-    return next(found, None)
+    return next(names, None)
 
 
 def why_not_settable(optimizer: Any) -> str:
@@ -106,7 +106,7 @@ class RatesOfUpdates:
     """
 
     def __init__(self, updates: Iterable[tf.Operation]) -> None:
-        found: dict[Any, Any] = {}
+        rates: dict[Any, Any] = {}
         for operation in updates:
             if not re.fullmatch(r"Resource(Sparse)?Apply\w+", operation.type):
                 continue
@@ -115,9 +115,9 @@ class RatesOfUpdates:
                 if rate.op.type == "Cast":  # the optimizer casts the rate to the dtype of each variable
                     rate = rate.op.inputs[0]
                 value = tf.get_static_value(rate)
-                found[id(rate) if value is None else float(value)] = rate if value is None else float(value)
-        only = len(found) == 1
-        named = {"learning_rate" if only else f"learning_rate_{n}": one for n, one in enumerate(found.values(), 1)}
+                rates[id(rate) if value is None else float(value)] = rate if value is None else float(value)
+        only = len(rates) == 1
+        named = {"learning_rate" if only else f"learning_rate_{n}": one for n, one in enumerate(rates.values(), 1)}
         self.constants = {name: one for name, one in named.items() if isinstance(one, float)}
         self.tensors = {name: one for name, one in named.items() if not isinstance(one, float)}
 
@@ -174,6 +174,7 @@ def _with_rate(optimizer: Any, by: tf.Tensor) -> Iterator[None]:
         value = tf.convert_to_tensor(kind.learning_rate.fget(self))
         return value * tf.cast(by, value.dtype)
 
+    # Python looks a property up in the class, so this one optimizer gets a class of its own.
     optimizer.__class__ = type(kind.__name__, (kind,), {"learning_rate": property(rate)})
     try:
         yield

@@ -132,10 +132,10 @@ class Model:
     def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
         key = (*kind, repr(pipeline.dataset.element_spec), pipeline.division)
         if key not in self._programs:
-            known = set(self.store.saved)
+            before = set(self.store.saved)
             with self._journal.phase("trace"):
                 self._programs[key] = build()
-            if set(self.store.saved) - known:
+            if set(self.store.saved) - before:
                 self.values_of = None  # new variables have initial values, not the checkpoint's
         return self._programs[key]
 
@@ -161,6 +161,7 @@ class Model:
           UnreadableVariableError: the checkpoint was damaged or removed meanwhile; `values_of` is None then.
         """
         keys = keys or {}
+        # First: what is compared and set aside below must be the model's own values, not those of an evaluation.
         self.show_weights()
         if path == self.values_of and keys == self.keys:
             return
@@ -168,18 +169,19 @@ class Model:
             reader = Reader(path)
             saved = self.store.saved
             new = self._beginnings(reader, keys)
-            known = {name: one.shape for name, one in saved.items() if name not in new and name not in keys}
-            there = {**numbered(reader, known), **keys}
+            shapes = {name: one.shape for name, one in saved.items() if name not in new and name not in keys}
+            keys_there = {**numbered(reader, shapes), **keys}
             if partly:
                 new |= {name: None for name in saved if not reader.has(keys.get(name, name))}
-            check_shapes(reader, {name: one.shape for name, one in saved.items()}, new, there)
+            check_shapes(reader, {name: one.shape for name, one in saved.items()}, new, keys_there)
             if path == self.values_of or (for_a_while and self.is_trained):
                 self.set_aside()
+            # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
             self.values_of = None
-            read = {name: reader.entry(there.get(name, name)) for name in saved if name not in new}
+            read = {name: reader.entry(keys_there.get(name, name)) for name in saved if name not in new}
             with self.store.scope():
                 restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
-            self._begin(new, read)
+            self._begin(new, read)  # afterwards, because it may copy values that were read
             self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys
 
@@ -195,6 +197,7 @@ class Model:
     def _value(self, name: str) -> np.ndarray:
         """Return the whole value of a variable that belongs in a checkpoint, an array of its shape and dtype."""
         with self.store.scope():
+            # A variable that is partitioned over parameter servers comes in parts, cut along axis 0.
             parts = [part.numpy() for part in tf.nest.flatten(value_of(self.store.saved[name]))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 0)
 
@@ -323,25 +326,25 @@ def check_shapes(
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape.
     """
-    there, keys = reader.names(), keys or {}
-    missing = [name for name in shapes if keys.get(name, name) not in there and name not in new]
+    entries, keys = reader.names(), keys or {}
+    missing = [name for name in shapes if keys.get(name, name) not in entries and name not in new]
     renamed = [name for name in missing if name in keys]
     if renamed:
         raise ValueError(
             f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
-            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: {', '.join(there)}."
+            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: {', '.join(entries)}."
         )
     if missing:
         raise ValueError(
             f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
-            f"It was written by a model with: {', '.join(there)}. "
+            f"It was written by a model with: {', '.join(entries)}. "
             "Every mode of model_fn uses the variables of TRAIN under the same names. "
             "If you changed the model, undo the change or use a new model_dir."
         )
     for name, requested in shapes.items():
-        found = there.get(keys.get(name, name))
-        if found is not None and not requested.is_compatible_with(found[0]):
+        entry = entries.get(keys.get(name, name))
+        if entry is not None and not requested.is_compatible_with(entry[0]):
             raise ValueError(
-                f"variable {name!r} is {list(found[0])} in checkpoint {reader.path}, but model_fn requests "
+                f"variable {name!r} is {list(entry[0])} in checkpoint {reader.path}, but model_fn requests "
                 f"{requested.as_list()}. Undo the change, or use a new model_dir."
             )

@@ -39,7 +39,7 @@ def objective(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
     weight = _loss_weight(spec, replica)
     total = sum_over_replicas(replica, weight)
     if loss.shape.rank == 0:
-        return loss * tf.math.divide_no_nan(weight, total)
+        return loss * tf.math.divide_no_nan(weight, total)  # all weights of a global batch may be 0
     return tf.math.divide_no_nan(tf.reduce_sum(loss) * replica.weights.presence(replica.index, loss.dtype), total)
 
 
@@ -148,15 +148,17 @@ def apply_update(
         factor = learning_rate.factor(config, replica.global_step)
         with learning_rate.scaled(optimizer, factor):
             if config.log_step_count_steps:
+                # Inside of `scaled`: this is then the rate with which the update is made.
                 rate = learning_rate.rate_of(optimizer)
                 rate_name = learning_rate.name_of(rate, replica)
                 if rate_name is None and isinstance(rate, tf.Tensor):
                     values["learning_rate"] = rate
             apply_gradients(optimizer, [(g, v, owner) for g, (_, v, owner) in zip(reduced, pairs, strict=True)])
+        # Outside of `scaled`, where the rate is again the optimizer's own variable and no product.
         if factor is not None or not config.log_step_count_steps:
             rate_name = learning_rate.name_of(learning_rate.rate_of(optimizer), replica)
-        ema.update(replica, config.ema_decay)
-        replica.global_step.assign_add(1, read_value=False)
+        ema.update(replica, config.ema_decay)  # after the update: the averages follow the new weights
+        replica.global_step.assign_add(1, read_value=False)  # last: the warm-up above reads the step before
     return Update(loss, values, rate_name)
 
 
@@ -173,6 +175,7 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 def _scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
     """Return `gradients`, whose global norm is `total`, scaled to a norm of at most `norm`."""
     limit = tf.constant(norm, total.dtype)
+    # The difference makes the factor NaN if the norm is not finite, as in tf.clip_by_global_norm.
     factor = limit / tf.maximum(total, limit) + (total - total)
     return [scale(g, tf.cast(factor, g.dtype)) for g in gradients]
 
@@ -215,6 +218,7 @@ def apply_gradients(optimizer: Any, pairs: Sequence[Pair]) -> None:
         optimizer.apply([g for g, _, _ in pairs], [v if owner is None else owner for _, v, owner in pairs])
     elif hasattr(optimizer, "apply_gradients"):  # tf_keras, its legacy optimizers included
         accepted = inspect.signature(optimizer.apply_gradients).parameters
+        # The gradients are sums already. The second name is that of the legacy optimizers, for the opposite.
         own_sum = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
         settings = {name: value for name, value in own_sum.items() if name in accepted}
         optimizer.apply_gradients([(g, v) for g, v, _ in pairs], **settings)

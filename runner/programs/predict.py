@@ -116,7 +116,7 @@ class PredictProgram(Program):
 
     def _run(self, function: Callable[..., Any], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]) -> Any:
         inputs = self._read(next(iterator), iterator, step)
-        return inputs[-2], *function(*inputs, *fed)
+        return inputs[-2], *function(*inputs, *fed)  # the counts; see `step_signature`
 
     def _read(self, element: Any, iterator: Any, step: tf.Tensor) -> list[tf.Tensor]:
         division = cast(RoundRobin, self._pipeline.division)
@@ -171,13 +171,13 @@ def _concat(lists: tuple[tf.Tensor, tf.Tensor], dtype: tf.DType) -> tuple[tf.Ten
 
 def _per_step(values: np.ndarray, shapes: np.ndarray, ranks: np.ndarray) -> list[Any]:
     """Return the value of each step as a view of `values`; a scalar is returned as a NumPy scalar."""
-    found, first, dims = [], 0, iter(shapes.tolist())
+    steps, first, dims = [], 0, iter(shapes.tolist())
     for rank in ranks.tolist():
         shape = list(itertools.islice(dims, rank))
         last = first + math.prod(shape)
-        found.append(values[first:last].reshape(shape) if shape else values[first])
+        steps.append(values[first:last].reshape(shape) if shape else values[first])
         first = last
-    return found
+    return steps
 
 
 def _bytes_of(values: tf.Tensor) -> int:

@@ -62,14 +62,14 @@ class Coordinator:
         Raises:
           PeerLost: a parameter server was lost, and with it the variables.
         """
-        self._put_back.clear()
+        self._put_back.clear()  # it has the requests of earlier calls, too
         with self._collectives.noticing_lost_peers():
             results = [self.workers.schedule(function, args=arguments) for arguments in all_arguments]
-            self.workers.join()
-            found = [result.fetch() for result in results]
-        lost = {id(arguments) for arguments in self._put_back}
+            self.workers.join()  # raises an error of a request only when no request runs any more
+            values = [result.fetch() for result in results]
+        lost = {id(arguments) for arguments in self._put_back}  # by identity: two requests may have equal arguments
         self.repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
-        return found
+        return values
 
 
 class Requests:
@@ -120,11 +120,11 @@ class Requests:
 
     def _in_ranges(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         ranges = iterator.take(num_steps, self._length(num_steps))
-        found = self._ask(iterator, ranges)
-        iterator.end = max(iterator.end, *(int(result["end"]) for result in found))
+        of_ranges = self._ask(iterator, ranges)
+        iterator.end = max(iterator.end, *(int(result["end"]) for result in of_ranges))
         results: list[dict[str, Any]] = []
         ended = False
-        for (first, count), result in zip(ranges, found, strict=True):
+        for (first, count), result in zip(ranges, of_ranges, strict=True):
             results.append(result)
             taken = int(result["taken"])
             if taken == count or result["stopped"]:
@@ -141,26 +141,26 @@ class Requests:
     def _from_their_own(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Take steps on the workers' own data; each range goes to any worker that is free and has data left."""
         results: list[dict[str, Any]] = []
-        while (left := num_steps - sum(int(result["taken"]) for result in results)) > 0:
+        while (remaining := num_steps - sum(int(result["taken"]) for result in results)) > 0:
             if len(iterator.ended) == self._coordinator.num_workers:
                 break
-            asked = [(-1, count) for _, count in iterator.take(left, self._length(left))]
-            results += self._ask(iterator, asked)
+            requests = [(-1, count) for _, count in iterator.take(remaining, self._length(remaining))]
+            results += self._ask(iterator, requests)
             iterator.ended |= {int(result["worker"]) for result in results if result["ended"]}
             if any(result["stopped"] for result in results):
                 break
         return results, len(iterator.ended) == self._coordinator.num_workers
 
     def _ask(self, iterator: RangeIterator, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        asked = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
-        results = self._coordinator.run(self._of_range, asked)
+        arguments = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
+        results = self._coordinator.run(self._of_range, arguments)
         self.repeated_steps += sum(ranges[index][1] for index in self._coordinator.repeated)
         return results
 
     def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
         """Make one request for each element, and send the element with it."""
-        asked = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
-        results = self._coordinator.run(self._of_element, asked)
+        arguments = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
+        results = self._coordinator.run(self._of_element, arguments)
         self.repeated_steps += len(self._coordinator.repeated)
         return results
 
@@ -198,26 +198,27 @@ def over_range(
       first element; `ended`: whether the data has no further element; `end`: number after that of the last element
       read; `stopped`: whether a step ended the range early; `worker`: index of the worker.
     """
-    found, end = tf.while_loop(
-        lambda found, _: _is_before(first, found),
-        lambda found, _: (iterator.get_next_as_optional(), found.get_value()[0] + 1),
+    optional, end = tf.while_loop(
+        lambda optional, _: _is_before(first, optional),
+        lambda optional, _: (iterator.get_next_as_optional(), optional.get_value()[0] + 1),
         (iterator.get_next_as_optional(), tf.constant(0, tf.int64)),
     )
-    passed = (first >= 0) & found.has_value() & ~_is_before(first + 1, found)
+    passed = (first >= 0) & optional.has_value() & ~_is_before(first + 1, optional)
 
-    def running(taken: tf.Tensor, end: tf.Tensor, found: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
-        return (taken < count) & goes_on & found.has_value() & ~passed
+    def running(taken: tf.Tensor, end: tf.Tensor, optional: Any, goes_on: tf.Tensor, *_: Any) -> tf.Tensor:
+        return (taken < count) & goes_on & optional.has_value() & ~passed
 
-    def body(taken: tf.Tensor, _: tf.Tensor, found: Any, goes_on: tf.Tensor, *state: Any) -> Any:
-        number, element = found.get_value()
+    def body(taken: tf.Tensor, _: tf.Tensor, optional: Any, goes_on: tf.Tensor, *state: Any) -> Any:
+        number, element = optional.get_value()
         goes_on, new = step(element, taken, *state)
-        more = tf.cond(taken + 1 < count, iterator.get_next_as_optional, lambda: found)
+        # Nothing is read after the last step: the element would be missing in the worker's next range.
+        more = tf.cond(taken + 1 < count, iterator.get_next_as_optional, lambda: optional)
         return (taken + 1, number + 1, more, goes_on, *new)
 
-    start = (tf.constant(0), end, found, tf.constant(True), *state)
-    taken, end, found, goes_on, *last = tf.while_loop(running, body, start)
+    start = (tf.constant(0), end, optional, tf.constant(True), *state)
+    taken, end, optional, goes_on, *last = tf.while_loop(running, body, start)
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-    return last, {"taken": taken, "end": end, "ended": ~found.has_value(), "stopped": ~goes_on, "worker": worker}
+    return last, {"taken": taken, "end": end, "ended": ~optional.has_value(), "stopped": ~goes_on, "worker": worker}
 
 
 def of_one_element() -> dict[str, tf.Tensor]:
@@ -225,8 +226,8 @@ def of_one_element() -> dict[str, tf.Tensor]:
     return {"taken": tf.constant(1), "stopped": tf.constant(False)}
 
 
-def _is_before(first: tf.Tensor, found: Any) -> tf.Tensor:
-    return tf.cond(found.has_value(), lambda: found.get_value()[0] < first, lambda: tf.constant(False))
+def _is_before(first: tf.Tensor, optional: Any) -> tf.Tensor:
+    return tf.cond(optional.has_value(), lambda: optional.get_value()[0] < first, lambda: tf.constant(False))
 
 
 # --- programs ---------------------------------------------------------------------------------------------------
@@ -243,25 +244,25 @@ class RangeLoop:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
         self._requests = Requests(coordinator, self._range, self._element)
 
-    def __call__(self, iterator: RangeIterator, asked: Steps) -> LoopResult:
+    def __call__(self, iterator: RangeIterator, plan: Steps) -> LoopResult:
         """Take steps, and return when all of them are done.
 
         Raises:
           ValueError: hooks feed placeholders.
         """
-        if asked.values:
+        if plan.values:
             raise ValueError(
                 "A hook feeds a placeholder (SessionRunArgs(feed_dict=...)). With parameter servers, other processes "
                 "take the steps, and hooks cannot feed them. Pass the values through input_fn."
             )
-        results, ended = self._requests.take(iterator, asked.number)
-        found = _joined(results, self._step.specs)
-        losses = found.pop("loss")
+        results, ended = self._requests.take(iterator, plan.number)
+        outputs = _joined(results, self._step.specs)
+        losses = outputs.pop("loss")
         # A loss that is not finite ended its range. It must end the loop, so it becomes the last of the losses.
         if self._stop_at_nan:
             losses = losses[np.argsort(~np.isfinite(losses), kind="stable")]
         examples = sum(int(result["examples"]) for result in results)
-        return LoopResult(len(losses), losses, examples, found, ended, self._requests.repeated_steps)
+        return LoopResult(len(losses), losses, examples, outputs, ended, self._requests.repeated_steps)
 
     def trace(self, iterator: RangeIterator) -> None:
         """Build the loop, without taking a step."""
@@ -305,8 +306,8 @@ def _joined(results: Sequence[dict[str, Any]], specs: Outputs) -> dict[str, Any]
         parts = [np.asarray(part)[:steps] for part, steps in zip(stacked, taken, strict=True)]
         return np.concatenate(parts) if parts else np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype)
 
-    found: dict[str, Any] = tf.nest.map_structure(joined, specs, *(result["stacked"] for result in results))
-    return found
+    outputs: dict[str, Any] = tf.nest.map_structure(joined, specs, *(result["stacked"] for result in results))
+    return outputs
 
 
 class RangeEvaluation(EvalProgram):
@@ -394,6 +395,7 @@ class RangeEvaluation(EvalProgram):
     def _element(self, element: Any, number: tf.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         handles = self._own_metrics(state)
         examples, sums = self._sums(element, None, number, handles)
+        # The metrics are read only when the batch has been added to them.
         with tf.control_dependencies(tf.nest.flatten(sums)):
             return {**of_one_element(), "examples": examples, "sums": sums, "state": self._read(handles)}
 
@@ -410,6 +412,7 @@ class RangeEvaluation(EvalProgram):
         start = (tf.constant(0, tf.int64), *tf.nest.flatten(nothing))
         (examples, *flat), facts = over_range(iterator, first, count, step, start)
         sums = tf.nest.pack_sequence_as(nothing, flat)
+        # As in `_element`: the metrics are read after the last batch.
         with tf.control_dependencies([examples]):
             return {**facts, "examples": examples, "sums": sums, "state": self._read(handles)}
 

@@ -111,6 +111,7 @@ class TrainProgram(Program):
             replica_fn = functools.partial(self._trace_replica, model, pipeline, summary_writer)
             super().__init__(model, pipeline, replica_fn, training=True)
         if config.check_numerics:
+            # Before a part of the step is made a function: `Trace.function` adds the checks to it.
             self.trace.checks = NumericChecks(self.trace.graph, self.trace.inputs, pipeline.replica_spec)
         self.is_native = self.spec.optimizer is not None
         """Report whether the runner owns the gradients (`optimizer=`)."""
@@ -157,17 +158,17 @@ class TrainProgram(Program):
         """Return the summaries of a step. Other workers than the chief compute the scalars that the chief asks for."""
         own = getattr(self.spec.scaffold, "summary_op", None)
         protos = _unmerged([own] if own is not None else self.trace.collections.get(v1.GraphKeys.SUMMARIES, []))
-        found, is_chief = self.outputs[0].summaries, collectives_of(self._store.strategy).is_chief
+        scalars, is_chief = self.outputs[0].summaries, collectives_of(self._store.strategy).is_chief
         if is_chief:
             of_v1 = {one.op for one in protos}
-            found = [one for one in found if one.operation is not None and (one.metadata or one.operation in of_v1)]
-        merged = {one.operation for one in found}
-        self._merged_v2 = {write for one in found if one.metadata for write in _writes_of(one.operation)}
+            scalars = [one for one in scalars if one.operation is not None and (one.metadata or one.operation in of_v1)]
+        merged = {one.operation for one in scalars}
+        self._merged_v2 = {write for one in scalars if one.metadata for write in _writes_of(one.operation)}
         others = [one for output in self.outputs for one in output.v2_summaries if one not in self._merged_v2]
         named = [one for one in self.trace.graph.get_operations() if one.type in _INPUT_OF_NAME]
         names = [tf.get_static_value(one.inputs[_INPUT_OF_NAME[one.type]]) for one in named]
         return StepSummaries(
-            found,
+            scalars,
             [one for one in protos if one.op not in merged],
             self.outputs[0].images if is_chief else (),
             has_others=bool(others),
@@ -262,8 +263,8 @@ class TrainProgram(Program):
         effects = [*self._effects(summaries=summaries), *effects]
         if self._is_cut:
             support_checks.check_feeds(request.feeds)
-            extra, made = tf.nest.flatten(fetched.tensors), self.outputs[0].made
-            of_update = [] if made is None else list(made.values.values())
+            extra, update = tf.nest.flatten(fetched.tensors), self.outputs[0].made
+            of_update = [] if update is None else list(update.values.values())
             places = [number for number, tensor in enumerate(extra) if any(tensor is one for one in of_update)]
             others = [number for number in range(len(extra)) if number not in places]
             step = self._accumulated_step(effects, [extra[number] for number in others], [extra[n] for n in places])
@@ -308,13 +309,13 @@ class TrainProgram(Program):
 
     def _values_of_step(self) -> dict[str, tf.Tensor]:
         """Return name -> scalar of what the runner itself reports of a step: learning rates, the gradient norm."""
-        made = self.outputs[0].made
+        update = self.outputs[0].made
         self._rates: dict[str, Any] = {}
-        values = dict(made.values) if made is not None else {}
+        values = dict(update.values) if update is not None else {}
         if not self._config.log_step_count_steps or "learning_rate" in values:
             return values
-        if made is not None and made.rate is not None:
-            self._rates = {"learning_rate": made.rate}
+        if update is not None and update.rate is not None:
+            self._rates = {"learning_rate": update.rate}
             return values
         updating = self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
         running = needed(self.trace.graph, operations(updating))
@@ -329,10 +330,10 @@ class TrainProgram(Program):
         Raises:
           ValueError: the optimizer keeps it elsewhere; the message says what to write instead.
         """
-        made = self.outputs[0].made
-        if made is None or made.rate is None:
+        update = self.outputs[0].made
+        if update is None or update.rate is None:
             raise ValueError(learning_rate.why_not_settable(self.spec.optimizer))
-        return made.rate
+        return update.rate
 
     def rates(self) -> dict[str, float]:
         """Return name -> current value of the learning rates that a step does not return: constants and variables."""
@@ -349,27 +350,27 @@ class TrainProgram(Program):
         return {*self.outputs[0].scalars.metrics, *self.scalars.metrics, *self._rates}
 
     def _metrics_with_state(self) -> KeptMetrics:
-        found: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         for name in self.outputs[0].scalars.left_out:
             logged = name in self.outputs[0].scalars.names_logged
             what = f"runner.log({{{name!r}: ...}})" if logged else f"eval_metric_ops[{name!r}]"
             _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
-                kept = KeptMetrics(self.trace, self._store, {name: metric})
+                keeper = KeptMetrics(self.trace, self._store, {name: metric})
             except ValueError as error:
                 _log.warning("Not reported in training: %s", error)
                 continue
-            if kept.unmerged and self._store.num_replicas > 1:
+            if keeper.unmerged and self._store.num_replicas > 1:
                 _log.warning(
                     "Not reported in training: metric %r, because the runner cannot merge its state over %d replicas. "
                     "Evaluations report it, by one replica.",
                     name,
                     self._store.num_replicas,
                 )
-            elif kept:
-                found[name] = metric
-        return KeptMetrics(self.trace, self._store, found)
+            elif keeper:
+                metrics[name] = metric
+        return KeptMetrics(self.trace, self._store, metrics)
 
     def _accumulated_step(
         self, effects: Sequence[Any], extra: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
@@ -428,24 +429,26 @@ def train_replica(
     tape, part = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut)
     with tape, model_fn_has(part), logging_values() as logged:
         spec = model.call(features, labels, ModeKeys.TRAIN)
+        # Inside of the tape, which must record the scaling, too.
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # where tf.estimator's hooks look for it
     # An operation runs only if it is fetched. With optimizer=, everything that changes a variable is fetched.
-    noted = collected.scalars if collected is not None else ()
+    summarized = collected.scalars if collected is not None else ()
     is_logged = bool(config.log_step_count_steps)
     is_reported = is_logged and (spec.optimizer is not None or config.train_metrics)
     metrics = spec.eval_metric_ops if is_reported else None
-    scalars = replica_scalars(noted, metrics, logged if is_logged else None, replica)
+    scalars = replica_scalars(summarized, metrics, logged if is_logged else None, replica)
     images = tuple(collected.images) if collected is not None else ()
-    summaries = (_v2_summaries(), tuple(noted), images, scalars)
+    summaries = (_v2_summaries(), tuple(summarized), images, scalars)
     if spec.optimizer is None:
+        # After model_fn: operations on a variable run in program order, so the averages follow the new weights.
         moved = ema.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
         return TrainedReplica(spec, loss, *summaries, None, together, moved, counted)
     if not is_cut:
-        made = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
-        return TrainedReplica(spec, made.loss, *summaries, made)
+        update = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
+        return TrainedReplica(spec, update.loss, *summaries, update)
     cut = trace_cut(tape, spec, replica, config)
     return TrainedReplica(spec, cut.loss, *summaries, cut.made, cut=cut, totals=part.totals)
 

@@ -150,13 +150,13 @@ class Loop:
         self._bounded = tf.function(functools.partial(self._run, may_end=False), autograph=False)
         self._ending = tf.function(functools.partial(self._run, may_end=True), autograph=False)
 
-    def __call__(self, iterator: Any, asked: Steps) -> LoopResult:
-        """Take the steps that are asked for, on the batches of an iterator over the input."""
+    def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
+        """Take the steps of `plan`, on the batches of an iterator over the input."""
         # Groups always say where the data ends.
-        run = self._ending if asked.may_end and not self._in_groups else self._bounded
+        run = self._ending if plan.may_end and not self._in_groups else self._bounded
         try:
             with self._pipeline.reading(), graphs.optimised_once(), xla.explained(), numeric_checks.explained():
-                result = run(iterator, tf.constant(asked.number), tf.constant(asked.schedule), tuple(asked.values))
+                result = run(iterator, tf.constant(plan.number), tf.constant(plan.schedule), tuple(plan.values))
         except tf.errors.OutOfRangeError:
             if not self._pipeline.division.ends_together:
                 raise
@@ -166,12 +166,14 @@ class Loop:
         recorded = tf.nest.map_structure(lambda value: value.numpy(), result["records"])
         losses = steps.pop("loss")
         is_fine = not (self._stop_at_nan and taken and not np.isfinite(losses[-1]))
+        # The loop also ends at a loss that is not finite, which is not the end of the data.
         data_ended = is_fine and not bool(result["goes_on"])
-        if data_ended and self._in_groups and not asked.may_end:
+        # Without groups, `next(iterator)` in the graph raises the same.
+        if data_ended and self._in_groups and not plan.may_end:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
         records = [
             (place, tf.nest.map_structure(operator.itemgetter(number), recorded))
-            for number, place in enumerate(asked.schedule.places)
+            for number, place in enumerate(plan.schedule.places)
             if place < taken
         ]
         return LoopResult(taken, losses, int(result["examples"]), steps, data_ended, records=records)
@@ -194,6 +196,7 @@ class Loop:
             first, every, number = tf.unstack(schedule)
             take = functools.partial(self._with_records, take, every)
             more = {name: spec for name, spec in self._recorded.specs.items() if name not in steps}
+            # Without a step with summaries, the next one is due after the last step.
             state = (*state, tf.where(number > 0, first, num_steps), tf.constant(0), empty_arrays(more, number))
         if self._in_groups:
             state = self._over_groups(iterator, num_steps, take, state)
@@ -301,16 +304,16 @@ class SplitLoop:
     def __init__(self, plain: Callable[[], Any], last: Any, *, stop_at_nan: bool) -> None:
         self._plain, self._last, self._stop_at_nan = plain, last, stop_at_nan
 
-    def __call__(self, iterator: Any, asked: Steps) -> LoopResult:
-        """Take the steps that are asked for; the last one is recorded, whatever their schedule says."""
+    def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
+        """Take the steps of `plan`; the last one is recorded, whatever their schedule says."""
         parts: list[LoopResult] = []
-        before = asked.number - 1
+        before = plan.number - 1
         if before > 0:
-            parts.append(self._plain()(iterator, Steps(before, asked.may_end)))
+            parts.append(self._plain()(iterator, Steps(before, plan.may_end)))
             is_fine = not self._stop_at_nan or np.isfinite(parts[0].losses).all()
             if parts[0].num_steps < before or not is_fine:
                 return parts[0]
-        last = self._last(iterator, asked._replace(number=min(asked.number, 1)))
+        last = self._last(iterator, plan._replace(number=min(plan.number, 1)))
         own = {name: value for name, value in last.values.items() if name != "metrics"}
         records = [(before, tf.nest.map_structure(operator.itemgetter(0), own))] if last.num_steps else []
         parts.append(last)
@@ -351,6 +354,7 @@ def _stacked(arrays: Outputs, specs: Outputs, taken: tf.Tensor) -> Outputs:
     def stacked(array: tf.TensorArray, spec: tf.TensorSpec) -> tf.Tensor:
         if spec.shape.is_fully_defined():
             return array.stack()
+        # TensorFlow cannot stack an array without elements if their shape is not fully known.
         nothing = tf.zeros([0, *(size or 0 for size in spec.shape.as_list())] if spec.shape.rank else [0], spec.dtype)
         return tf.cond(taken > 0, array.stack, lambda: nothing)
 

@@ -78,6 +78,7 @@ def replica_scalars(
 
     def present(total: tf.Tensor, weight: tf.Tensor) -> Sum:
         """Return the sum with weight 0 if the replica has no example, because its batch is then a placeholder."""
+        # Chosen, not multiplied by 0: a value of the placeholder may be NaN, and stays NaN then.
         zero = tf.zeros([], tf.float64)
         return tf.where(count > 0, tf.reshape(total, []), zero), tf.where(count > 0, tf.reshape(weight, []), zero)
 
@@ -92,14 +93,14 @@ def replica_scalars(
         return present(tf.cast(total, tf.float64), tf.cast(weight, tf.float64))
 
     chosen = {name: metric for name, metric in (metrics or {}).items() if name not in RESERVED}
-    kept = {name: value for name, value in values.items() if name not in RESERVED}
+    reported = {name: value for name, value in values.items() if name not in RESERVED}
     return ReplicaScalars(
         {one.key: of_scalar(one.value) for one in summaries},
         {name: of_metric(metric) for name, metric in chosen.items() if tf.is_tensor(metric)},
         chosen,
         [name for name in RESERVED if name in (metrics or {}) or name in values],
-        {name: of_scalar(one) if one.shape.rank == 0 else of_metric(one) for name, one in kept.items()},
-        [name for name in (logged.on_progress if logged is not None else ()) if name in kept],
+        {name: of_scalar(one) if one.shape.rank == 0 else of_metric(one) for name, one in reported.items()},
+        [name for name in (logged.on_progress if logged is not None else ()) if name in reported],
         list(values),
     )
 
@@ -177,8 +178,8 @@ class StepScalars:
         return self._flat(self._summed, _sums_of_steps) + list(self.values.values())
 
     def _flat(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]]) -> list[tf.Tensor]:
-        there = [(sums_of(one), key) for key in keys for one in self._replicas]
-        return [tensor for sums, key in there if key in sums for tensor in sums[key]]
+        pairs = [(sums_of(one), key) for key in keys for one in self._replicas]
+        return [tensor for sums, key in pairs if key in sums for tensor in sums[key]]
 
     def packed_summaries(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the values of `summary_tensors` as one float64 vector: sums, weights, conditions, steps."""
@@ -203,7 +204,7 @@ class StepScalars:
         return tf.stack([*sums[:half], *values, *sums[half:], *weights])
 
     def _added(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]], values: Any) -> Any:
-        totals, weights = [], []
+        totals, weights = [], []  # `values` come in the order of `_flat`
         for key in keys:
             pairs = [(_scalar(next(values)), _scalar(next(values))) for one in self._replicas if key in sums_of(one)]
             totals.append(tf.add_n([total for total, _ in pairs]) if len(pairs) > 1 else pairs[0][0])
@@ -228,13 +229,13 @@ class StepScalars:
           step: global step of the step; a summary that names no step is recorded there.
         """
         _, _, conditions, steps = np.split(packed, 4)
-        found = []
+        recorded = []
         for number, (key, one) in enumerate(self.summaries.items()):
             total, weight = totals[key]
             if conditions[number] and weight:
                 own = int(steps[number])
-                found.append((step if own < 0 else own, _summary_value(one, total / weight)))
-        return found
+                recorded.append((step if own < 0 else own, _summary_value(one, total / weight)))
+        return recorded
 
 
 class Fetched:
@@ -252,11 +253,11 @@ class Fetched:
 
     def __init__(self, scalars: StepScalars, summaries: StepSummaries | None, fetches: Sequence[tf.Tensor]) -> None:
         self._pack = {"metrics": scalars.packed_metrics, "scalars": scalars.packed_summaries}
-        found = {"metrics": scalars.metric_tensors, "fetches": list(fetches)}
+        tensors_of = {"metrics": scalars.metric_tensors, "fetches": list(fetches)}
         if summaries is not None:
             images = [one.value for one in summaries.images]
-            found |= {"scalars": scalars.summary_tensors, "protos": list(summaries.protos), "images": images}
-        self.tensors = {name: tensors for name, tensors in found.items() if tensors}
+            tensors_of |= {"scalars": scalars.summary_tensors, "protos": list(summaries.protos), "images": images}
+        self.tensors = {name: tensors for name, tensors in tensors_of.items() if tensors}
         sizes = {"metrics": 2 * len(scalars.metrics), "scalars": 4 * len(scalars.summaries)}
         self.specs = {
             name: tf.TensorSpec([sizes[name]], tf.float64)
@@ -267,7 +268,7 @@ class Fetched:
 
     def packed(self, values: Mapping[str, Sequence[tf.Tensor]]) -> dict[str, Any]:
         """Return the outputs of the step; `values` has the step's value of each of `tensors`."""
-        return {name: self._pack[name](found) if name in self._pack else found for name, found in values.items()}
+        return {name: self._pack[name](tensors) if name in self._pack else tensors for name, tensors in values.items()}
 
 
 def _sums_of_steps(one: ReplicaScalars) -> Mapping[str, Sum]:

@@ -136,14 +136,14 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
         theirs.callback(os.close, heartbeat)
         ours.callback(os.close, heard)
         outputs: list[tuple[int, IO[str]]] = []
-        said = []
+        ends = []
         for target in (sys.stdout, sys.stderr) if prefix else ():
             source, end = os.pipe()
             theirs.callback(os.close, end)
             ours.callback(os.close, source)
             outputs.append((source, target))
-            said.append(end)
-        child = spawn(argv, env, Descriptors(lifeline, heartbeat, *said))
+            ends.append(end)
+        child = spawn(argv, env, Descriptors(lifeline, heartbeat, *ends))
         ours.pop_all()
     pumps = [_start_pump(os.fdopen(source, "rb"), target, prefix) for source, target in outputs]
     return Process(child, write_end, HeartbeatMonitor(heard), pumps)

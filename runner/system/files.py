@@ -45,8 +45,8 @@ def is_disk_full(error: BaseException) -> bool:
 def free_bytes(folder: str | os.PathLike[str]) -> int:
     """Return the free bytes on the disk of `folder`, which need not exist."""
     path = Path(folder).absolute()
-    there = next(one for one in (path, *path.parents) if one.exists())
-    return shutil.disk_usage(there).free
+    nearest = next(one for one in (path, *path.parents) if one.exists())
+    return shutil.disk_usage(nearest).free
 
 
 @contextlib.contextmanager
@@ -105,8 +105,8 @@ HALF_WRITTEN = ".tmp"
 def remove_half_written(*folders: Path) -> None:
     """Remove temporary files that killed processes left in `folders`. No process may be writing there."""
     for folder in folders:
-        for left in folder.glob(f".*.????????{HALF_WRITTEN}"):  # the names that mkstemp makes
-            left.unlink(missing_ok=True)
+        for file in folder.glob(f".*.????????{HALF_WRITTEN}"):  # the names that mkstemp makes
+            file.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
@@ -118,7 +118,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # before the rename, which may otherwise reach the disk first
             os.chmod(temporary, mode)  # mkstemp makes files that only their owner can read
             os.replace(temporary, path)
         except BaseException:
@@ -145,5 +145,5 @@ def read_dataclass(cls: type[_T], path: Path) -> _T:
 
     Fields that `cls` does not have, because another version wrote them, are ignored.
     """
-    known = read_json(path) or {}
-    return cls(**{name: value for name, value in known.items() if name in cls.__dataclass_fields__})  # type: ignore[attr-defined]
+    saved = read_json(path) or {}
+    return cls(**{name: value for name, value in saved.items() if name in cls.__dataclass_fields__})  # type: ignore[attr-defined]

@@ -59,8 +59,8 @@ class Ready(Hook):
     def begin(self, run: Run) -> None:
         if not self._said:
             self._said = True
-            known = self._context.journal.phases.items()
-            phases = ", ".join(f"{name} {secs:.1f} s" for name, secs in known if secs >= 0.05)
+            phase_secs = self._context.journal.phases.items()
+            phases = ", ".join(f"{name} {secs:.1f} s" for name, secs in phase_secs if secs >= 0.05)
             secs = time.monotonic() - self._context.started
             self._context.progress.message(f"ready after {secs:.1f} s{f': {phases}' if phases else ''}")
 
@@ -171,31 +171,31 @@ def _train(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
 
 
 def _evaluate(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
-    found = _checkpoint_of(job, checkpoint_in("eval.checkpoint", config))
-    path = found["checkpoint"]
+    facts = _checkpoint_of(job, checkpoint_in("eval.checkpoint", config))
+    path = facts["checkpoint"]
     evaluated = {
         spec.name or "": job.estimator.evaluate(spec.input_fn, spec.steps, spec.hooks, path, spec.name)
         for spec in job.eval_specs
     }
-    return {**found, "metrics": flat_metrics(evaluated)}
+    return {**facts, "metrics": flat_metrics(evaluated)}
 
 
 def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.predict_input is not None
-    found = _checkpoint_of(job, checkpoint_in("predict.checkpoint", config))
+    facts = _checkpoint_of(job, checkpoint_in("predict.checkpoint", config))
     output = Path(config.predict.output or Path(str(config.model_dir)) / "predictions.jsonl").absolute()
     examples = 0
     with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
         batches = job.estimator.predict(
-            job.predict_input, config.predict.keys, job.hooks, found["checkpoint"], yield_single_examples=False
+            job.predict_input, config.predict.keys, job.hooks, facts["checkpoint"], yield_single_examples=False
         )
         for batch in batches:
             examples += num_examples(batch)
             writer.write(batch)
     if not examples:
         _log.warning("input.predict returned no examples: %s is empty.", relative(output))
-    context.progress.message(f"{examples:,} predictions of step {found['global_step']} in {relative(output)}")
-    return {**found, "predictions": str(output), "examples": examples}
+    context.progress.message(f"{examples:,} predictions of step {facts['global_step']} in {relative(output)}")
+    return {**facts, "predictions": str(output), "examples": examples}
 
 
 def _export_last(job: Job, context: TaskContext) -> None:
@@ -206,10 +206,10 @@ def _export_last(job: Job, context: TaskContext) -> None:
 
 def _export(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.receiver_fn is not None and config.model_dir is not None
-    found = _checkpoint_of(job, checkpoint_in("export.checkpoint", config))
+    facts = _checkpoint_of(job, checkpoint_in("export.checkpoint", config))
     folder = config.export.dir or str(Path(config.model_dir) / "export")
-    job.estimator.export_saved_model(folder, job.receiver_fn, checkpoint_path=found["checkpoint"])
-    return found
+    job.estimator.export_saved_model(folder, job.receiver_fn, checkpoint_path=facts["checkpoint"])
+    return facts
 
 
 _COMMANDS: Mapping[str, Callable[[Config, Job, TaskContext], dict[str, Any]]] = {

@@ -133,16 +133,16 @@ def _steps(training: TrainSetup, max_steps: int | None) -> str:
         return "none: the training input was read to its end"
     epoch = training.input.pipeline.remaining_steps()
     if epoch is None:
-        known = "the end of the input is not known"
+        length = "the end of the input is not known"
     elif math.isinf(epoch):
-        known = "the input has no end"
+        length = "the input has no end"
     else:
         passes = training.input.pipeline.num_epochs
-        known = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
+        length = f"{int(epoch):,} steps " + ("per epoch" if passes is None else f"in {passes} epochs")
         target = min(target, start + training.input.remaining_steps)
     if math.isinf(target):
-        return f"from {start} on; {known}"
-    return f"from {start} to {int(target):,}; {known}"
+        return f"from {start} on; {length}"
+    return f"from {start} to {int(target):,}; {length}"
 
 
 def _loss(training: TrainSetup) -> str:
@@ -211,8 +211,8 @@ def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Ev
 
 def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:
     spec = evaluations[0].program.spec if evaluations else training.program.spec
-    given = spec.predictions
-    named = {} if given is None else given if isinstance(given, dict) else {ONLY_KEY: given}
+    predictions = spec.predictions
+    named = {} if predictions is None else predictions if isinstance(predictions, dict) else {ONLY_KEY: predictions}
     rows = [["prediction", name, value.dtype.name, shape_text(value)] for name, value in leaves("", named)]
     for evaluation in evaluations:
         names = ["loss", *sorted(evaluation.program.spec.eval_metric_ops or {})]

@@ -113,12 +113,12 @@ class Server:
 
         The request is answered when the child leads its own session, because then it can be killed by its group.
         """
-        ready, said = os.pipe()
+        read_end, write_end = os.pipe()
         try:
             child = _fork()
         except OSError as error:
             task_server.send(self._connection, {"error": f"fork failed: {error.strerror}"})
-            for descriptor in (ready, said, *request.open_files):
+            for descriptor in (read_end, write_end, *request.open_files):
                 os.close(descriptor)
             return -1
         if not child:
@@ -129,12 +129,12 @@ class Server:
             for pidfd, (_, status) in self._children.items():
                 os.close(pidfd)
                 os.close(status)
-            os.close(ready)
-            os.close(said)
+            os.close(read_end)
+            os.close(write_end)
             return None
-        os.close(said)
-        os.read(ready, 1)  # returns when the child has closed its end of the pipe, or has ended
-        os.close(ready)
+        os.close(write_end)
+        os.read(read_end, 1)  # returns when the child has closed its end of the pipe, or has ended
+        os.close(read_end)
         pidfd = os.pidfd_open(child)
         self._children[pidfd] = (child, request.status)
         for descriptor in (*request.descriptors, request.directory):  # a pipe ends when the child ends

@@ -63,6 +63,7 @@ def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJourna
 
 def _join(model_dir: Path, uri: str, journal: Journal | NullJournal) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = uri
+    # The shipping process otherwise waits for the first step, which waits for this import.
     journal.event(WANTS_RUN)
     until = time.monotonic() + WAIT_SECS
     while not (shipped := Shipped.read(model_dir, MLFLOW)).has_last_start(model_dir) and time.monotonic() < until:

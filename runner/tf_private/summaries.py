@@ -94,8 +94,8 @@ class Collector:
     def _own_step(self, step: Any) -> tf.Tensor | None:
         """Return the step that model_fn set, by argument or `set_step`; None: it set none."""
         around = tf.summary.experimental.get_step()
-        given = around if step is None and around is not self._step else step
-        return None if given is None else tf.cast(given, tf.int64)
+        own_step = around if step is None and around is not self._step else step
+        return None if own_step is None else tf.cast(own_step, tf.int64)
 
     def _key(self, kind: str, name: str) -> str:
         """Return the key of the next call with this name; numbers distinguish calls with the same name."""
@@ -168,8 +168,8 @@ class EagerCollector(Collector):
 
     def find_protos(self) -> None:
         """Record the v1 summaries that model_fn made; they are in a graph collection."""
-        found = v1.get_collection(v1.GraphKeys.SUMMARIES)
-        self.protos = [proto for proto in found if not any(proto is one for one in self._protos_of_scalars)]
+        protos = v1.get_collection(v1.GraphKeys.SUMMARIES)
+        self.protos = [proto for proto in protos if not any(proto is one for one in self._protos_of_scalars)]
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: Any) -> None:
         if tf.executing_eagerly():

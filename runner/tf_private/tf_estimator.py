@@ -190,9 +190,9 @@ def prepare_slim() -> None:
 
     normalization.normalization = importlib.import_module("tf_keras.src.legacy_tf_layers.normalization")
     slim, v1 = importlib.import_module("tf_slim"), importlib.import_module("tensorflow.compat.v1")
-    for found in pkgutil.walk_packages(slim.__path__, "tf_slim."):
-        if not found.name.endswith(("_test", "test_utils")):
-            importlib.import_module(found.name)
+    for part in pkgutil.walk_packages(slim.__path__, "tf_slim."):
+        if not part.name.endswith(("_test", "test_utils")):
+            importlib.import_module(part.name)
     moved = {
         "tensorflow.python.framework.ops": ("Tensor", "IndexedSlices"),
         "tensorflow.python.ops.array_ops": ("stack", "unstack"),

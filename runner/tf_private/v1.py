@@ -169,8 +169,8 @@ def names_in_saver(saver: Any) -> dict[str, str]:
     unchanged since TF 0.6. When it moves: read the inputs of the restore operation. Also `_save_slice_info` of the
     parts that a v1 partitioner made, which share the key of the whole variable; since TF 1.
     """
-    given = saver._var_list
-    keyed = given.items() if isinstance(given, Mapping) else [("", one) for one in given or ()]
+    variables = saver._var_list
+    keyed = variables.items() if isinstance(variables, Mapping) else [("", one) for one in variables or ()]
     names = {}
     for key, one in keyed:
         is_whole = hasattr(one, "read_value")
@@ -263,11 +263,11 @@ def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
     def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         xs = list(xs) if isinstance(xs, list | tuple) else [xs]
         places = [(place, one) for place, x in enumerate(xs) for one in _in_functions_around(x)]
-        found = own(ys, [*xs, *(one for _, one in places)], *args, **kwargs)
-        for (place, _), more in zip(places, found[len(xs) :], strict=True):
-            present = [one for one in (found[place], more) if one is not None]
-            found[place] = _sum(*present) if len(present) > 1 else next(iter(present), None)
-        return found[: len(xs)]
+        gradients = own(ys, [*xs, *(one for _, one in places)], *args, **kwargs)
+        for (place, _), more in zip(places, gradients[len(xs) :], strict=True):
+            present = [one for one in (gradients[place], more) if one is not None]
+            gradients[place] = _sum(*present) if len(present) > 1 else next(iter(present), None)
+        return gradients[: len(xs)]
 
     return replaced(gradients_util, "_GradientsHelper", helper)
 
@@ -283,8 +283,8 @@ def _in_functions_around(x: Any) -> list[tf.Tensor]:
     """Return the placeholders of the variable `x` in the functions around the traced one."""
     handle = getattr(x, "handle", None)
     graph: Any = getattr(v1.get_default_graph(), "outer_graph", None)
-    found: list[tf.Tensor] = []
+    placeholders: list[tf.Tensor] = []
     while isinstance(handle, tf.__internal__.EagerTensor) and hasattr(graph, "captures"):
-        found += [inside for outside, inside in graph.captures if outside is handle]
+        placeholders += [inside for outside, inside in graph.captures if outside is handle]
         graph = graph.outer_graph
-    return found
+    return placeholders

@@ -156,6 +156,7 @@ class KeptMetrics:
 
     def _gathered(self, value: np.ndarray) -> np.ndarray:
         """Return the values of all workers, `[workers, ...]`."""
+        # Each worker fills its own row, so that the sum over the workers has the rows of all.
         rows = np.zeros([self._collectives.num_workers, *value.shape])
         rows[self._collectives.worker_index] = value
         return np.reshape(self._collectives.sum(rows.ravel().tolist()), rows.shape).astype(value.dtype)
@@ -167,6 +168,7 @@ class KeptMetrics:
         result = {}
         for name, initial in self._initial.items():
             wide = np.float64 if initial.dtype.kind == "f" else np.int64  # a narrow sum would lose digits
+            # Each state begins with the initial value, which must count only once.
             result[name] = initial + (states[name].astype(wide) - initial.astype(wide)).sum(0)
         for scope in self._covariances:
             result |= _covariance(scope, states)
@@ -180,6 +182,7 @@ class KeptMetrics:
         variables = self._variables_of(metric)
         number = len(next(iter(states.values())))
         others = [{id(one): _like(one, states[name][n]) for name, one in variables.items()} for n in range(1, number)]
+        # The metric itself gets the first state; `merge_state` adds the others to it.
         for name, variable in variables.items():
             variable.assign(states[name][0])
         metric.merge_state([_with_variables(metric, new) for new in others])
@@ -213,17 +216,17 @@ class KeptMetrics:
         return [one for one in writes if not own.keys().isdisjoint(self._on(one))]
 
     def _can_merge(self, metric: Any, writes: Sequence[tf.Operation]) -> bool:
-        known = {scope + part for scope in self._covariances for part in _OF_COVARIANCE}
-        return _merges_itself(metric) or all(known.issuperset(self._on(one)) or self._adds(one) for one in writes)
+        names = {scope + part for scope in self._covariances for part in _OF_COVARIANCE}
+        return _merges_itself(metric) or all(names.issuperset(self._on(one)) or self._adds(one) for one in writes)
 
     @functools.cached_property
     def _dependent(self) -> set[tf.Operation]:
         """The operations whose values depend on a state."""
-        found: set[tf.Operation] = set()
+        users: set[tf.Operation] = set()
         for one in self._trace.operations:  # in the order in which they were made, inputs first
-            if any(tensor.op in found for tensor in one.inputs) or not set(self._on(one)).isdisjoint(self._variables):
-                found.add(one)
-        return found
+            if any(tensor.op in users for tensor in one.inputs) or not set(self._on(one)).isdisjoint(self._variables):
+                users.add(one)
+        return users
 
     def _adds(self, write: tf.Operation) -> bool:
         """Report whether a write adds to a local variable what depends on no state.

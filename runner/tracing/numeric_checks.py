@@ -76,9 +76,10 @@ class NumericChecks:
         roots = [tensor for tensor in (*fetches, *written) if tensor.ref() in tensors]
         if not roots:
             return []
+        # In program order, because `_error_of` names the first operation that had finite inputs.
         order = {operation: place for place, operation in enumerate(running)}
         checked = _Checked(sorted(tensors.values(), key=lambda tensor: order.get(tensor.op, 0)), roots, self._inputs)
-        self._made.append(checked)
+        self._made.append(checked)  # `_known` holds it only as long as this does
         _known[checked.number] = checked
         with self._graph.as_default(), tf.name_scope(_MARK):
             states = {tensor.ref(): _state(tensor) for tensor in checked.tensors}
@@ -117,11 +118,11 @@ def explained() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = re.search(rf"\[{_MARK} (\d+) \] \[([012]+)\]", str(error))
-        checked = _known.get(int(found.group(1))) if found else None
-        if found is None or checked is None:
+        match = re.search(rf"\[{_MARK} (\d+) \] \[([012]+)\]", str(error))
+        checked = _known.get(int(match.group(1))) if match else None
+        if match is None or checked is None:
             raise
-        raise _error_of(checked, found.group(2)) from None
+        raise _error_of(checked, match.group(2)) from None
 
 
 def _error_of(checked: _Checked, states: str) -> NotFiniteError:

@@ -53,10 +53,10 @@ class Stream:
             (scripts use this to shuffle two tensors in the same order). None: the operation's position distinguishes
             it.
         """
-        found = self._in(None if tf.executing_eagerly() else v1.get_default_graph())
-        if found is None:
+        pair = self._in(None if tf.executing_eagerly() else v1.get_default_graph())
+        if pair is None:
             return None
-        stream, places = found
+        stream, places = pair
         name = f"place {next(places)}" if operation is None else f"seed {operation}"
         return stream + tf.constant([_number(name), 0], tf.int64)
 
@@ -70,10 +70,10 @@ class Stream:
         if self.graph is None:
             return None  # a function that this step traces also runs in later steps
         if graph not in _found:
-            found = self._within(graph)
-            if found is None:
+            stream = self._within(graph)
+            if stream is None:
                 return None
-            _found[graph] = found
+            _found[graph] = stream
         return _found[graph]
 
     def _within(self, graph: Any) -> tuple[tf.Tensor, Iterator[int]] | None:
@@ -165,6 +165,7 @@ def _is_vectorized() -> bool:
 
 
 def _number(text: str) -> int:
+    # Not Python's `hash`, which differs in each process: a resumed run must draw the same numbers.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -178,32 +179,32 @@ def _philox(seed: tf.Tensor) -> dict[str, Any]:
 
 def _by_philox(operation: Callable[..., tf.Tensor], *names: str) -> Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]:
     """Return a stateless counterpart of a random operation, which gets the arguments `names` of that operation."""
-    return lambda seed, given: operation(**_philox(seed), **_only(given, *names))
+    return lambda seed, args: operation(**_philox(seed), **_only(args, *names))
 
 
-def _shuffle(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
-    shuffled = tf.raw_ops.StatelessShuffle(**_philox(seed), value=given["value"])
-    return tf.stop_gradient(shuffled, name=given["name"])  # like RandomShuffle, which has no seed input
+def _shuffle(seed: tf.Tensor, args: Mapping[str, Any]) -> tf.Tensor:
+    shuffled = tf.raw_ops.StatelessShuffle(**_philox(seed), value=args["value"])
+    return tf.stop_gradient(shuffled, name=args["name"])  # like RandomShuffle, which has no seed input
 
 
-def _multinomial(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
-    return tf.raw_ops.StatelessMultinomial(seed=seed, **_only(given, "logits", "num_samples", "output_dtype", "name"))
+def _multinomial(seed: tf.Tensor, args: Mapping[str, Any]) -> tf.Tensor:
+    return tf.raw_ops.StatelessMultinomial(seed=seed, **_only(args, "logits", "num_samples", "output_dtype", "name"))
 
 
-def _gamma(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
-    alpha = tf.convert_to_tensor(given["alpha"])
-    shape = tf.concat([given["shape"], tf.shape(alpha)], 0)
-    return tf.raw_ops.StatelessRandomGammaV3(**_philox(seed), shape=shape, alpha=alpha, name=given["name"])
+def _gamma(seed: tf.Tensor, args: Mapping[str, Any]) -> tf.Tensor:
+    alpha = tf.convert_to_tensor(args["alpha"])
+    shape = tf.concat([args["shape"], tf.shape(alpha)], 0)
+    return tf.raw_ops.StatelessRandomGammaV3(**_philox(seed), shape=shape, alpha=alpha, name=args["name"])
 
 
-def _poisson(seed: tf.Tensor, given: Mapping[str, Any]) -> tf.Tensor:
-    rate = tf.convert_to_tensor(given["rate"])
-    shape = tf.concat([given["shape"], tf.shape(rate)], 0)
-    return tf.raw_ops.StatelessRandomPoisson(seed=seed, shape=shape, lam=rate, **_only(given, "dtype", "name"))
+def _poisson(seed: tf.Tensor, args: Mapping[str, Any]) -> tf.Tensor:
+    rate = tf.convert_to_tensor(args["rate"])
+    shape = tf.concat([args["shape"], tf.shape(rate)], 0)
+    return tf.raw_ops.StatelessRandomPoisson(seed=seed, shape=shape, lam=rate, **_only(args, "dtype", "name"))
 
 
-def _only(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: given[name] for name in names}
+def _only(args: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: args[name] for name in names}
 
 
 _SAMPLERS: Mapping[str, Callable[[tf.Tensor, Mapping[str, Any]], tf.Tensor]] = {
@@ -227,7 +228,7 @@ def seeded(seed: int) -> Iterator[None]:
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # NumPy takes no larger seed
     random_ops.set_seed(seed)
     try:
         with random_ops.without_keras2_generator():

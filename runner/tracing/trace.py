@@ -66,6 +66,7 @@ class Trace:
         call_time_values: Sequence[graphs.CallTimeValue] = (),
     ) -> None:
         self.wrapped, self.graph, self.requested = wrapped, wrapped.graph, requested
+        # TensorFlow lists the captured variables and tables after the arguments.
         self.inputs = wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)]
         self.outputs = [call.output for call in calls]
         self.checks: NumericChecks | None = None
@@ -102,8 +103,8 @@ class Trace:
         """Return (placeholder, name of the variable for whose copy on this local replica it stands in the graph)."""
         names = {
             id(handle): name
-            for name, (asked, _) in self.requested.requests.items()
-            for handle in _handles(asked, replica)
+            for name, (variable, _) in self.requested.requests.items()
+            for handle in _handles(variable, replica)
         }
         return [(inner, names[id(outer)]) for outer, inner in self.graph.captures if id(outer) in names]
 
@@ -146,8 +147,8 @@ class Trace:
         if any(operation.type in (*CALLS, "PartitionedCall") for operation in all_operations):
             library = self.graph.as_graph_def().library
             nodes += [(node.op, node.name) for function in library.function for node in function.node_def]
-        ours = self._captured([variable for variable, _ in self.requested.requests.values()])
-        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in ours]
+        handles = self._captured([variable for variable, _ in self.requested.requests.values()])
+        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in handles]
         return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
 
     def function(
@@ -176,11 +177,11 @@ class Trace:
         flat = tf.nest.flatten(fetches, expand_composites=True)
         tensors = [tensor for tensor in flat if tensor is not None]
         arguments = [*(self.inputs if with_inputs else ()), *feeds]
-        given = {tensor.op for tensor in feeds if not tensor.op.type.startswith("Placeholder")}
-        running = needed(self.graph, [*run, *operations(tensors)], given)
+        fed = {tensor.op for tensor in feeds if not tensor.op.type.startswith("Placeholder")}
+        running = needed(self.graph, [*run, *operations(tensors)], fed)
         if self.checks is not None:
             run += self.checks.added(running, tensors)
-            running = needed(self.graph, [*run, *operations(tensors)], given)
+            running = needed(self.graph, [*run, *operations(tensors)], fed)
         # Do not draw the key of a collective that does not run. Workers may call this a different number of times (each
         # evaluates in loops of its own length); they would then count keys differently, and wait for each other
         # forever.
@@ -205,12 +206,13 @@ class Trace:
         """
         added = set(self.graph.get_operations()[len(self.operations) :])
         first = {one for one in added.intersection(running) if one.type == "ReadVariableOp" and not one.control_inputs}
+        # Python's sort is stable, so all others stay in program order.
         return sorted(running, key=lambda one: one not in first) if first else running
 
     def _check_fed(self, running: Iterable[tf.Operation], arguments: Iterable[tf.Tensor]) -> None:
-        given = {tensor.op for tensor in (*arguments, *self.inputs)} | {inner.op for _, inner in self.graph.captures}
+        fed = {tensor.op for tensor in (*arguments, *self.inputs)} | {inner.op for _, inner in self.graph.captures}
         for one in running:
-            if one.type == "Placeholder" and one not in given:
+            if one.type == "Placeholder" and one not in fed:
                 tensor = one.outputs[0]
                 raise ValueError(
                     f"You must feed a value for placeholder tensor {one.name!r} with dtype {tensor.dtype.name} and "

@@ -136,6 +136,7 @@ class _Step:
         """Call the function of a replica in its thread."""
         with drawing_from(self._stream(replica, part)):
             output = self.replica_fn(replica)
+        # In the thread of the replica, because inside `fresh_collections` each thread has collections of its own.
         keys = v1.get_default_graph().get_all_collection_keys()
         collections = {key: list(v1.get_collection(key)) for key in keys}
         return ReplicaCall(output, collections)
@@ -161,14 +162,14 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
     """
     store = step.store
     calls: list[ReplicaCall] = []
-    found: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
         reductions, graph = Reductions(tf.distribute.get_strategy(), weights, discovers=True), v1.get_default_graph()
-        found["part"] = part
+        traced["part"] = part
         with graphs.fresh_thread_collections(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras:
-            requested = found["requested"] = RequestedVariables(keras, step.training)
-            with store.discovering(requested) as found["new"]:
+            requested = traced["requested"] = RequestedVariables(keras, step.training)
+            with store.discovering(requested) as traced["new"]:
                 global_step = store.discovery_variable(GLOBAL_STEP)
                 calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step), part))
 
@@ -187,18 +188,18 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
         running = needed(wrapped.graph, [initial.op])
         fed = _placeholders(wrapped, running)
         values = [_fed_value(wrapped.graph, one, feeds) for one in fed]
-        if found["part"].op in running:  # a random initial value
-            fed, values = [*fed, found["part"]], [*values, tf.constant(0, tf.int64)]
+        if traced["part"].op in running:  # a random initial value
+            fed, values = [*fed, traced["part"]], [*values, tf.constant(0, tf.int64)]
         return graphs.function_of_part(graphs.Part(wrapped.graph, running, fed, [initial]))(*values)[0]
 
-    store.materialise(found["new"], evaluate, on_one_device=on_one_device)
-    return Trace(wrapped, calls, found["requested"]), found["new"]
+    store.materialise(traced["new"], evaluate, on_one_device=on_one_device)
+    return Trace(wrapped, calls, traced["requested"]), traced["new"]
 
 
 def _placeholders(wrapped: Any, running: Sequence[tf.Operation]) -> list[tf.Tensor]:
     """Return those of `running` that are placeholders made by model_fn."""
-    given = {id(one) for one in wrapped.inputs}
-    return [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in given]
+    inputs = {id(one) for one in wrapped.inputs}
+    return [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in inputs]
 
 
 def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> tf.Tensor:
@@ -208,8 +209,8 @@ def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> 
       NotFed: nothing is fed.
     """
     for key, value in feeds.items():
-        found = graph.as_graph_element(key) if isinstance(key, str) else key
-        if found is placeholder or found is placeholder.op:
+        element = graph.as_graph_element(key) if isinstance(key, str) else key
+        if element is placeholder or element is placeholder.op:
             return tf.constant(value, placeholder.dtype)
     raise NotFed(placeholder)
 
@@ -218,15 +219,16 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
     """Trace every local replica in strategy.run with the store's variables."""
     store = step.store
     calls: list[ReplicaCall] = []
-    found: dict[str, Any] = {}
+    traced: dict[str, Any] = {}
     # Only the first replica makes summaries, but each replica's model_fn merges them.
     shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
         reductions, graph = Reductions(strategy, weights), v1.get_default_graph()
-        found["late"] = graphs.collect_call_time_values(graph)
+        # Before model_fn is called: only later captures are collected.
+        traced["late"] = graphs.collect_call_time_values(graph)
         with strategy.scope(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras, reductions.entered():
-            requested = found["requested"] = RequestedVariables(keras, step.training)
+            requested = traced["requested"] = RequestedVariables(keras, step.training)
             serving = store.serving(requested)
 
             def run_replica() -> ReplicaCall:
@@ -238,7 +240,7 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
             with serving(), _explaining_merge_call():
                 calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))
 
-    return Trace(step.wrap(run), calls, found["requested"], found["late"])
+    return Trace(step.wrap(run), calls, traced["requested"], traced["late"])
 
 
 @contextlib.contextmanager

@@ -227,8 +227,8 @@ class VariableStore:
         """
         graphs.drop_kernels()  # with the same seed as the first time
         spec = self.specs[name]
-        given = initial_of(self._discovered[name])  # an eager model_fn sets it after the variable is made
-        return self._initial_value(spec if given is None else dataclasses.replace(spec, initial=given))
+        initial = initial_of(self._discovered[name])  # an eager model_fn sets it after the variable is made
+        return self._initial_value(spec if initial is None else dataclasses.replace(spec, initial=initial))
 
     # --- the three phases -------------------------------------------------------------------------------------
 
@@ -252,13 +252,13 @@ class VariableStore:
             return add(spec, ShardedVariable([make_one(part) for part in specs], name))
 
         def make_one(spec: VariableSpec) -> tf.Variable:
-            made = self._uninitialized(spec, self._replica_devices(spec)[0])
+            new_variable = self._uninitialized(spec, self._replica_devices(spec)[0])
             if spec.shape.rank == 0 and hasattr(spec.initial, "numpy"):
                 # A number may be read before it is materialised: a tf_keras optimizer with a schedule computes its
                 # first rate, outside of the trace, from the counter that it has just made.
                 with tf.init_scope():
-                    made.assign(spec.initial)
-            return add(spec, made)
+                    new_variable.assign(spec.initial)
+            return add(spec, new_variable)
 
         def add(spec: VariableSpec, variable: tf.Variable) -> tf.Variable:
             new.append(spec)
@@ -309,14 +309,14 @@ class VariableStore:
           requested: records the requests.
           make: makes a variable in that graph; called once per name.
         """
-        made: dict[str, tf.Variable] = {}
+        variables: dict[str, tf.Variable] = {}
 
         def make_one(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
             spec = self.specs[name] = spec_of(name, kwargs, owner, local_random=True)
-            made[name] = make(spec)
-            return made[name]
+            variables[name] = make(spec)
+            return variables[name]
 
-        return self._creator(made, make_one, requested)
+        return self._creator(variables, make_one, requested)
 
     def materialise(self, new: Sequence[VariableSpec], evaluate: Callable[[Any], Any], *, on_one_device: bool) -> None:
         """Create the real variables of `new`, in order.
@@ -338,6 +338,7 @@ class VariableStore:
                         raise
                     # The initializer uses tensors of the trace, so run it there.
                     self._materialise(spec, self._fed(spec, evaluate, initial), on_one_device=on_one_device)
+        # After `kernels_kept`: this drops the kernels that have kept the seeds of single variables.
         random_ops.set_seed(self.seed)
         self._forget_initial_values(new)
 
@@ -410,7 +411,7 @@ class VariableStore:
 
         # Enter it before the scope, so that the strategy calls it for each copy.
         with tf.init_scope(), v1.name_scope(None), tf.variable_creator_scope(record), self.strategy.scope():
-            made = tf.Variable(
+            of_strategy = tf.Variable(
                 lambda: self._initial_value(spec),
                 dtype=spec.dtype,
                 shape=spec.shape,
@@ -419,7 +420,7 @@ class VariableStore:
                 synchronization=spec.synchronization,
                 aggregation=spec.aggregation,
             )
-        self._variables[spec.name] = loadable(made)
+        self._variables[spec.name] = loadable(of_strategy)
         if self.has_one_copy:
             same_slice(copies[0], self._discovered[spec.name])
             self._discovered[spec.name] = copies[0]
@@ -440,9 +441,10 @@ class VariableStore:
     def _initial_value(self, spec: VariableSpec) -> Any:
         if not callable(spec.initial):
             return tf.cast(spec.initial, spec.dtype)
+        # A checksum, because Python's `hash` of a text differs in each process.
         with seeded(zlib.crc32(f"{self.seed}/{spec.name}".encode())):
             value = spec.initial()
-        random_ops.set_seed(self.seed)
+        random_ops.set_seed(self.seed)  # `seeded` restores only Python's and NumPy's state
         return tf.cast(value, spec.dtype)
 
     # --- answering a request ----------------------------------------------------------------------------------
@@ -463,17 +465,17 @@ class VariableStore:
                 name = names.name(owner.path, unique=True)
                 if is_seed_state(owner) and not requested.training:
                     name = f"_evaluation/{name}"  # its own random state: evaluating must not advance that of training
-            asked = variables.get(name)
-            if asked is None:
-                asked = make(name, kwargs, owner)
-            variable = asked.values[local_replica()] if isinstance(asked, LocalVariable) else asked
+            whole = variables.get(name)
+            if whole is None:
+                whole = make(name, kwargs, owner)
+            variable = whole.values[local_replica()] if isinstance(whole, LocalVariable) else whole
             _check_shape(name, variable, kwargs.get("shape") if owner is None else owner.shape)
             _collect(variable, self.specs[name], kwargs.get("collections"))
             if "constraint" in kwargs:
                 constrain(variable, kwargs["constraint"])
             if owner is not None:  # a Keras 3 layer sets a constraint after it gets the variable
                 belongs_to(variable, owner)
-            requested.requests.setdefault(name, (asked, owner if owner is not None else owner_by_request(kwargs)))
+            requested.requests.setdefault(name, (whole, owner if owner is not None else owner_by_request(kwargs)))
             return variable
 
         return create

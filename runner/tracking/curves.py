@@ -138,8 +138,8 @@ def read_metrics(model_dir: Path) -> Mapping[str, Points]:
             for point in points_of(line):
                 of_file.setdefault(point.name, Curve()).add(point.step, point.value)
         for name, curve in of_file.items():
-            known = metrics.get(name)
-            metrics[name] = curve if known is None else Curve(sorted({**dict(known), **dict(curve)}.items()))
+            earlier = metrics.get(name)
+            metrics[name] = curve if earlier is None else Curve(sorted({**dict(earlier), **dict(curve)}.items()))
     return metrics
 
 
@@ -243,9 +243,9 @@ def _thinned(steps: Sequence[float], values: Sequence[float]) -> list[list[float
     bounds = [round(len(steps) * number / MAX_POINTS) for number in range(MAX_POINTS + 1)]
     groups = []
     for first, end in pairwise(bounds):
-        known = [value for value in values[first:end] if not math.isnan(value)] or [math.nan]
-        middle, mean = (steps[first] + steps[end - 1]) / 2, math.fsum(known) / len(known)
-        groups.append((middle, mean, min(known), max(known)))
+        finite = [value for value in values[first:end] if not math.isnan(value)] or [math.nan]
+        middle, mean = (steps[first] + steps[end - 1]) / 2, math.fsum(finite) / len(finite)
+        groups.append((middle, mean, min(finite), max(finite)))
     return [list(column) for column in zip(*groups, strict=True)]
 
 

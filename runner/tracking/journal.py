@@ -61,8 +61,9 @@ class Journal:
         self._inner_secs = 0.0
         self._lock = threading.Lock()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered, and appended by the system: a line is in the file when `write` returns, and overwrites none.
         self._file = open(path, "a+b", buffering=0)
-        if self._file.tell():
+        if self._file.tell():  # its size: a file opened to append begins at its end
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
                 self._file.write(b"\n")  # the previous process died while it was writing a line
@@ -127,6 +128,7 @@ def _lines_of_steps(now: float, points: Iterable[tuple[int, Mapping[str, float]]
             names = tuple(values)
             keys = ", ".join(f"{_PLAIN.encode(name)}: ".replace("%", "%%") + "%r" for name in names)
             template = f'{{"time": {_PLAIN.encode(now)}, "step": %d, "metrics": {{{keys}}}}}'
+        # One test for all: the sum is finite only if each number is.
         if math.isfinite(sum(numbers)):
             yield template % (step, *numbers)
         else:
@@ -204,15 +206,15 @@ def read_journal(
       max_bytes: read about this many bytes, up to the end of a line; negative: all.
       until: stop before the first line that was written later, in seconds since 1970.
     """
-    found = []
+    events = []
     for line in _whole_lines(path, offset, max_bytes)[0]:
         event = _decoded(line)
         if event is not None and event.get("time", 0.0) > until:
             break
         offset += len(line) + 1
         if event is not None:
-            found.append(event)
-    return found, offset
+            events.append(event)
+    return events, offset
 
 
 def iterate_journal(path: str | Path, offset: int = 0, containing: bytes = b"") -> Iterator[dict[str, Any]]:
@@ -273,12 +275,12 @@ class Journals:
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
         """Return task name -> its lines of `event`; tasks without one are left out."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        lines_of: dict[str, list[dict[str, Any]]] = {}
         for path in journals_in(self.model_dir):
             lines = [line for line in self._lines(path, event) if line.get("event") == event]
             if lines:
-                found.setdefault(task_of(path), []).extend(lines)
-        return found
+                lines_of.setdefault(task_of(path), []).extend(lines)
+        return lines_of
 
     def _lines(self, path: Path, word: str) -> Iterator[dict[str, Any]]:
         return iterate_journal(path, self.sizes.get(path.name, 0), containing=f'"{word}"'.encode())

@@ -123,6 +123,7 @@ class MlflowTracker(Tracker):
         if database is not None:
             database.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{database}.lock", timeout=LOCK_TIMEOUT_SECS):
+                # Looked up under the lock: another process may have made it while this one waited.
                 if not database.exists():
                     _make_database(database)
 
@@ -153,17 +154,17 @@ class MlflowTracker(Tracker):
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         self._connect()
         # If a call failed halfway and is repeated, it continues the run that it created.
-        known = self._resume(run_id or self._run_id, tags)
-        if known is None:
+        params_before = self._resume(run_id or self._run_id, tags)
+        if params_before is None:
             cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
             # MLflow refuses a run_name beside another one in the tags.
             name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)
             started_at = round(self._started_at * 1000)
             run = self._client.create_run(self._experiment_id, started_at, cleaned, run_name=name)
-            self._run_id, known = str(run.info.run_id), {}
-        self._log_params(known, params)
+            self._run_id, params_before = str(run.info.run_id), {}
+        self._log_params(params_before, params)
         if self._system_metrics:
-            self._start_monitor(is_new=not known)
+            self._start_monitor(is_new=not params_before)
         return self._run_id
 
     def join(self, run_id: str) -> bool:
@@ -223,26 +224,26 @@ class MlflowTracker(Tracker):
                 _save_model(model, folder)
             run = self._client.get_run(self._run_id)
             params = {name: value for name, value in run.data.params.items() if name.startswith("model.params.")}
-            known = self._client.create_logged_model(
+            entity = self._client.create_logged_model(
                 self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
                 model_type="SavedModel",
             )  # fmt: skip
-            self._client.log_model_artifacts(known.model_id, str(folder))
-        self._client.finalize_logged_model(known.model_id, "READY")
-        self._client.log_outputs(self._run_id, [LoggedModelOutput(known.model_id, model.step)])
+            self._client.log_model_artifacts(entity.model_id, str(folder))
+        self._client.finalize_logged_model(entity.model_id, "READY")
+        self._client.log_outputs(self._run_id, [LoggedModelOutput(entity.model_id, model.step)])
         evaluated = self._evaluated_at(model.step, run.data.metrics)
         # The run already has these values in MLflow, which keeps one value per step and time.
-        self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, known.model_id) for m in evaluated])
+        self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, entity.model_id) for m in evaluated])
         if model.registered_name is not None:
             shown = ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
             about = f"Step {model.step} of run {run.info.run_name}" + (f": {shown}" if shown else "")
-            self._register(model, known.model_id, about)
+            self._register(model, entity.model_id, about)
 
     def _evaluated_at(self, step: int, names: Iterable[str]) -> list[Any]:
         """Return the last value of each metric from evaluations of the checkpoint of `step`."""
         histories = [self._client.get_metric_history(self._run_id, name) for name in names if is_of_evaluation(name)]
-        found = [[metric for metric in history if metric.step == step] for history in histories]
-        return [max(metrics, key=lambda metric: metric.timestamp) for metrics in found if metrics]
+        of_step = [[metric for metric in history if metric.step == step] for history in histories]
+        return [max(metrics, key=lambda metric: metric.timestamp) for metrics in of_step if metrics]
 
     def _register(self, model: ExportedModel, model_id: str, about: str) -> None:
         """Make the model a version of a registered model, with its alias and a description."""
@@ -261,7 +262,7 @@ class MlflowTracker(Tracker):
             self._client.set_registered_model_alias(name, model.alias, version.version)
 
     def end(self, status: str, time: float) -> None:
-        self._monitoring.close()
+        self._monitoring.close()  # first: until then a thread of MLflow logs to the run
         self._client.set_terminated(self._run_id, status=status, end_time=round(time * 1000))
 
     def leave(self, status: str, time: float) -> None:
@@ -292,8 +293,8 @@ class MlflowTracker(Tracker):
         runs = self._client.search_runs(
             [self._experiment_id], f"attributes.status = 'RUNNING' and tags.host = '{host}'", max_results=100
         )
-        found = {run.info.run_id: run.data.tags.get("lock", "") for run in runs}
-        return {run_id: lock for run_id, lock in found.items() if lock and run_id != self._run_id}
+        locks = {run.info.run_id: run.data.tags.get("lock", "") for run in runs}
+        return {run_id: lock for run_id, lock in locks.items() if lock and run_id != self._run_id}
 
     def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
         if self._client.get_run(run_id).info.status == "RUNNING":
@@ -327,20 +328,20 @@ class MlflowTracker(Tracker):
 
         self._client = MlflowClient(tracking_uri=self.uri)
         name = clean_text(self._experiment, 500)
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 self._client.create_experiment(name, artifact_location=location)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has created it in the meantime
                     raise
-            found = self._client.get_experiment_by_name(name)
-        if found.lifecycle_stage != "active":
+            experiment = self._client.get_experiment_by_name(name)
+        if experiment.lifecycle_stage != "active":
             raise ValueError(
                 f"The MLflow experiment {name!r} is deleted in {self.uri}. Restore it with `mlflow experiments "
-                f"restore -x {found.experiment_id}`, or set another tracking.experiment."
+                f"restore -x {experiment.experiment_id}`, or set another tracking.experiment."
             )
-        self._experiment_id = str(found.experiment_id)
+        self._experiment_id = str(experiment.experiment_id)
 
     def _existing(self, run_id: str) -> Any:
         """Return the run; None if it is in another database, or was deleted."""
@@ -364,7 +365,7 @@ class MlflowTracker(Tracker):
         self.set_tags(tags)
         return run.data.params
 
-    def _log_params(self, known: Mapping[str, str], params: Mapping[str, Any]) -> None:
+    def _log_params(self, earlier: Mapping[str, str], params: Mapping[str, Any]) -> None:
         """Log new parameters. A parameter that a resumed run changed becomes a tag: MLflow refuses the change."""
         from mlflow.entities import Param
 
@@ -372,11 +373,11 @@ class MlflowTracker(Tracker):
         texts = {names.clean(name): clean_text(value, MAX_PARAM) for name, value in params.items()}
         nulls = {name for name, value in zip(texts, params.values(), strict=True) if value is None}
         # A new parameter that is null is not logged; a known one that has become null is.
-        texts = {name: text for name, text in texts.items() if name not in nulls or name in known}
+        texts = {name: text for name, text in texts.items() if name not in nulls or name in earlier}
         shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
-        self._log(params=[Param(name, text) for name, text in shown.items() if name not in known])
-        changed = {name: text for name, text in shown.items() if known.get(name, text) != text}
-        tags = {f"changed.{name}": f"{known[name]} -> {text}" for name, text in changed.items()}
+        self._log(params=[Param(name, text) for name, text in shown.items() if name not in earlier])
+        changed = {name: text for name, text in shown.items() if earlier.get(name, text) != text}
+        tags = {f"changed.{name}": f"{earlier[name]} -> {text}" for name, text in changed.items()}
         if len(texts) > len(shown):
             tags["params_left_out"] = f"{len(texts) - len(shown)} params are left out; config.yaml has all"
         self.set_tags(tags)
@@ -478,10 +479,10 @@ def _check_database(path: Path) -> str:
     """Return that MLflow can write its database `path`, in words."""
     import sqlite3  # not at the top: every supervisor and task imports this module
 
-    there = next(one for one in (path, *path.parents) if one.exists())
-    if not os.access(there, os.W_OK):
-        raise OSError(f"{there} is not writable")
-    if there != path:
+    nearest = next(one for one in (path, *path.parents) if one.exists())
+    if not os.access(nearest, os.W_OK):
+        raise OSError(f"{nearest} is not writable")
+    if nearest != path:
         return "yes: the first run creates the file"
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
         (count,) = connection.execute("SELECT count(*) FROM runs").fetchone()

@@ -116,8 +116,8 @@ def _file_of(folder: Path, tracker: str) -> Path:
 
 
 def _check_types(file: Path, values: Mapping[str, Any], types: Mapping[str, tuple[Any, str]]) -> None:
-    for name, (wanted, words) in types.items():
+    for name, (kind, words) in types.items():
         value = values[name]
         items = value.values() if isinstance(value, dict) else ()
-        if not isinstance(value, wanted) or isinstance(value, bool) or not all(type(one) is int for one in items):
+        if not isinstance(value, kind) or isinstance(value, bool) or not all(type(one) is int for one in items):
             raise ConfigError(f"{file}: {name}={value!r} is not {words}. {_REPAIR}")

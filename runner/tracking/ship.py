@@ -135,6 +135,7 @@ class RunShipper:
         if not self._lock.is_locked:
             with suppress(Timeout):
                 self._lock.acquire(timeout=0)
+                # Again, under the lock: another process may have shipped in the meantime.
                 self._shipped = Shipped.read(self.folder, self._name)
             if not self._lock.is_locked:
                 return False
@@ -142,6 +143,7 @@ class RunShipper:
             self._open(starts_and_ends(self.folder, self._shipped.started)[0], self._shipped.started)
         before = -1
         while before != (before := self._offset(self._bounds)):
+            # One line at a time, because each may open or end the run.
             lines, after = read_journal(self._bounds, before, max_bytes=1)
             for line in lines:
                 self._ship_bound(line, before)
@@ -184,8 +186,8 @@ class RunShipper:
         if self._lock.is_locked:
             with suppress(OSError):  # a full disk
                 self._save()
-        kept = f"training continues; the journals in {self.folder} have everything"
-        return "\n".join([f"tracking: {of(self._name)}{first} ({kept})", *lines])
+        what_continues = f"training continues; the journals in {self.folder} have everything"
+        return "\n".join([f"tracking: {of(self._name)}{first} ({what_continues})", *lines])
 
     def release(self) -> None:
         """Release the tracker and the folder."""
@@ -223,23 +225,23 @@ class RunShipper:
         self._deadline.expect(secs=PREPARE_SECS)
         tracker.prepare()
         self._deadline.expect()
-        tags, known = dict(line["tags"]), self._shipped.run_id
+        tags, run_id = dict(line["tags"]), self._shipped.run_id
         if line.get("parent"):
             tags["mlflow.parentRunId"] = self._run_of(Path(line["parent"]))
         bounds = starts_and_ends(self.folder, offset)[:2]
         is_kept = any(bound.get("is_kept") for bound in bounds)  # if this start has ended already
         self._is_sweep = line["command"] == "sweep"
         self._is_guest = line["command"] not in (*TRAINING_RUNS, "sweep") or is_kept
-        if self._is_guest and known is not None and tracker.join(known):
+        if self._is_guest and run_id is not None and tracker.join(run_id):
             # This process ships the run. So if MLflow says that the run is RUNNING, its supervisor was killed.
-            tracker.settle(known, "KILLED", {"status": "interrupted"}, line["time"])
+            tracker.settle(run_id, "KILLED", {"status": "interrupted"}, line["time"])
         else:
             self._is_guest = False
-            known = known or _of_a_killed_start(tracker, tags)
-            known = tracker.start(known, line["name"], line["params"], tags)
+            run_id = run_id or _of_a_killed_start(tracker, tags)
+            run_id = tracker.start(run_id, line["name"], line["params"], tags)
         self._tracker, self._opening, self._start = tracker, None, line
-        if known is not None and known != self._shipped.run_id:
-            self._shipped.belongs_to(known)
+        if run_id is not None and run_id != self._shipped.run_id:
+            self._shipped.belongs_to(run_id)
             self._shipped.offsets = {self._bounds.name: offset}  # earlier starts are not begun once more
         self._shipped.started, self._shipped.address = offset, tracker.address()
         self._save()
@@ -306,6 +308,7 @@ class RunShipper:
             return
         if path.name.startswith("config."):
             path = scratch / path.name
+            # The tasks' config has secrets, which reach no tracker.
             path.write_text(schema.as_yaml(masked(schema.read(self.folder / name))))
         elif path.suffix == ".json" and self._name == MLFLOW:
             with suppress(ConfigError), alone_in(self.folder):  # else the next start writes its own file
@@ -525,6 +528,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_saying()
     if options.to is None:
         return _ship_folders([folder.absolute() for folder in options.folders])
+    # It outlives its starter, to ship how the run ended. The end of its input tells it to finish.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -556,6 +560,7 @@ def _read(folders: queue.SimpleQueue[str], deadline: Deadline) -> None:
             break
     else:
         folders.put("")  # the starter is dead
+    # Only now: during the run nobody waits for the tracker, and a call may take as long as it does.
     deadline.arm()
 
 

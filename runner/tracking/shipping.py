@@ -92,6 +92,7 @@ class Shipping:
         """
         already = len(stops)
         for process in self._processes.values():
+            # All of them first, so that they finish side by side.
             process.finish()
         while any(process.is_alive for process in self._processes.values()) and len(stops) == already:
             time.sleep(GLANCE_SECS)
@@ -99,6 +100,7 @@ class Shipping:
             if process.is_alive:
                 say(f"tracking: {of(process.name)}it does not answer; the run ends without waiting for it.")
             process.end()
+        # A list, because `any` would end a generator at the first process that has something left.
         return not any([process.says_left() for process in self._processes.values()])
 
     def drop(self) -> None:
@@ -109,8 +111,8 @@ class Shipping:
 
     def addresses(self, folder: Path) -> dict[str, str]:
         """Return tracker name -> the address at which the user finds the run of `folder`."""
-        known = {name: Shipped.read(folder, name).address for name in self._processes}
-        return {name: address for name, address in known.items() if address}
+        all_addresses = {name: Shipped.read(folder, name).address for name in self._processes}
+        return {name: address for name, address in all_addresses.items() if address}
 
     def say_addresses(self) -> None:
         """Say where the user finds each run."""
@@ -160,22 +162,22 @@ class ShippingProcess:
     def end(self) -> None:
         """End the process, whether or not everything is shipped."""
         with self._lock:
-            self._is_ended = True
+            self._is_ended = True  # before the kill, after which `_tend` would start it again
             self._child.kill()
         self._tender.join()
 
     def says_left(self) -> bool:
         """Say which runs the tracker does not have, and the command that ships them. Return whether there is one."""
-        left = [one for one in self.folders if one.is_dir() and not Shipped.read(one, self.name).is_complete(one)]
-        if not left:
+        rest = [one for one in self.folders if one.is_dir() and not Shipped.read(one, self.name).is_complete(one)]
+        if not rest:
             return False
-        problem = next((problem for one in left if (problem := Shipped.read(one, self.name).problem)), None)
-        names = [relative(folder) for folder in left]
-        runs = ", ".join(names[:MAX_NAMED]) + (f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else "")
-        tops = [one for one in left if one.parent not in left]  # a sweep's folder stands for those of its jobs
+        problem = next((problem for one in rest if (problem := Shipped.read(one, self.name).problem)), None)
+        names = [relative(folder) for folder in rest]
+        runs = ", ".join(names[:MAX_NAMED]) + (f" and {len(rest) - MAX_NAMED} more" if len(rest) > MAX_NAMED else "")
+        tops = [one for one in rest if one.parent not in rest]  # a sweep's folder stands for those of its jobs
         command = shlex.join(["python", "-m", MODULE, *(relative(folder) for folder in tops)])
         what = (
-            f"{runs} {'is' if len(left) == 1 else 'are'} not recorded completely. Nothing is lost: the journals have "
+            f"{runs} {'is' if len(rest) == 1 else 'are'} not recorded completely. Nothing is lost: the journals have "
             f"everything; ship later with: {command}"
         )
         first, *lines = problem.split("\n") if problem else [""]
@@ -183,6 +185,8 @@ class ShippingProcess:
         return True
 
     def _start(self) -> subprocess.Popen[str]:
+        # -u: its lines come at once, although they go into a pipe. Its own session: Ctrl-C in the terminal does not
+        # reach it.
         child = subprocess.Popen(
             [sys.executable, "-u", "-m", MODULE, "--to", self.name],
             env=dict(self._env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -208,8 +212,8 @@ class ShippingProcess:
                 say(f"tracking: {of(self.name)}no answer for {ANSWER_SECS} s; the run ends without waiting for it.")
                 return
             if deaths == 1:
-                kept = "training continues; the journals have everything"
-                say(f"tracking: {of(self.name)}its process {describe_exit(code)} ({kept})")
+                what_continues = "training continues; the journals have everything"
+                say(f"tracking: {of(self.name)}its process {describe_exit(code)} ({what_continues})")
             if deaths == MAX_DEATHS:
                 say(f"tracking: {of(self.name)}its process has ended {deaths} times and is not restarted.")
                 return

@@ -146,8 +146,8 @@ def exported_models(
       registered_name, alias: those in the registry. One model gets the alias: the best, else the final, else the
         latest.
     """
-    found = _newest_models(lines)
-    names = [one.name for one in found]
+    models = _newest_models(lines)
+    names = [one.name for one in models]
     aliased = next((name for name in (*_ALIASED, *names) if name in names), None)
     return [
         replace(
@@ -156,7 +156,7 @@ def exported_models(
             registered_name=registered_name,
             alias=alias if one.name == aliased else None,
         )
-        for one in found
+        for one in models
     ]
 
 

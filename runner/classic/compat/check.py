@@ -59,16 +59,16 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     Raises:
       SyntaxError: the source is not valid Python 3.
     """
-    found: dict[tuple[int, str, str], Finding] = {}
+    findings: dict[tuple[int, str, str], Finding] = {}
     tree = ast.parse(text, file)
     elsewhere = _for_other_versions(tree)
-    for node, verdict, name, said in _before_tensorflow(tree, Path(file)):
+    for node, verdict, name, reason in _before_tensorflow(tree, Path(file)):
         if node.lineno not in elsewhere:
-            found[node.lineno, name, said] = Finding(file, node.lineno, node.col_offset + 1, verdict, name, said)
+            findings[node.lineno, name, reason] = Finding(file, node.lineno, node.col_offset + 1, verdict, name, reason)
     sign = signs(tree, installed)
     if sign.are_of_1 and sign.of_1 is not None:
         use = sign.of_1
-        found[0, "", ""] = Finding(file, use.line, use.column, CHANGED, use.said, _OF_1)
+        findings[0, "", ""] = Finding(file, use.line, use.column, CHANGED, use.said, _OF_1)
         as_version_1(tree)
     used = uses(tree)
     imports = {_place(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
@@ -77,15 +77,15 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         judged = _judged(use, installed)
         if use.name == ".make_one_shot_iterator" and not has_datasets_of_1:
             judged = [(UNSUPPORTED, _NO_ITERATOR, use.said)]
-        for verdict, said, name in judged:
+        for verdict, reason, name in judged:
             if verdict == UNSUPPORTED and use.line in elsewhere:
-                verdict, said = CHANGED, f"{said}; the code around it supports several versions"
+                verdict, reason = CHANGED, f"{reason}; the code around it supports several versions"
             elif verdict == UNSUPPORTED and (use.line, use.column) in imports and _is_of_contrib(use):
-                verdict, said = CHANGED, f"only its use raises an error, not this import: {said}"
+                verdict, reason = CHANGED, f"only its use raises an error, not this import: {reason}"
             elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
-                said = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
-            found.setdefault((use.line, name, said), Finding(file, use.line, use.column, verdict, name, said))
-    return list(found.values())
+                reason = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
+            findings.setdefault((use.line, name, reason), Finding(file, use.line, use.column, verdict, name, reason))
+    return list(findings.values())
 
 
 def _place(node: ast.stmt) -> tuple[int, int]:
@@ -100,10 +100,10 @@ def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | a
     """Yield (node, verdict, name, text) for each problem other than a TensorFlow name: Python 2, missing packages, and
     a user's module that hides TensorFlow.
     """
-    for statement, package, said in packages.missing(tree, file):
-        yield statement, UNSUPPORTED, package, said
-    for expression, written, said in python2.idioms(tree):
-        yield expression, UNSUPPORTED, written, said
+    for statement, package, reason in packages.missing(tree, file):
+        yield statement, UNSUPPORTED, package, reason
+    for expression, shown, reason in python2.idioms(tree):
+        yield expression, UNSUPPORTED, shown, reason
     own = packages.in_place_of_tensorflow(file)
     for node in ast.walk(tree) if own is not None else ():
         if isinstance(node, ast.Import | ast.ImportFrom) and "tensorflow" in ast.unparse(node):
@@ -143,8 +143,8 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
     gone = _gone(use, installed)
     if gone is not None:
         return [(UNSUPPORTED, gone, use.said)]
-    found = list(_differences(use))
-    return found if found or use.name.startswith(".") else [(UNCHANGED, "", use.said)]
+    findings = list(_differences(use))
+    return findings if findings or use.name.startswith(".") else [(UNCHANGED, "", use.said)]
 
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
@@ -212,9 +212,9 @@ def _gone(use: Use, installed: Installed) -> str | None:
         return None if contrib.SPACE.serves(of_contrib) else contrib.instead_of(contrib.public(of_contrib))
     if use.is_private:
         instead = "use tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "use the public name"
-        there = installed.has_private(name) or not installed.is_there
+        exists = installed.has_private(name) or not installed.is_there
         instead = instead_of(rest) or instead
-        return None if there else f"a private name that TensorFlow {VERSION} does not have: {instead}"
+        return None if exists else f"a private name that TensorFlow {VERSION} does not have: {instead}"
     estimator = _of_estimator(name)
     if estimator is not None:
         return estimator or None
@@ -293,8 +293,8 @@ def main(arguments: Sequence[str]) -> int:
                 print(f"runner.classic check: {error}", file=sys.stderr)
             except SyntaxError as error:
                 is_read = False
-                said = f"{error.msg} ({python2.fix_of_syntax(error)})"
-                print(f"{error.filename}:{error.lineno}: {said}", file=sys.stderr)
+                message = f"{error.msg} ({python2.fix_of_syntax(error)})"
+                print(f"{error.filename}:{error.lineno}: {message}", file=sys.stderr)
     if options.json:
         print(json.dumps([dataclasses.asdict(one) for one in findings], indent=1))
     else:

@@ -58,6 +58,7 @@ importing_tensorflow: Callable[[], contextlib.AbstractContextManager[None]] = co
 def install() -> None:
     """Set the classic API's names on TensorFlow's modules: at once if a module is already imported, else on import."""
     if "tensorflow" not in sys.modules and legacy_keras.is_installed():
+        # TensorFlow reads it when it is imported.
         os.environ.setdefault(legacy_keras.VARIABLE, "1")
     sys.meta_path.insert(0, _finder)
     if "tensorflow" in sys.modules:

@@ -130,7 +130,7 @@ class OldModule(types.ModuleType):
                 sys.modules.pop(whole, None)
             raise NotServed(self._space.reason(below, _shown(whole)))
         value = load(place, _shown(whole))
-        setattr(self, name, value)
+        setattr(self, name, value)  # Python asks `__getattr__` only for what is not set
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -70,20 +70,20 @@ class Signs:
 def signs(tree: ast.AST, installed: Installed) -> Signs:
     """Return the evidence in a source. If TensorFlow is not installed, `of_1` and `of_2` are None."""
     used = uses(tree)
-    found: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
+    fields: dict[str, Any] = {"asks": _asks_for_version(tree, used), "has_dimensions": _has_dimensions(tree)}
     names_version = any(use.name.startswith(f"{V1}.") for use in used)
     tried = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
     for use in used if installed.is_there else ():
         if any(node.lineno <= use.line <= (node.end_lineno or 0) for node in tried):
             continue  # `except` handles versions without that name
         if use.name in _METHODS_OF_1 and not names_version:
-            found.setdefault("of_1", use)
+            fields.setdefault("of_1", use)
         if use.name.startswith(f"{V1}.") or not use.name.startswith("tensorflow.") or use.is_private:
             continue
         is_1, is_2 = _has(installed, f"{V1}.{use.api_name}"), _has(installed, use.name)
         if is_1 != is_2:
-            found.setdefault("of_1" if is_1 else "of_2", use)
-    return Signs(**found)
+            fields.setdefault("of_1" if is_1 else "of_2", use)
+    return Signs(**fields)
 
 
 def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
@@ -193,9 +193,9 @@ def _meaning_1(statement: ast.stmt) -> Iterator[ast.stmt]:
     elif not isinstance(statement, ast.ImportFrom) or statement.level or not _is_of_tensorflow(statement.module or ""):
         yield statement
     elif statement.module == "tensorflow":
-        kept = [alias for alias in statement.names if alias.name in _AS_THEY_ARE]
+        same = [alias for alias in statement.names if alias.name in _AS_THEY_ARE]
         moved = [alias for alias in statement.names if alias.name not in _AS_THEY_ARE]
-        for module, aliases in ((V1, moved), ("tensorflow", kept)):
+        for module, aliases in ((V1, moved), ("tensorflow", same)):
             if aliases:
                 yield ast.copy_location(ast.ImportFrom(module, aliases, 0), statement)
     else:
@@ -270,22 +270,23 @@ class Sources(importlib.abc.MetaPathFinder):
         """Return the compiled code of the module `name`, whose source is `text`."""
         tree = ast.parse(text, path)
         if b"tensorflow" in text:
-            found = signs(tree, self._installed)
+            sign = signs(tree, self._installed)
             if name.removesuffix(".__main__") == self._main:
-                self._is_1 = found.are_of_1
-            if found.are_of_1:
-                assert found.of_1 is not None
+                self._is_1 = sign.are_of_1
+            if sign.are_of_1:
+                assert sign.of_1 is not None
                 _log.warning(
                     "%s, line %d: %s is a name of TensorFlow 1, so `tensorflow` means tensorflow.compat.v1 in this "
                     "file.",
-                    os.path.relpath(path), found.of_1.line, found.of_1.said,
+                    os.path.relpath(path), sign.of_1.line, sign.of_1.said,
                 )  # fmt: skip
-            is_1 = found.are_of_1 or (self._is_1 and found.of_2 is None and not found.asks)
-            if is_1 or found.has_dimensions:
+            is_1 = sign.are_of_1 or (self._is_1 and sign.of_2 is None and not sign.asks)
+            if is_1 or sign.has_dimensions:
                 install.called.update(install.SHAPES)
                 with_values_of_dimensions(tree)
             if is_1:
                 as_version_1(tree)
+        # Without dont_inherit, the __future__ import of this file would apply to the user's source.
         return compile(tree, path, "exec", dont_inherit=True)
 
 

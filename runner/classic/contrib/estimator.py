@@ -75,9 +75,9 @@ class _Clipped(_Around):
         self._clip_norm = clip_norm
 
     def _changed(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        kept = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
-        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in kept], self._clip_norm)
-        return list(zip(clipped, [variable for _, variable in kept], strict=True))
+        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], self._clip_norm)
+        return list(zip(clipped, [variable for _, variable in pairs], strict=True))
 
 
 def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
@@ -111,18 +111,18 @@ def forward_features(estimator: Estimator, keys: Any = None, sparse_default_valu
       keys: name of a feature, or a list of names; None: all features.
       sparse_default_values: fills sparse features when they become dense: name -> value, or one value for all.
     """
-    wanted = [keys] if isinstance(keys, str) else keys
+    names = [keys] if isinstance(keys, str) else keys
     inner = estimator._context.model_fn
 
     def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
-        given = dict(features)
+        by_name = dict(features)
         spec = inner(features, labels, mode)
         predictions = spec.predictions
         if not isinstance(predictions, dict):
             raise ValueError(
                 "forward_features: the predictions of the estimator are not a dict. Return a dict from its model_fn."
             )
-        added = {name: _dense(name, given[name], sparse_default_values) for name in (wanted or given)}
+        added = {name: _dense(name, by_name[name], sparse_default_values) for name in (names or by_name)}
         taken = sorted(set(added) & set(predictions))
         if taken:
             raise ValueError(f"forward_features: the predictions already have {taken}. Leave these out of keys.")

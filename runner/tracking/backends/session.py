@@ -110,13 +110,13 @@ class ScriptRecord(NullRecord):
                 self._depth -= 1
             return
         ships = self.role in ("chief", "evaluator")
-        kept = Artifacts(self.model_dir, self.journal, ships, self.settings.takes_files)
+        artifacts = Artifacts(self.model_dir, self.journal, ships, self.settings.takes_files)
         if self.role == "chief":
             self._begin(command if trains else "evaluate", settings)
         self.journal.event("started", pid=os.getpid(), command=command)
         status = "failed"
         try:
-            with keeping(kept):
+            with keeping(artifacts):
                 yield
             status = "finished"
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -149,7 +149,7 @@ class ScriptRecord(NullRecord):
             params=masked({**self.params, **{name: value for name, value in settings.items() if value is not None}}),
             tags={**masked(self.settings.tags), **self.tags, **tags_of_this_process(self.model_dir, sys.argv)},
         )
-        write_settings(self.model_dir, self.settings, os.environ, sys.path[:1])
+        write_settings(self.model_dir, self.settings, os.environ, sys.path[:1])  # `follow` reads them
         _shipping(os.getpid()).follow(self.model_dir)
 
     def _end(self, status: str, *, trains: bool) -> None:
@@ -165,4 +165,5 @@ class ScriptRecord(NullRecord):
             files=files, models=[asdict(model) for model in models],
         )  # fmt: skip
         self._journals = None
+        # After the line about the end: the next start, which waits for this lock, comes after it in the journal.
         self._held.close()

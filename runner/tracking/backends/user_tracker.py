@@ -48,8 +48,8 @@ class RunTracker(Protocol):
     def log_points(self, points: Sequence[Point]) -> None:
         """Record metrics, each a `Point(name, value, step, time)`, in order.
 
-        Each point is passed once, with one exception: if a process is killed between a call and its note in run.json,
-        the points of that call are passed again, with equal values.
+        Each point is passed once, with one exception: if a process is killed between a call and its note in
+        shipped.<tracker>.json, the points of that call are passed again, with equal values.
         """
         ...
 
