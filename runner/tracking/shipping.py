@@ -218,6 +218,8 @@ class ShippingProcess:
                 say(f"tracking: {of(self.name)}its process has ended {deaths} times and is not restarted.")
                 return
             with self._lock:
+                if self._is_ended:  # in the meantime: nobody would kill a child that starts now
+                    return
                 self._child = self._start()
                 for folder in self.folders:
                     self._tell(str(folder))
