@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Split the CPU into two devices to mirror over, before any test makes a tensor."""
     if config.getoption("numprocesses", None):
         return  # pytest-xdist: this process runs no test, and need not import TensorFlow; each worker comes here, too
+    gc.disable()  # until all is collected: nothing that is imported is garbage, and to search it took 3 CPU seconds
     from runner.distribute.strategy import split_cpu
 
     split_cpu(2)
@@ -43,6 +44,7 @@ def pytest_collection_finish() -> None:
     """Leave TensorFlow's modules, a million objects that live as long as the process, to no search for garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
