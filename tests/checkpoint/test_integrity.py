@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,10 +48,17 @@ def estimator(model_dir: Path) -> Estimator:
     return Estimator(line, model_dir, RunConfig(save_checkpoints_steps=2, tensorboard=False))
 
 
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("six_steps")
+    estimator(folder).train(points(repeat=True), max_steps=6)
+    return folder
+
+
 @pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """Checkpoints of the steps 0, 2, 4 and 6."""
-    estimator(tmp_path).train(points(repeat=True), max_steps=6)
+def trained(six_steps: Path, tmp_path: Path) -> Path:
+    """Checkpoints of the steps 0, 2, 4 and 6, of which nothing is known to this process."""
+    shutil.copytree(six_steps, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
