@@ -52,8 +52,9 @@ def test_the_readmes_own_model_trains(tmp_path: Path, command_line: CommandLine)
     command = re.search(r"```\n(python -m runner model=custom.*?)```", text, re.DOTALL)
     assert command is not None
     _, _, _, *arguments = shlex.split(command[1].replace("\\\n", " "))  # after `python -m runner`
-    result = command_line(*arguments, "model_dir=run", "tracking=none", cwd=tmp_path)
+    result = command_line(*arguments, "tracking=none", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (model_dir,) = (tmp_path / "outputs").iterdir()
+    summary = json.loads((model_dir / "summary.json").read_text())
     assert summary["global_step"] == 300
     assert summary["metrics"]["eval/loss"] < 0.01
