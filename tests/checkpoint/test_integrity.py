@@ -16,6 +16,7 @@ from runner.checkpoint.integrity import DamagedCheckpointsError
 from tests.support.checkpoints import list_checkpoints
 from tests.support.jobs import run
 from tests.support.line import line, points
+from tests.support.trained import Put
 
 
 def truncated(file: Path) -> None:
@@ -121,8 +122,10 @@ def test_when_all_are_damaged_they_are_listed_and_nothing_is_trained(trained: Pa
     assert sorted(os.listdir(trained)) == before
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path) == 0
+def test_a_run_whose_checkpoints_are_all_damaged_fails(
+    put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_trained()
     for index in (tmp_path / "run").glob("model.ckpt-?.index"):
         truncated(index)
     assert run(tmp_path, "train.max_steps=8") == 1
