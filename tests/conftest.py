@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.command_line import CommandLine
+    from tests.support.trained import Put
 
 # Before anything imports MLflow or starts a process that does.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -26,6 +27,13 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "HYDRA_FULL_ERROR"
 TESTS = Path(__file__).parent
 PROCESS_FOLDERS = ("integration", "launch")
 """Their tests are `processes`, but for those marked `long`."""
+LONGEST = (
+    "integration/test_parameter_server.py", "integration/test_multi_process.py", "input_fns/test_input_fns.py",
+    "programs/test_engine.py", "exactness/test_cases.py", "config/test_config.py", "programs/test_optimizer_step.py",
+    "launch/test_sweep.py", "integration/test_main.py", "estimator/test_grouped_steps.py",
+    "classic/test_keras_models.py", "hooks/test_hooks.py",
+)  # fmt: skip
+"""Files of 18 CPU seconds and more, the first one with the longest waits: it took 108 s, 41 of them of CPU."""
 
 running: pytest.Item | None = None
 
@@ -34,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Split the CPU into two devices to mirror over, before any test makes a tensor."""
     if config.getoption("numprocesses", None):
         return  # pytest-xdist: this process runs no test, and need not import TensorFlow; each worker comes here, too
+    gc.disable()  # until all is collected: nothing that is imported is garbage, and to search it took 3 CPU seconds
     from runner.distribute.strategy import split_cpu
 
     split_cpu(2)
@@ -43,14 +52,19 @@ def pytest_collection_finish() -> None:
     """Leave TensorFlow's modules, a million objects that live as long as the process, to no search for garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def folder_of(item: pytest.Item) -> str:
         return item.path.relative_to(TESTS).parts[0]
 
-    # The longest files are there. As the last ones they would leave a core without work.
-    items.sort(key=lambda item: folder_of(item) not in PROCESS_FOLDERS)
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        file = item.path.relative_to(TESTS).as_posix()
+        return LONGEST.index(file) if file in LONGEST else len(LONGEST), folder_of(item) not in PROCESS_FOLDERS
+
+    # A file is one worker's. Long ones at the end, and those that wait, would leave a core without work.
+    items.sort(key=place)
     for item in items:
         if folder_of(item) in PROCESS_FOLDERS and not item.get_closest_marker("long"):
             item.add_marker("processes")
@@ -91,6 +105,19 @@ def empty_mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mlflow_database(empty_mlflow_database: Path, tmp_path: Path) -> None:
     """Put a copy of it where runs in `tmp_path` look for theirs: for tests that are not about its making."""
     shutil.copy(empty_mlflow_database, tmp_path / "mlflow.db")
+
+
+@pytest.fixture(scope="session")
+def _put_into(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Put]:
+    from tests.support.trained import build_put
+
+    return build_put(tmp_path_factory.mktemp)
+
+
+@pytest.fixture
+def put_trained(_put_into: Callable[[Path], Put], tmp_path: Path) -> Put:
+    """Return what puts a finished run into `tmp_path`, a copy of one of all tests: see tests/support/trained.py."""
+    return _put_into(tmp_path)
 
 
 @pytest.fixture

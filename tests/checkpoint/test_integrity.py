@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from runner.checkpoint.integrity import DamagedCheckpointsError
 from tests.support.checkpoints import list_checkpoints
 from tests.support.jobs import run
 from tests.support.line import line, points
+from tests.support.trained import Put
 
 
 def truncated(file: Path) -> None:
@@ -47,10 +49,17 @@ def estimator(model_dir: Path) -> Estimator:
     return Estimator(line, model_dir, RunConfig(save_checkpoints_steps=2, tensorboard=False))
 
 
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("six_steps")
+    estimator(folder).train(points(repeat=True), max_steps=6)
+    return folder
+
+
 @pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """Checkpoints of the steps 0, 2, 4 and 6."""
-    estimator(tmp_path).train(points(repeat=True), max_steps=6)
+def trained(six_steps: Path, tmp_path: Path) -> Path:
+    """Checkpoints of the steps 0, 2, 4 and 6, of which nothing is known to this process."""
+    shutil.copytree(six_steps, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -113,8 +122,10 @@ def test_when_all_are_damaged_they_are_listed_and_nothing_is_trained(trained: Pa
     assert sorted(os.listdir(trained)) == before
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path) == 0
+def test_a_run_whose_checkpoints_are_all_damaged_fails(
+    put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_trained()
     for index in (tmp_path / "run").glob("model.ckpt-?.index"):
         truncated(index)
     assert run(tmp_path, "train.max_steps=8") == 1

@@ -22,6 +22,7 @@ from runner.data.inputs import build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from tests.integration.test_exactness import LossRecorder
 from tests.support.line import line
+from tests.support.tiers import slow_but
 
 NUMBERS = np.random.RandomState(0).rand(60).astype(np.float32)
 
@@ -68,7 +69,7 @@ def losses(source: str, model_dir: Path, steps: int) -> list[float]:
     return np.concatenate(recorder.losses).tolist()
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", slow_but(SOURCES, "generator", "random_map"))
 def test_what_was_read_is_read_again_and_one_warning_names_the_cost(source: str, tmp_path: Path, caplog: Any) -> None:
     undisturbed = losses(source, tmp_path / "a", 30)
     caplog.clear()

@@ -16,6 +16,7 @@ from runner import EstimatorSpec, ModeKeys, RunConfig, TensorServingInputReceive
 from runner.classic.estimator import Estimator
 from runner.classic.training import EvalSpec, TrainSpec, train_and_evaluate
 from tests.support.line import mirrored, points
+from tests.support.tiers import slow_but
 
 v1: Any = tf.compat.v1
 TRAIN = ModeKeys.TRAIN
@@ -68,7 +69,7 @@ def answered(estimator: Estimator, tmp_path: Path) -> list[float]:
     return [float(evaluated), float(first["y"] / first["x"]), float(answer["y"][0])]
 
 
-@pytest.mark.parametrize("distribute", [None, mirrored])
+@pytest.mark.parametrize("distribute", slow_but([None, mirrored], mirrored))
 def test_a_saver_of_averages_is_what_is_evaluated_predicted_and_exported(
     distribute: Callable[[], Any] | None, tmp_path: Path
 ) -> None:
@@ -113,7 +114,7 @@ class Tenfold(v1.train.Saver):
         sess.run(v1.assign(weight, 10 * value))
 
 
-@pytest.mark.parametrize("distribute", [None, mirrored])
+@pytest.mark.parametrize("distribute", slow_but([None, mirrored], mirrored))
 def test_a_saver_with_a_restore_of_its_own_restores(distribute: Callable[[], Any] | None, tmp_path: Path) -> None:
     def tenfold(mode: str, average: Any) -> Any:
         return v1.train.Scaffold(saver=None if mode == TRAIN else Tenfold())
@@ -232,7 +233,7 @@ def test_something_else_than_a_saver_is_refused(tmp_path: Path) -> None:
         Estimator(model_fn, tmp_path).train(points(repeat=True), steps=1)
 
 
-@pytest.mark.parametrize("distribute", [None, mirrored])
+@pytest.mark.parametrize("distribute", slow_but([None, mirrored], mirrored))
 def test_a_checkpoint_of_objects_as_saver_is_restored_by_objects(
     distribute: Callable[[], Any] | None, tmp_path: Path
 ) -> None:

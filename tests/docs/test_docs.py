@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.command_line import CommandLine
 
 ROOT = Path(__file__).parents[2]
 GROUPS = {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()}
@@ -43,7 +42,7 @@ def test_files_of_rooms_that_are_named_exist(document: str) -> None:
 
 
 @pytest.mark.processes
-def test_the_readmes_own_model_trains(tmp_path: Path) -> None:
+def test_the_readmes_own_model_trains(tmp_path: Path, command_line: CommandLine) -> None:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"`((?:model|input)_fns/line\.py)`.*?```python\n(.*?)```", text, re.DOTALL)
     assert [name for name, _ in blocks] == ["model_fns/line.py", "input_fns/line.py"]
@@ -52,17 +51,10 @@ def test_the_readmes_own_model_trains(tmp_path: Path) -> None:
         (tmp_path / name).write_text(code)
     command = re.search(r"```\n(python -m runner model=custom.*?)```", text, re.DOTALL)
     assert command is not None
-    arguments = shlex.split(command[1].replace("\\\n", " "))[1:]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, *arguments, "model_dir=run", "tracking=none"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    _, _, _, *arguments = shlex.split(command[1].replace("\\\n", " "))  # after `python -m runner`
+    result = command_line(*arguments, "tracking=none", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (model_dir,) = (tmp_path / "outputs").iterdir()
+    summary = json.loads((model_dir / "summary.json").read_text())
     assert summary["global_step"] == 300
     assert summary["metrics"]["eval/loss"] < 0.01

@@ -75,6 +75,7 @@ def test_the_script_runs_as_it_stands_and_the_snippets_after_it(folder: Path, mo
     monkeypatch.delitem(sys.modules, "train")
 
 
+@pytest.mark.slow  # tests/classic/compat/test_classic_tensorflow1.py: what such scripts are made of
 @pytest.mark.processes
 def test_a_script_of_tensorflow_1_runs_as_it_stands(folder: Path) -> None:
     *_, (command, shown) = SHOWN

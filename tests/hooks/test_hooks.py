@@ -18,6 +18,7 @@ from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig, StepResult
 from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.hook import Interrupted, TimeLimit, WhenDue
 from tests.support.line import LINES, line, mirrored, native_line, points, steps_of
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -353,30 +354,32 @@ def three_steps() -> tuple[list[float], list[float]]:
 LOSSES, WEIGHTS = three_steps()
 
 
-@pytest.mark.parametrize(
-    ("ask", "expected"),
-    [
-        (lambda: "my_loss:0", LOSSES),
-        (graph_tensor, LOSSES),
-        (v1.train.get_global_step, [0, 1, 2]),
-        (v1.train.get_or_create_global_step, [0, 1, 2]),
-        (weight_variable, WEIGHTS[:3]),
-        (lambda: weight_variable() * 2, [2 * weight for weight in WEIGHTS[:3]]),
-        (lambda: "weight:0", WEIGHTS[:3]),
-        (lambda: "weight", WEIGHTS[:3]),
-        (lambda: "global_step:0", [0, 1, 2]),
-    ],
-    ids=[
-        *("name", "tensor", "global step", "global step or new", "variable", "new tensor", "name of a variable"),
-        *("its name alone", "name of the global step"),
-    ],
-)
+ASKED: dict[str, tuple[Any, list[float]]] = {
+    "name": (lambda: "my_loss:0", LOSSES),
+    "tensor": (graph_tensor, LOSSES),
+    "global step": (v1.train.get_global_step, [0, 1, 2]),
+    "global step or new": (v1.train.get_or_create_global_step, [0, 1, 2]),
+    "variable": (weight_variable, WEIGHTS[:3]),
+    "new tensor": (lambda: weight_variable() * 2, [2 * weight for weight in WEIGHTS[:3]]),
+    "name of a variable": (lambda: "weight:0", WEIGHTS[:3]),
+    "its name alone": (lambda: "weight", WEIGHTS[:3]),
+    "name of the global step": (lambda: "global_step:0", [0, 1, 2]),
+}
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Session]:
+    """Return a hook for each of ASKED, after three steps with all of them."""
+    hooks = {name: Session(ask) for name, (ask, _) in ASKED.items()}
+    train(tmp_path_factory.mktemp("asked"), list(hooks.values()), 3)
+    return hooks
+
+
+@pytest.mark.parametrize("name", ASKED)
 def test_session_run_args_get_values_of_the_step_and_variables_before_it(
-    ask: Any, expected: list[float], tmp_path: Path
+    name: str, answered: dict[str, Session]
 ) -> None:
-    hook = Session(ask)
-    train(tmp_path, [hook], 3)
-    assert hook.values == pytest.approx(expected, rel=1e-5)
+    assert answered[name].values == pytest.approx(ASKED[name][1], rel=1e-5)
 
 
 def test_session_run_args_may_be_nested(tmp_path: Path) -> None:
@@ -505,8 +508,10 @@ def test_hooks_add_to_the_graph_that_is_default_in_all_their_methods(tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
-@pytest.mark.parametrize("style", LINES)
+@pytest.mark.parametrize(
+    ("style", "strategy"),
+    slow_but(itertools.product(LINES, ["default", "mirrored"]), ("native", "default"), ("classic", "mirrored")),
+)
 def test_session_hooks_see_each_batch_of_evaluations_and_predictions(style: str, strategy: str, tmp_path: Path) -> None:
     hooks = [Session(lambda: ("named:0", v1.train.get_global_step())) for _ in range(3)]
 

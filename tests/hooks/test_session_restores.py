@@ -86,8 +86,15 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
         np.testing.assert_array_equal(found[name], value + np.float32(first_plus) if name == "kernel_0" else value)
 
 
-@pytest.mark.parametrize("settings", [{}, {"restore_sequentially": True}, {"sharded": True}])
-@pytest.mark.parametrize("strategy", [None, "mirrored"])
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        ("mirrored", {}), (None, {"restore_sequentially": True}), (None, {"sharded": True}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+            (None, {}), ("mirrored", {"restore_sequentially": True}), ("mirrored", {"sharded": True}),
+        ]),
+    ],
+)  # fmt: skip
 def test_a_savers_own_restore_reads_in_parts(
     settings: dict[str, bool], strategy: str | None, trained: str, tmp_path: Path, read_bytes: list[int]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, RunConfig
 from runner.data import wait_timer
 from tests.support.line import LINES, mirrored, points, read_events, steps_of
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -115,8 +117,10 @@ def test_summaries_do_not_change_what_is_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("style", LINES)
+@pytest.mark.parametrize(
+    ("style", "strategy"),
+    slow_but(itertools.product(LINES, STRATEGIES), ("native", "default"), ("classic", "mirrored")),
+)
 def test_evaluation_writes_its_metrics_once_at_the_step_of_the_checkpoint(
     style: str, strategy: str, tmp_path: Path
 ) -> None:

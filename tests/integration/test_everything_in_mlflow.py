@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,16 +46,26 @@ def tracked(
     folder = tmp_path_factory.mktemp("tracked")
     shutil.copy(empty_mlflow_database, folder / "mlflow.db")
     (folder / "own.py").write_text(OWN)
-    done = command_line(
+    words = [
         *SETTINGS, "tracking.backend=[mlflow,csv,{fn: own.Lines, params: {path: own.txt}}]", "+model.params.start=0.0",
         "model.fn=tests.support.tracked.model_fn", "train.log_steps=2", "train.summary_steps=2",
         "export.exporters=[final]", "export.register=lines", "export.alias=champion", "train.max_steps=4",
-        cwd=folder,
-    )  # fmt: skip
+    ]  # fmt: skip
+    done = command_line(*words, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
     runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
-    return {"done": done, "client": client, "runs": runs, "folder": folder}
+    return {"done": done, "client": client, "runs": runs, "folder": folder, "words": words}
+
+
+def test_the_run_has_its_name_its_command_its_params_and_its_metrics(tracked: dict[str, Any]) -> None:
+    (run,) = tracked["runs"]
+    (model_dir,) = (path.parent for path in tracked["folder"].glob("*/summary.json"))
+    assert json.loads((model_dir / "summary.json").read_text())["mlflow_run_id"] == run.info.run_id
+    assert run.info.run_name == model_dir.name
+    assert shlex.split(run.data.tags["command"]) == ["runner", *tracked["words"]]
+    assert (run.data.params["model.params.start"], run.data.params["train.max_steps"]) == ("0.0", "4")
+    assert {"eval/mae", "eval/loss", "train/loss", "train/steps_per_sec"} <= set(run.data.metrics)
 
 
 def test_what_user_code_logs_to_mlflow_joins_the_run(tracked: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from tests.support.line import mirrored
 from tests.support.models import data
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.long
@@ -124,7 +125,7 @@ def trained(model_fn: Callable[..., Any], model_dir: Path, num_examples: int, st
     return {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
 
 
-@pytest.mark.parametrize("num_examples", [24, 21, 19])
+@pytest.mark.parametrize("num_examples", slow_but([24, 21, 19], 19))
 def test_synchronized_batch_normalization_equals_one_device(num_examples: int, in_float64: Any, tmp_path: Path) -> None:
     expected = trained(normalised(synchronized=False), tmp_path / "a", num_examples, None)
     found = trained(normalised(synchronized=True), tmp_path / "b", num_examples, mirrored())

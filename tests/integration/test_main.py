@@ -59,25 +59,6 @@ def test_the_main_job_reaches_its_accuracy_under_every_strategy(
     assert f"{replicas} replica" in result.stdout
 
 
-@pytest.mark.usefixtures("mlflow_database")
-def test_a_run_is_in_mlflow_with_its_params_and_metrics(tmp_path: Path, command_line: CommandLine) -> None:
-    from mlflow import MlflowClient
-
-    result = command_line("train.max_steps=20", "train.log_steps=10", "model.params.network=mlp", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    (model_dir,) = (tmp_path / "outputs").iterdir()
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    recorded = client.get_run(summary_in(model_dir)["mlflow_run_id"])
-    assert recorded.info.status == "FINISHED"
-    assert recorded.info.run_name == model_dir.name
-    assert recorded.data.params["model.params.network"] == "mlp"
-    assert recorded.data.params["train.max_steps"] == "20"
-    assert recorded.data.tags["command"] == "runner train.max_steps=20 train.log_steps=10 model.params.network=mlp"
-    assert {"eval/accuracy", "eval/loss", "train/loss", "train/steps_per_sec"} <= set(recorded.data.metrics)
-    steps = [metric.step for metric in client.get_metric_history(recorded.info.run_id, "train/loss")]
-    assert steps == [1, 10, 20]
-
-
 @pytest.mark.parametrize("experiment", slow_but(EXPERIMENTS, "wide_deep"))
 def test_every_experiment_takes_two_steps(experiment: str, tmp_path: Path, command_line: CommandLine) -> None:
     overrides = [f"experiment={experiment}", "train.max_steps=2", "tracking=none", "model_dir=run"]

@@ -21,11 +21,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> runner.Run:
+def finished(tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine) -> runner.Run:
     """A run of four steps."""
     folder = tmp_path_factory.mktemp("api") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
+        fork_tasks(patch, command_line)
         own = logging.getLogger("of.the.caller")
         before = own.disabled, logging.root.level, logging.root.handlers[:]
         run = runner.run(
@@ -40,11 +41,15 @@ def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # where tests.support is found
 
 
+def fork_tasks(patch: pytest.MonkeyPatch, command_line: CommandLine) -> None:
+    patch.setattr("runner.launch.task_group.build_starter", lambda *args, **settings: command_line.starter)
+    patch.setenv("PYTHONPATH", str(ROOT))
+
+
 @pytest.fixture
 def forked(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the tasks of the test; that of `finished` has imported TensorFlow itself."""
-    monkeypatch.setattr("runner.launch.task_group.build_starter", lambda *args, **settings: command_line.starter)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    """Fork the tasks of the test; that of the notebook imports TensorFlow itself."""
+    fork_tasks(monkeypatch, command_line)
 
 
 def test_a_run_is_what_the_command_line_makes(finished: runner.Run) -> None:
@@ -61,7 +66,10 @@ def test_a_run_is_what_the_command_line_makes(finished: runner.Run) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_loaded_run_evaluates_and_predicts(finished: runner.Run) -> None:
+@pytest.mark.parametrize(
+    "files", [("all.npz",), pytest.param(("all.npz", "all.parquet", "all.tfrecord"), marks=pytest.mark.slow)], ids=str
+)
+def test_a_loaded_run_evaluates_and_predicts(finished: runner.Run, files: tuple[str, ...]) -> None:
     loaded = runner.load(finished.model_dir)
     assert loaded == finished
     assert loaded.evaluate()["eval/loss"] == pytest.approx(finished.metrics["eval/loss"])
@@ -70,7 +78,7 @@ def test_a_loaded_run_evaluates_and_predicts(finished: runner.Run) -> None:
     predicted = list(loaded.predict())
     assert len(predicted) == 8
     assert [set(one) for one in predicted] == [{"x", "y"}] * 8
-    for name in ("all.npz", "all.parquet", "all.tfrecord"):
+    for name in files:
         found = list(loaded.predict(f"predict.output={finished.model_dir}/{name}"))
         assert [set(one) for one in found] == [{"x", "y"}] * 8
         assert [float(np.squeeze(one["y"])) for one in found] == pytest.approx([one["y"] for one in predicted])

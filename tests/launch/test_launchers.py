@@ -12,7 +12,6 @@ import pytest
 
 from tests.launch.test_optuna import BEST_AT_03, RATE, trials_in
 from tests.launch.test_sweep import ENV, ROOT, TASK, Outcome
-from tests.support.tiers import slow_but
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
 pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -48,7 +47,8 @@ def sweep(tmp_path: Path) -> Callable[..., Outcome]:
     return run
 
 
-@pytest.mark.parametrize("launcher", slow_but(list(LAUNCHERS), "submitit"))
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", list(LAUNCHERS))
 def test_its_jobs_are_ranked_and_the_same_command_goes_on(launcher: str, sweep: Callable[..., Outcome]) -> None:
     swept = ("model.params.learning_rate=0.1,0.2", "+model.params.db_password=hunter22")
     first = sweep(launcher, "sys.exit(1) if rate == 0.2 else finish()", *swept)

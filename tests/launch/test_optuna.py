@@ -86,12 +86,14 @@ def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(s
     assert done.jobs == again.jobs
 
 
+@pytest.mark.slow
 def test_the_metrics_name_says_the_direction(study: Study) -> None:
     result = study("finish()", RATE, "sweep.metric=eval/accuracy", "hydra.sweeper.n_trials=2")
     assert result.jobs[0]["value"] > result.jobs[1]["value"]
     assert (result.directory / "study.journal").read_text().count('"directions":[2]') == 1  # maximize
 
 
+@pytest.mark.slow
 def test_ranges_choices_and_whole_numbers(study: Study) -> None:
     result = study(
         "finish()", "model.params.learning_rate=choice(0.1,0.2)", "model.params.width=16,32",
@@ -106,6 +108,7 @@ def test_ranges_choices_and_whole_numbers(study: Study) -> None:
         assert trial.params["run.seed"] in (1, 2, 3)
 
 
+@pytest.mark.slow
 def test_values_that_ran_before_are_not_run_again(study: Study) -> None:
     result = study("finish()", "model.params.learning_rate=0.1,0.2", "hydra.sweeper.n_trials=7")
     assert result.code == 0, result.err
@@ -135,6 +138,7 @@ def test_a_job_that_falls_behind_is_pruned(parallel: int, study: Study) -> None:
     assert again.generations() == result.generations()
 
 
+@pytest.mark.slow
 def test_jobs_that_failed_come_first_with_their_values(study: Study) -> None:
     first = study("sys.exit(1)", RATE, "hydra.sweeper.n_trials=2")
     assert first.code == 1
@@ -170,6 +174,7 @@ def test_a_killed_study_goes_on(tmp_path: Path) -> None:
     assert len({json.dumps(trial.params) for trial in complete}) == 5
 
 
+@pytest.mark.slow  # tests/launch/test_sweep.py: Ctrl-C in a sweep of a grid
 def test_ctrl_c_says_what_is_left(tmp_path: Path) -> None:
     arguments = ("tracking=none", "hydra/sweeper=optuna", RATE, "hydra.sweeper.n_trials=5")
     stop = "len(list(model_dir.parent.glob('*/run.json'))) == 2 and os.kill(os.getppid(), 15)"

@@ -20,6 +20,7 @@ from runner.models.column_specs import Columns
 PARAMS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "wide_deep.yaml").read_text())["params"]
 
 
+@pytest.mark.slow  # tests/integration/test_main.py: it takes two steps, and as one of tf.estimator 2.15 its numbers
 def test_wide_and_deep_reaches_its_accuracy(tmp_path: Path) -> None:
     estimator = Estimator(tabular.wide_deep, tmp_path, RunConfig(tf_random_seed=1), PARAMS)
 

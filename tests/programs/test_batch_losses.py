@@ -14,6 +14,7 @@ from tensorflow.python.summary import summary
 from runner import Estimator, EstimatorSpec, RunConfig
 from tests.classic.premade.test_premade import Losses
 from tests.support.models import strategies
+from tests.support.tiers import slow_but
 from tests.support.weighted_models import Loss, Reduction, by, by_learnt_weights, model_of, of_two, weighted_input
 
 v1 = tf.compat.v1
@@ -49,8 +50,7 @@ def two_outputs(features: Any, labels: Any) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation": 3}], ids=["whole", "micro-batches"])
-def test_a_compiled_model_adds_up_its_losses_but_not_its_penalties(settings: Any, tmp_path: Path) -> None:
+def test_a_compiled_model_adds_up_its_losses_but_not_its_penalties(tmp_path: Path) -> None:
     def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         model = two_outputs(features, labels)
         predicted, weights = model(features["x"]), {"a": None, "b": features["w"]}
@@ -58,19 +58,18 @@ def test_a_compiled_model_adds_up_its_losses_but_not_its_penalties(settings: Any
         return EstimatorSpec(mode, loss=loss, optimizer=model.optimizer)
 
     found = {}
-    for name in ("default", "mirrored"):
-        config = RunConfig(
-            train_distribute=STRATEGIES[name], tensorboard=False, **(settings if name != "default" else {})
-        )
+    for name, strategy, parts in (("whole", "default", 1), ("replicas", "mirrored", 1), ("parts", "mirrored", 3)):
+        config = RunConfig(train_distribute=STRATEGIES[strategy], tensorboard=False, gradient_accumulation=parts)
         trainer = Estimator(fn, tmp_path / name, config).train(weighted_input(), hooks=[seen := Losses()])
         found[name] = {one: trainer.get_variable_value(one) for one in trainer.get_variable_names()}
         found[name]["losses"] = np.array(seen.losses)
-    assert set(found["default"]) == set(found["mirrored"])
-    for one, value in found["default"].items():
-        np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-5, err_msg=one)
+    for name in ("replicas", "parts"):
+        assert set(found[name]) == set(found["whole"])
+        for one, value in found["whole"].items():
+            np.testing.assert_allclose(found[name][one], value, rtol=1e-5, err_msg=f"{name} {one}")
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
+@pytest.mark.parametrize("reduction", slow_but(["sum", "mean_with_sample_weight"], "sum"))
 def test_a_scaled_loss_on_two_replicas_is_that_of_one_device(reduction: str, tmp_path: Path) -> None:
     """With mixed_float16 the gradients of a replica are a program of their own."""
 

@@ -96,6 +96,9 @@ def broken_into(features: Any, labels: Any, mode: str, params: Any) -> Estimator
     return variables(features, labels, mode, params)
 
 
+OPTIONS = {"clip_global_norm": 0.5, "ema_decay": 0.9, "warmup_steps": 3}
+
+
 def values_after(folder: Path, model_fn: Any, steps: list[int], **config: Any) -> dict[str, np.ndarray]:
     estimator = Estimator(model_fn, folder, RunConfig(tf_random_seed=5, tensorboard=False, **config), {"look": False})
     for step in steps:
@@ -103,8 +106,12 @@ def values_after(folder: Path, model_fn: Any, steps: list[int], **config: Any) -
     return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip_global_norm": 0.5, "ema_decay": 0.9, "warmup_steps": 3}])
-@pytest.mark.parametrize("model_fn", [layers, variables])
+@pytest.mark.parametrize(
+    ("model_fn", "settings"),
+    [
+        (layers, {}), (variables, {}), (variables, OPTIONS), pytest.param(layers, OPTIONS, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_the_numbers_are_those_of_the_graph(model_fn: Any, settings: dict[str, Any], tmp_path: Path) -> None:
     graph = values_after(tmp_path / "graph", model_fn, [7], **settings)
     eager = values_after(tmp_path / "eager", model_fn, [7], eager=True, **settings)
@@ -137,7 +144,7 @@ def test_it_trains_and_evaluates(tmp_path: Path) -> None:
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("rate", [None, "v1"])
+@pytest.mark.parametrize("rate", [None, pytest.param("v1", marks=pytest.mark.slow)])
 def test_it_reports_what_the_graph_reports(rate: str | None, tmp_path: Path) -> None:
     settings: tuple[str, ...] = (
         f"model.fn={HERE}.reporting", f"input.train.fn={HERE}.rows", "input.train.batch_size=4", "input.eval=null",

@@ -190,7 +190,7 @@ def with_normalization(style: str) -> Any:
     ("style", "strategy"),
     slow_but(
         itertools.product(STYLES, ["default", "mirrored", "central_storage"]),
-        ("native", "default"), ("classic", "mirrored"), ("keras_model", "mirrored"),
+        ("native", "default"), ("classic", "mirrored"),
     ),
 )  # fmt: skip
 def test_evaluate_and_predict_change_no_variable(style: str, strategy: str, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_stopping_and_resuming_changes_no_bit(style: str, strategy: str, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", slow_but(STYLES, "native", "classic"))
+@pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_a_checkpoint_moves_between_strategies(style: str, tmp_path: Path) -> None:
     for step, strategy in enumerate([*STRATEGIES, "default"], start=1):
         trainer = Estimator(STYLES[style], tmp_path, config(strategy)).train(train_input(8), steps=1)
@@ -436,7 +436,7 @@ def _inference(model: Any) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", slow_but(STYLES, "native", "classic"))
+@pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_nan_is_named_at_its_exact_step(style: str, tmp_path: Path) -> None:
     poisoned = 437
 

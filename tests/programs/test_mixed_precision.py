@@ -99,7 +99,7 @@ def test_half_precision_that_nothing_uses_is_said(style: str, tmp_path: Path, ca
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("strategy", slow_but(ALL, "default", "mirrored"))
 def test_a_scaled_loss_in_float32_comes_to_what_the_loss_comes_to(strategy: str, tmp_path: Path) -> None:
     """A power of two scales without rounding, so nothing but sums over replicas may differ."""
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -255,23 +256,31 @@ def test_what_needs_the_gradients_is_refused_for_a_train_op_before_the_first_ste
 # --- accumulation -------------------------------------------------------------------------------------------------
 
 
+LOSSES = ("per example", "scalar", "weighted", "weighted scalar")
+SOME_PARTS, ALL_PARTS = (("default", 3), ("mirrored", 2)), tuple(itertools.product(("default", *SEVERAL), (3, 2)))
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("loss", slow_but(["per example", "scalar", "weighted", "weighted scalar"], "weighted"))
-def test_parts_of_a_batch_come_to_the_update_of_the_whole_batch(loss: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("loss", "divided"),
+    slow_but([("weighted", SOME_PARTS), *itertools.product(LOSSES, [ALL_PARTS])], ("weighted", SOME_PARTS)),
+)
+def test_parts_of_a_batch_come_to_the_update_of_the_whole_batch(
+    loss: str, divided: tuple[tuple[str, int], ...], tmp_path: Path
+) -> None:
     params = {"loss": loss, "optimizer": "adam" if loss == "per example" else "sgd"}
     # 25 examples in batches of 12: the last of an epoch has one, so that parts and a replica have none.
     expected = trained(tmp_path / "whole", batch_size=12, examples=25, params=params)
-    for strategy in ("default", *SEVERAL):
-        for parts in (3, 2):
-            found = trained(
-                tmp_path / f"{strategy}-{parts}",
-                strategy,
-                batch_size=12,
-                examples=25,
-                params=params,
-                gradient_accumulation=parts,
-            )
-            assert_equal(found, expected, f"{strategy} {parts}")
+    for strategy, parts in divided:
+        found = trained(
+            tmp_path / f"{strategy}-{parts}",
+            strategy,
+            batch_size=12,
+            examples=25,
+            params=params,
+            gradient_accumulation=parts,
+        )
+        assert_equal(found, expected, f"{strategy} {parts}")
 
 
 def test_parts_run_one_after_the_other(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, ModeKeys
 from tests.support.jobs import run
 from tests.support.line import line
+from tests.support.trained import Put
 
 v1 = tf.compat.v1
 
@@ -141,9 +142,10 @@ def test_a_frozen_layer_is_not_trainable(tmp_path: Path, capsys: pytest.CaptureF
     assert found["out/kernel"] == ["[2, 1]", "float32", "yes", "2"]
 
 
-def test_the_checkpoint_is_restored_and_kept_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path) == 0
-    capsys.readouterr()
+def test_the_checkpoint_is_restored_and_kept_as_it_is(
+    put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_trained()
     before = tree(tmp_path / "run")
     assert run(tmp_path, "command=dry_run", "train.max_steps=10") == 0
     found = rows(capsys.readouterr().out)
@@ -176,9 +178,9 @@ def test_an_input_that_was_read_to_its_end_has_no_steps_left(
     ],
 )
 def test_a_model_that_does_not_fit_is_found_out(
-    model_fn: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_fn: str, message: str, put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path) == 0
+    put_trained()
     settings = (f"model.fn=tests.task.test_dry_run.{model_fn}", "+model.params.depth=1", "train.max_steps=8")
     assert run(tmp_path, "command=dry_run", *settings) == 2
     assert message in capsys.readouterr().err

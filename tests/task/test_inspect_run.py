@@ -12,13 +12,13 @@ from runner.config.schema import ConfigError
 from runner.task import inspect_run
 from tests.support.jobs import run
 from tests.support.journal import Lines
+from tests.support.trained import Put
 
 
 @pytest.fixture
-def trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def trained(put_trained: Put, tmp_path: Path) -> Path:
     """A model_dir with checkpoints of the steps 0, 2 and 4, the last two evaluated."""
-    assert run(tmp_path, "checkpoint.save_steps=2") == 0
-    capsys.readouterr()
+    put_trained("checkpoint.save_steps=2")
     return tmp_path / "run"
 
 
@@ -47,10 +47,11 @@ def test_lists_checkpoints_and_the_variables_of_the_newest(trained: Path, capsys
     assert said.endswith("total: 3 values in 3 variables, 16 B\n")
 
 
-def test_the_command_needs_no_code_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path) == 0
+def test_the_command_needs_no_code_of_the_users(
+    put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_trained()
     before = sorted(tmp_path.rglob("*"))
-    capsys.readouterr()
     gone = ("model.fn=gone.model_fn", "input.train.fn=gone.input_fn", "input.eval.fn=gone.input_fn")
     assert run(tmp_path, "command=inspect", *gone) == 0
     assert "variables of model.ckpt-4" in capsys.readouterr().out

@@ -21,6 +21,7 @@ from runner.task import commands, error_report, main, stop_hook
 from runner.tracking.journal import NullJournal
 from runner.tracking.training_status import GENERATION
 from tests.support.jobs import config_file, endless, noted, results, run
+from tests.support.trained import Put
 
 INTERRUPTING = ("input.train.fn=tests.support.jobs.interrupting", "train.max_steps=100000", "train.steps_per_loop=2")
 
@@ -98,9 +99,9 @@ def test_a_stop_before_the_first_step_is_heeded_at_once(
 
 @pytest.mark.parametrize("command", ["evaluate", "predict"])
 def test_a_pass_over_data_ends_at_once_without_a_result(
-    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    command: str, put_trained: Put, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tmp_path) == 0
+    put_trained()
     before = model_dir(tmp_path)
     block = "eval" if command == "evaluate" else "predict"
     assert run(tmp_path, f"command={command}", f"input.{block}.fn=tests.support.jobs.interrupting") == 3

@@ -112,7 +112,7 @@ def test_a_metadata_server_that_does_not_answer_is_said_once(
 ) -> None:
     monkeypatch.setattr(preemption, "PERIOD_SECS", 0.001)
     monkeypatch.setenv(preemption.GCE_HOST, "127.0.0.1:9")
-    assert run(tmp_path, BY_GCE, "train.max_steps=2000", "train.steps_per_loop=2") == 0
+    assert run(tmp_path, BY_GCE, "train.max_steps=400", "train.steps_per_loop=2") == 0
     said = capsys.readouterr().err
     assert said.count("run.preemption_notice=gce failed; training continues:") == 1
     assert "Connection refused" in said
@@ -133,6 +133,6 @@ def test_a_function_of_the_user_says_how_many_seconds_are_left(
     monkeypatch.setattr(preemption, "PERIOD_SECS", 0.001)
     answers[:] = given
     ends = given != ["soon"]
-    steps = () if ends else ("train.max_steps=2000",)
+    steps = () if ends else ("train.max_steps=400",)
     assert run(tmp_path, *ANNOUNCED, *steps, f"run.preemption_notice={__name__}.notice") == (3 if ends else 0)
     assert text in capsys.readouterr().err

@@ -108,7 +108,9 @@ def two_heads(reduction: str) -> MultiHead:
     ("head", "expected"),
     [
         (two_heads("sum"), lambda found: found["loss/a"] + 0.5 * found["loss/b"] + found["regularization_loss/a_b"]),
-        (heads.RegressionHead(1, "w", "weighted_mean"), lambda found: found["average_loss"]),
+        pytest.param(
+            heads.RegressionHead(1, "w", "weighted_mean"), lambda found: found["average_loss"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_sums_and_weighted_means_do_not_depend_on_the_replicas(head: Head, expected: Any, tmp_path: Path) -> None:
