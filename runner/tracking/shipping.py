@@ -137,7 +137,8 @@ class ShippingProcess:
     def __init__(self, name: str, env: Mapping[str, str]) -> None:
         self.folders: list[Path] = []
         self.name, self._env = name, env
-        self._is_finishing = self._is_ended = False
+        self._is_finishing = False
+        self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the input of the process, and which process it is
         self._child = self._start()
         self._tender = threading.Thread(target=self._tend, daemon=True, name=f"ships to {name}")
@@ -162,7 +163,7 @@ class ShippingProcess:
     def end(self) -> None:
         """End the process, whether or not everything is shipped."""
         with self._lock:
-            self._is_ended = True  # before the kill, after which `_tend` would start it again
+            self._ended.set()  # before the kill, after which `_tend` would start it again
             self._child.kill()
         self._tender.join()
 
@@ -206,7 +207,7 @@ class ShippingProcess:
         for deaths in range(1, MAX_DEATHS + 1):
             code = self._child.wait()
             self._repeating.join(LAST_WORDS_SECS)  # a process that a user's class started may keep the pipe open
-            if self._is_ended or (self._is_finishing and code in (0, NOT_ALL)):
+            if self._ended.is_set() or (self._is_finishing and code in (0, NOT_ALL)):
                 return
             if code == -signal.SIGALRM:
                 say(f"tracking: {of(self.name)}no answer for {ANSWER_SECS} s; the run ends without waiting for it.")
@@ -218,7 +219,7 @@ class ShippingProcess:
                 say(f"tracking: {of(self.name)}its process has ended {deaths} times and is not restarted.")
                 return
             with self._lock:
-                if self._is_ended:  # in the meantime: nobody would kill a child that starts now
+                if self._ended.is_set():  # in the meantime: nobody would kill a child that starts now
                     return
                 self._child = self._start()
                 for folder in self.folders:

@@ -21,7 +21,7 @@ TEXT = "\n".join((ROOT / "docs" / "how_to" / page).read_text() for page in PAGES
 ANSWER_ALL = """
 import contextlib, io, json, sys
 from unittest import mock
-from runner.config import schema
+from runner.config import help, schema
 from runner.launch import app
 
 configs = []
@@ -41,7 +41,9 @@ for arguments in json.load(sys.stdin):
         contextlib.redirect_stderr(said),
     ):
         try:
-            code = app.run_command_line()
+            told = help.answer(arguments)
+            print(told)
+            code = 0 if told else app.run_command_line()
         except SystemExit as end:  # --help and its like
             code = end.code or 0
     results.append((code, said.getvalue(), list(configs)))
