@@ -42,7 +42,7 @@ for arguments in json.load(sys.stdin):
     ):
         try:
             told = help.answer(arguments)
-            print(told)
+            said.write(told)
             code = 0 if told else app.run_command_line()
         except SystemExit as end:  # --help and its like
             code = end.code or 0
