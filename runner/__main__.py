@@ -7,6 +7,7 @@ import sys
 from runner.config.help import answer
 from runner.system.standard_streams import keep_saying, say
 from runner.system.start_status import START_STATUS, is_for
+from runner.tracking.exit_codes import USER_ERROR
 
 
 def main() -> None:
@@ -16,7 +17,7 @@ def main() -> None:
         told = answer(sys.argv[1:])
     except ValueError as error:
         say(f"runner: {error}")
-        sys.exit(2)
+        sys.exit(USER_ERROR)
     if told:
         print(told)
         return

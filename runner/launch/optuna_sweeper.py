@@ -30,7 +30,7 @@ from runner.launch.sweep import JobResult, Sweep
 from runner.system import console
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
-from runner.tracking.curves import DRAWING, save_figure
+from runner.tracking.curves import save_figure
 from runner.tracking.run_lock import alone_in
 from runner.tracking.tracker import Point, describe
 
@@ -381,7 +381,7 @@ def _draw(study: Study, metric: str, directory: Path) -> None:
     ):
         try:
             # Optuna sets matplotlib's style globally.
-            with DRAWING, warnings.catch_warnings(), matplotlib.rc_context():
+            with warnings.catch_warnings(), matplotlib.rc_context():
                 warnings.simplefilter("ignore")  # silence the warning that its matplotlib pictures are experimental
                 axes: Any = plot(study, target_name=metric)
                 axes.figure.set_size_inches(9, 4.5)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +38,6 @@ MAX_MARKS = 6
 """Largest number of values that are labelled on an axis of a sweep's picture."""
 COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")
 
-DRAWING = threading.Lock()  # the runs of a sweep share matplotlib's fonts, and may end at the same time
-
 Points = Sequence[tuple[int, float]]
 
 
@@ -64,8 +61,7 @@ def draw_curves(model_dir: Path) -> Path | None:
     if not panels:
         return None
     path = model_dir / CURVES_FILE
-    with DRAWING:
-        save_figure(_figure_of_curves(panels, model_dir.name), path)
+    save_figure(_figure_of_curves(panels, model_dir.name), path)
     return path
 
 
@@ -86,8 +82,7 @@ def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: 
     columns = [[varied.get(name, "-") for varied, _ in rows] for name in names]
     values = [float(value) for _, value in rows if value is not None]
     path = directory / JOBS_FILE
-    with DRAWING:
-        save_figure(_figure_of_jobs(names, columns, metric, values), path)
+    save_figure(_figure_of_jobs(names, columns, metric, values), path)
     return path
 
 

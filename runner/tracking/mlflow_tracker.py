@@ -1,6 +1,6 @@
 """The record of a run in MLflow. The only file that imports mlflow, and only if a run is tracked.
 
-The supervisor calls it from a separate thread. Tasks write journals and do not know MLflow. All calls use MlflowClient
+The process that ships to MLflow calls it. Tasks write journals and do not know MLflow. All calls use MlflowClient
 with an explicit run id, because MLflow's fluent API would end the run at the end of its block.
 """
 
@@ -90,7 +90,7 @@ QUIET = {
 
 
 class MlflowTracker(Tracker):
-    """Records in an MLflow server or database. Trackers of several runs may be used in several threads.
+    """Records in an MLflow server or database.
 
     Args:
       uri: tracking URI; a sqlite database is created if it does not exist.
