@@ -80,23 +80,30 @@ def version() -> str:
 
 
 def overview() -> str:
-    """Return the answer to `--help`: the groups and their options, and a line for each key of the default run."""
+    """Return the answer to `--help`: the groups and their options, and a line for each key of the default run.
+
+    Returns:
+      The answer; '' if the user's conf/runner.yaml is damaged or has no texts for it. Then Hydra answers.
+    """
     import yaml  # 20 ms, which no other answer needs
 
     files = _files()
     start = next(path for path in files if path.stem == "runner")
-    tree = yaml.safe_load(start.read_text())
-    chosen = {group: option for line in tree["defaults"] if isinstance(line, dict) for group, option in line.items()}
+    try:
+        tree = yaml.safe_load(start.read_text())
+        header, footer = (tree["hydra"]["help"][name] for name in ("header", "footer"))
+        chosen = dict(pair for line in tree["defaults"] if isinstance(line, dict) for pair in line.items())
+    except (yaml.YAMLError, KeyError, TypeError):
+        return ""
     options = {group: [path.stem for path in files if path.parent.name == group] for group in sorted(_groups(files))}
     entries = [entry for path in files if path == start or chosen.get(path.parent.name) == path.stem
                for entry in entries_in(path)]  # fmt: skip
-    texts = tree["hydra"]["help"]
     return "\n".join([
-        texts["header"], "Groups (group=option; the first is the default):",
+        header, "Groups (group=option; the first is the default):",
         *(f"  {group}: {', '.join(sorted(names, key=lambda name: (name != chosen.get(group), name)))}"
           for group, names in options.items()),
         "", "Keys of the default run (key=value):", *(entry.line for entry in entries), "",
-        texts["footer"].rstrip("\n"),
+        footer.rstrip("\n"),
     ])  # fmt: skip
 
 

@@ -303,9 +303,8 @@ class UsersFiles(FileConfigSource):
         package = loaded.header["package"] or name.rpartition("/")[0].replace("/", ".")
         at = "" if package == "_global_" else f"{package}."
         renamed = changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else []
-        for warning in {
-            f"conf/{name}.yaml: {text}" for text in renamed
-        } - self._warnings:  # Hydra loads a file several times
+        new = {f"conf/{name}.yaml: {text}" for text in renamed} - self._warnings  # Hydra loads a file several times
+        for warning in new:
             changed_keys.warn(warning)
             self._warnings.add(warning)
         return loaded
@@ -337,7 +336,7 @@ def file_with(key: str, choices: Mapping[str, Any]) -> Path | None:
       choices: group -> chosen option.
     """
     group = key.partition(".")[0]
-    files = {f"experiment/{choices['experiment']}": "", "runner": "", f"{group}/{choices.get(group)}": f"{group}."}
+    files = {f"experiment/{choices.get('experiment')}": "", "runner": "", f"{group}/{choices.get(group)}": f"{group}."}
     for name, at in files.items():  # that which is merged last comes first
         file = Path("conf", f"{name}.yaml")
         found: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.is_file() else None

@@ -73,6 +73,16 @@ def test_the_users_own_files_are_told_of(tmp_path: Path, monkeypatch: pytest.Mon
     assert ask("--help", "model.params.width").endswith("with model=mine: model.params.width=8\n    How wide.\n")
 
 
+@pytest.mark.parametrize("text", ["defaults: [\n", "defaults: []\n", "hydra: {help: {header: a}}\n", "- a\n", ""])
+def test_a_start_file_without_texts_is_left_to_hydra(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "runner.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert answer(["--help"]) == ""
+
+
 @pytest.mark.processes
 def test_help_is_answered_before_hydra_is_imported(tmp_path: Path) -> None:
     write = "# My start.\ndefaults:\n  - model: mine\nhydra: {help: {header: HEAD, footer: FOOT}}\n"
