@@ -149,9 +149,10 @@ $(GOLDEN)/.installed: requirements-2.15.lock
 	$(GOLDEN)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-2.15.lock
 	@touch $@
 
-# The messages about mistakes in a config, which tests/config/messages.txt holds: read its diff.
+# The messages that tests meet: tests/config/mistakes.txt and messages.txt of each room. Read their diff.
 messages: $(STAMP)
 	$(BIN)/python -m tests.config.test_messages
+	$(BIN)/python -m pytest --quiet --write-messages $(ARGS)
 
 # `touch` last: an interrupted set-up is repeated.
 $(STAMP): requirements.lock pyproject.toml

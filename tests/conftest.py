@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.command_line import CommandLine
+    from tests.support.messages import Messages
     from tests.support.trained import Put
 
 # Before anything imports MLflow or starts a process that does.
@@ -38,6 +39,12 @@ LONGEST = (
 running: pytest.Item | None = None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-messages", action="store_true", help="run what meets messages; write their files anew"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Split the CPU into two devices to mirror over, before any test makes a tensor."""
     if config.getoption("numprocesses", None):
@@ -55,7 +62,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("write_messages"):
+        items[:] = [item for item in items if "messages" in getattr(item, "fixturenames", ())]
+
     def folder_of(item: pytest.Item) -> str:
         return item.path.relative_to(TESTS).parts[0]
 
@@ -121,6 +131,16 @@ def put_trained(_put_into: Callable[[Path], Put], tmp_path: Path) -> Put:
 
 
 @pytest.fixture
+def messages(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Messages]:
+    """Compare messages with those of `messages.txt` in the room of the test: see tests/support/messages.py."""
+    from tests.support.messages import Messages
+
+    messages = Messages(request.node, tmp_path)
+    yield messages
+    messages.end()
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a disk of 4 MB and yield its folder. The test is skipped where this process may not mount one."""
     folder = tmp_path / "disk"
@@ -139,6 +159,13 @@ def command_line() -> Iterator[CommandLine]:
     command = CommandLine()
     yield command
     command.starter.end()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("write_messages"):
+        from tests.support.messages import write_messages
+
+        write_messages()
 
 
 def pytest_unconfigure() -> None:

@@ -22,6 +22,7 @@ from runner.run_config import WarmStart
 from runner.system.console import PlainProgress
 from tests.config.test_config import parsed
 from tests.support.journal import events_in, journal_of
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 
@@ -162,19 +163,22 @@ def test_a_run_that_resumes_keeps_its_own_values(tmp_path: Path) -> None:
     assert not np.array_equal(resumed.get_variable_value("out/kernel"), OUT)
 
 
-@pytest.mark.parametrize(("settings", "params", "message"), [
-    ({}, {"outputs": 3}, r"'out/kernel' is \[8, 3\] in the model and \[8, 1\] in the checkpoint. Exclude these"),
-    ({"include": ["hiden/.*"]}, {}, "include: 'hiden/.*' matches no variable. (Did you mean|There are: )"),
-    ({"include": ["out/kernel"], "rename": {"out/kernel": "head/kernel"}}, {},
-     "has no variable 'head/kernel' for 'out/kernel'"),
-    ({"rename": {"encoder/": "bert/"}}, {}, "rename: 'encoder/' matches no variable to load"),
-    ({"rename": {"(.*)": r"x/\1"}}, {}, "nothing was loaded from .*model.ckpt-700. It has "),
-    ({"include": ["("]}, {}, "is not a regular expression"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "params"),
+    [
+        ({}, {"outputs": 3}),
+        ({"include": ["hiden/.*"]}, {}),
+        ({"include": ["out/kernel"], "rename": {"out/kernel": "head/kernel"}}, {}),
+        ({"rename": {"encoder/": "bert/"}}, {}),
+        ({"rename": {"(.*)": r"x/\1"}}, {}),
+        ({"include": ["("]}, {}),
+    ],
+    ids=str,
+)
 def test_what_cannot_work_is_refused_before_the_first_step(
-    tmp_path: Path, settings: Any, params: Any, message: str
+    tmp_path: Path, settings: Any, params: Any, messages: Messages
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with messages.raised(ValueError):
         started(tmp_path / "new", ours(tmp_path / "old"), params=params, **settings)
     assert not list((tmp_path).glob("new/model.ckpt-*"))
 
@@ -185,37 +189,36 @@ def test_a_variable_of_another_shape_can_be_left_out(tmp_path: Path) -> None:
     assert values["out/kernel"].shape == (8, 3)
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, messages: Messages) -> None:
     path = ours(tmp_path / "old")
     Path(f"{path}.data-00000-of-00001").write_bytes(b"short")
-    with pytest.raises(ValueError, match=r"train.warm_start.checkpoint=.*model.ckpt-700: .* has 5 bytes"):
+    with messages.raised(ValueError):
         started(tmp_path / "new", path)
-    with pytest.raises(ValueError, match="nowhere: there is no such checkpoint or folder"):
+    with messages.raised(ValueError):
         started(tmp_path / "new", str(tmp_path / "nowhere"))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("overrides", "message"), [
-    (["checkpoint=/nowhere/model.ckpt-3"], "/nowhere/model.ckpt-3: there is no such checkpoint, and no such folder"),
-    (["checkpoint=conf"], "train.warm_start.checkpoint=conf: there is no checkpoint in that folder"),
-    (["include=['(']"], "train.warm_start.include[0]: '(' is not a regular expression"),
-    (["include=['a']"], "train.warm_start.include has no effect without train.warm_start.checkpoint"),
-    (["rename={a: b}"], "train.warm_start.rename has no effect without train.warm_start.checkpoint"),
-    (["checkpoint=conf", "include=[]"], "train.warm_start.include=[] selects nothing"),
-    (["rename={a: 'b\\2'}"], "uses group 2, but 'a' has 0 groups"),
-    (["vocabularies={a/b: {axis: 1}}"], "train.warm_start.vocabularies has no effect without"),
-    (["checkpoint=conf", "vocabularies={a/b: {axis: 2}}"], "vocabularies.a/b.axis=2 is not allowed. Allowed: 0, 1"),
-    (["checkpoint=conf", "vocabularies={a/b: {old_vocab_size: 0}}"], "a/b.old_vocab_size=0 must be at least 1"),
-    (["checkpoint=conf", "vocabularies={a/b: {num_oov_buckets: few}}"], "num_oov_buckets=few is not a whole number"),
-    (["checkpoint=conf", "vocabularies={a/b: x}"], "vocabularies.a/b='x' must be a mapping with the keys new_vocab, "),
-    (["checkpoint=conf", "vocabularies={a/b: {new_vocb: x}}"], "Did you mean 'train.warm_start.vocabularies.a/b.new"),
-    (["checkpoint=conf", "vocabularies={a/b: {old_vocab: x}}"], "warm_start.vocabularies.a/b.new_vocab is not set"),
-    (["checkpoint=conf", "vocabularies={a/b: {new_vocab: /no, old_vocab: x}}"], "a/b.new_vocab=/no: there is no such"),
-])  # fmt: skip
-def test_a_config_that_cannot_work_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize("overrides", [
+    ["checkpoint=/nowhere/model.ckpt-3"],
+    ["checkpoint=conf"],
+    ["include=['(']"],
+    ["include=['a']"],
+    ["rename={a: b}"],
+    ["checkpoint=conf", "include=[]"],
+    ["rename={a: 'b\\2'}"],
+    ["vocabularies={a/b: {axis: 1}}"],
+    ["checkpoint=conf", "vocabularies={a/b: {axis: 2}}"],
+    ["checkpoint=conf", "vocabularies={a/b: {old_vocab_size: 0}}"],
+    ["checkpoint=conf", "vocabularies={a/b: {num_oov_buckets: few}}"],
+    ["checkpoint=conf", "vocabularies={a/b: x}"],
+    ["checkpoint=conf", "vocabularies={a/b: {new_vocb: x}}"],
+    ["checkpoint=conf", "vocabularies={a/b: {old_vocab: x}}"],
+    ["checkpoint=conf", "vocabularies={a/b: {new_vocab: /no, old_vocab: x}}"],
+], ids=" ".join)  # fmt: skip
+def test_a_config_that_cannot_work_is_refused(overrides: list[str], messages: Messages) -> None:
+    with messages.raised(ConfigError):
         parsed(*(f"train.warm_start.{override}" for override in overrides))
-    assert message in str(caught.value)
 
 
 def test_a_config_takes_the_folder_of_a_saved_model(tmp_path: Path) -> None:

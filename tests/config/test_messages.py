@@ -1,6 +1,6 @@
 """Every mistake in a config is refused before TensorFlow is imported, with its kind and one message.
 
-messages.txt holds the commands, and the kind and the message of each: a text that changes, changes there alone.
+mistakes.txt holds the commands, and the kind and the message of each: a text that changes, changes there alone.
 `python -m tests.config.test_messages` (`make messages`) writes it anew; read its diff.
 """
 
@@ -22,7 +22,7 @@ import pytest
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
-FILE = Path(__file__).with_name("messages.txt")
+FILE = Path(__file__).with_name("mistakes.txt")
 KIND = "    "
 """Begins the line with the kind and the message of the command above it.
 
