@@ -312,7 +312,12 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
     if mode == ModeKeys.PREDICT:
         if spec.predictions is None:
             raise ValueError(f"{name} returned predictions=None in PREDICT. PREDICT needs predictions.")
-        _check_predictions(spec.predictions, name)
+        wrong = {type(value).__name__ for value in tf.nest.flatten(spec.predictions) if not tf.is_tensor(value)}
+        if wrong:
+            raise ValueError(
+                f"{name} returned predictions of type {', '.join(sorted(wrong))} in PREDICT. "
+                "Return a tensor or a dict of tensors, each [batch, ...]."
+            )
         return spec
     if spec.loss is None:
         needs = "loss and train_op or optimizer" if mode == ModeKeys.TRAIN else "loss"
@@ -325,15 +330,6 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
     else:
         _check_metrics(spec.eval_metric_ops or {}, name)
     return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
-
-
-def _check_predictions(predictions: Any, name: str) -> None:
-    wrong = {type(value).__name__ for value in tf.nest.flatten(predictions) if not tf.is_tensor(value)}
-    if wrong:
-        raise ValueError(
-            f"{name} returned predictions of type {', '.join(sorted(wrong))} in PREDICT. "
-            "Return a tensor or a dict of tensors, each [batch, ...]."
-        )
 
 
 def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:

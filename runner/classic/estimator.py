@@ -20,7 +20,7 @@ from runner.data.inputs import Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
 from runner.model_fn import EstimatorSpec, ModeKeys
-from runner.system.console import NullProgress
+from runner.system.console import LoopReport, NullProgress
 from runner.tf_private.tf_estimator import eagerly
 from runner.tracking.journal import Journal, NullJournal
 
@@ -201,8 +201,8 @@ class LoggedProgress(NullProgress):
 
     _loss: float | None = None
 
-    def update(self, step: int, loss: float, *others: Any) -> None:
-        self._loss = loss
+    def update(self, loop: LoopReport) -> None:
+        self._loss = loop.loss
 
     def stop(self) -> None:
         if self._loss is not None:

@@ -146,7 +146,9 @@ class _Template:
         """Variable name in a trace -> value in the given model; {} until a copy has been built."""
 
     def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
-        features, sample_weights = _split(features)
+        sample_weights = None
+        if isinstance(features, Mapping) and set(features) == {"features", "sample_weights"}:
+            features, sample_weights = features["features"], features["sample_weights"]
         with self._family.tracing():
             model = self._rebuilt()
             model.compile(**{name: make() for name, make in self._compile_with.items()})
@@ -274,13 +276,6 @@ def _family_of(model: Any) -> _Family:
         if name in sys.modules and isinstance(model, sys.modules[name].Model):
             return family(sys.modules[name])
     raise ValueError(f"model_to_estimator: {model!r} is not a model of Keras 3 or tf_keras.")
-
-
-def _split(features: Any) -> tuple[Any, Any]:
-    """Return (features, sample weights or None) from the features that an input_fn for a Keras model yields."""
-    if isinstance(features, Mapping) and set(features) == {"features", "sample_weights"}:
-        return features["features"], features["sample_weights"]
-    return features, None
 
 
 def _named(model: Any, features: Any) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 from runner.config.changed_keys import REMOVED
 from runner.config.mistakes import ConfigError, NotAllowed, OutOfRange, UnknownKey, WrongType
 from runner.config.schema import MOST_COUNTED, Config, Limits, class_at, limits_of, setting_at
-from runner.system.redaction import masked_override
+from runner.system.redaction import masked_override, masked_value
 
 _TYPES = {
     "int": "a whole number",
@@ -92,8 +92,7 @@ def wrong_type(key: str, value: Any) -> ConfigError:
     """Return the error for a value of a type that the schema does not allow."""
     words = _type_in_words(key)
     claim = f"neither {words.removesuffix(' or null')} nor null" if words.endswith(" or null") else f"not {words}"
-    shown = "null" if value is None else value
-    return WrongType(f"{masked_override(f'{key}={shown}')} is {claim}.")
+    return WrongType(f"{masked_override(f'{key}={as_typed(value)}')} is {claim}.")
 
 
 def limits_in_words(key: str) -> str:
@@ -101,7 +100,7 @@ def limits_in_words(key: str) -> str:
     setting = setting_at(key)
     limits = limits_of(setting) if setting else Limits()
     if limits.choices:
-        return f"Allowed: {', '.join(_choices_in_words(limits))}."
+        return f"Allowed: {', '.join(map(as_typed, limits.choices))}."
     words = "a whole number or auto" if limits.auto else _type_in_words(key)
     if words in (_GROUP, _ANYTHING):
         return ""
@@ -113,9 +112,13 @@ def limits_in_words(key: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _choices_in_words(limits: Limits) -> list[str]:
-    """Return the choices as a user writes them."""
-    return [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits.choices]
+def as_typed(value: Any) -> str:
+    """Return a value as on the command line, without secrets."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{as_typed(masked_value(name, one))}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_typed, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
@@ -135,7 +138,7 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
         raise WrongType(f"{written('null' if value is None else repr(value))} is neither 'auto' nor a whole number.")
     for one in value if isinstance(value, list) else [value]:
         if limits.choices and one not in limits.choices:
-            choices = _choices_in_words(limits)
+            choices = [*map(as_typed, limits.choices)]
             hint = did_you_mean(one, choices)
             raise NotAllowed(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
     # The comparisons are written so that they refuse NaN, for which every comparison is false.

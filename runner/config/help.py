@@ -68,7 +68,7 @@ def answer(words: Sequence[str]) -> str:
     asked = [word for word in words if word not in ("--help", "-h")]
     if len(asked) == len(words) or any("=" in word or word.startswith("-") for word in asked):
         return ""
-    return help_on(asked) if asked else overview()
+    return "\n\n".join(map(help_on, asked)) or overview()
 
 
 def version() -> str:
@@ -107,16 +107,12 @@ def overview() -> str:
     ])  # fmt: skip
 
 
-def help_on(words: Sequence[str]) -> str:
-    """Return the help on each of `words`: a key, a group, or a word in keys or comments.
+def help_on(word: str) -> str:
+    """Return the help on a key, a group, or a word in keys or comments.
 
     Raises:
-      ConfigError: nothing matches a word.
+      ConfigError: nothing matches the word.
     """
-    return "\n\n".join(_help_on(word) for word in words)
-
-
-def _help_on(word: str) -> str:
     from runner.config.error_messages import did_you_mean
     from runner.config.mistakes import UnknownKey
 

@@ -32,7 +32,7 @@ from yaml import MarkedYAMLError
 
 import runner
 from runner.config import changed_keys, parsing, schema
-from runner.config.error_messages import did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
+from runner.config.error_messages import as_typed, did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.mistakes import ConfigError, Malformed, NotAllowed, NotFound, UnknownKey, WrongType
 from runner.config.validation import is_url
@@ -202,7 +202,8 @@ class Composer:
         """Return the config of a run or of one job, equal to the one that Hydra composes."""
         parsed = OverridesParser.create().parse_overrides(list(words))
         # A value is set after the groups, but not before a word to the left that adds, deletes or merges keys.
-        first = max((number for number, one in enumerate(parsed, 1) if _changes_keys(one)), default=0)
+        changing = [one.type != OverrideType.CHANGE or isinstance(one.value(), dict) for one in parsed]
+        first = max((number for number, changes in enumerate(changing, 1) if changes), default=0)
         values = [one for one in parsed[first:] if _is_in_a_group(one) and not one.is_sweep_override()]
         set_later = {id(one) for one in values}
         base = self._base(tuple(str(one.input_line) for one in parsed if id(one) not in set_later))
@@ -257,10 +258,6 @@ def _is_in_a_group(override: Override) -> bool:
     """Report whether an override is about a key in a group, and neither about a group nor Hydra's own settings."""
     key = str(override.key_or_group)
     return "." in key and "/" not in key and override.package is None and not override.is_hydra_override()
-
-
-def _changes_keys(override: Override) -> bool:
-    return override.type != OverrideType.CHANGE or isinstance(override.value(), dict)
 
 
 def keep_private(config: DictConfig) -> None:
@@ -454,7 +451,7 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
             owner = ".".join([at, *path[:depth]])
             where = f"{owner} of the chosen {block.partition('.')[0]} has"
             raise UnknownKey(
-                f"{masked_override(f'{key}={_plain(value)}')}: {where} no {name!r}."
+                f"{masked_override(f'{key}={as_typed(value)}')}: {where} no {name!r}."
                 f"{did_you_mean(name, node)} Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
             )
         node = node[name]
@@ -467,10 +464,6 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}", inner)
     else:
         yield key, value
-
-
-def _plain(value: Any) -> Any:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 # --- Hydra's errors, in our words -----------------------------------------------------------------------------------

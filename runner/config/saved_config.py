@@ -43,18 +43,14 @@ def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides:
       composed: the config that Hydra composed for this command.
       overrides: the words of the command line.
     """
-    keys = [_key_of(text) for text in overrides]
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    keys = [str(override.key_or_group).replace("/", ".") for override in parsed]  # `a.b` for `++a.b=1`, `~a.b`, `a/b=x`
     if any("." not in key and key not in composed for key in keys) or "experiment" in keys:
         return copy.deepcopy(dict(composed))
     tree = copy.deepcopy(dict(saved))
     for key in (*keys, *_OF_THIS_COMMAND):
         _take(tree, composed, key.split("."))
     return tree
-
-
-def _key_of(text: str) -> str:
-    """Return the key that an override sets: `a.b` for `++a.b=1`, `~a.b`, `a.b@x=1`."""
-    return str(OverridesParser.create().parse_override(text).key_or_group).replace("/", ".")
 
 
 def _take(tree: dict[str, Any], composed: Mapping[str, Any], path: Sequence[str]) -> None:

@@ -455,11 +455,6 @@ class TrackingBackend:
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_users(self) -> bool:
-        """Report whether the name is the dotted name of a user's class."""
-        return self.name not in TRACKERS
-
 
 @dataclass(frozen=True)
 class TrackingConfig:
@@ -498,7 +493,8 @@ class TrackingConfig:
 
     def classes(self) -> list[tuple[str, str, str]]:
         """Return (config key, dotted name, default class) of each user's class that records the run."""
-        return [("tracking.backend", backend.name, "Tracker") for backend in self.backends if backend.is_users]
+        names = [backend.name for backend in self.backends if backend.name not in TRACKERS]
+        return [("tracking.backend", name, "Tracker") for name in names]
 
 
 PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parquet", ".tfrecord": "tf.train.Example"}

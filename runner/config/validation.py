@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from runner.config import schema
-from runner.config.error_messages import did_you_mean
+from runner.config.error_messages import as_typed, did_you_mean
 from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, is_of_evaluation, rank_by
 from runner.config.mistakes import (
     ConfigError,
@@ -62,12 +62,10 @@ def check(config: Config) -> None:
         _check_rules,
         _check_evaluator,
         _check_prediction,
-        _check_sweep,
         _check_profile,
         _check_inline,
-        _check_jit,
+        _check_training,
         _check_debug,
-        _check_gradient_norm,
         _check_eager,
     ):
         for mistake in find_mistakes(config):
@@ -295,26 +293,26 @@ def _check_train_input(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_evaluation(config: Config) -> Iterator[ConfigError]:
-    for name in config.input.evals:
-        if name and not re.fullmatch(r"[\w.-]+", name):
-            yield Malformed(
-                f"{schema.eval_key(name)}: the name of an evaluation may contain letters, digits, '_', '-' and '.'."
-            )
+    names = {schema.eval_key(name): name for name in config.input.evals if name}
+    names |= {f"eval.name={config.eval.name}": config.eval.name} if config.eval.name is not None else {}
+    for shown, name in names.items():
+        if not re.fullmatch(r"[\w.-]+", name):
+            yield Malformed(f"{shown}: the name of an evaluation may contain letters, digits, '_', '-' and '.'.")
     yield from _check_evaluation_name(config)
     if config.eval.at_start and not config.input.evals:
         yield NoEffect("eval.at_start=true, but input.eval is empty: there is nothing to evaluate.")
 
 
 def _check_evaluation_name(config: Config) -> Iterator[ConfigError]:
-    """Yield messages about a wrong `eval.name`, and evaluations of other data that would replace the run's metrics."""
+    """Yield messages about an `eval.name` without effect, and evaluations of other data that would replace the run's
+    metrics.
+    """
     name = config.eval.name
     if name is not None and config.command != "evaluate":
         yield NoEffect(
             f"eval.name={name} works with command=evaluate only; training names an evaluation by its block: "
             f"input.eval.{name}."
         )
-    if name is not None and not re.fullmatch(r"[\w.-]+", name):
-        yield Malformed(f"eval.name={name}: the name of an evaluation may contain letters, digits, '_', '-' and '.'.")
     if config.command != "evaluate":
         return
     # Not `read_saved`: the command has already read the file by it, and its warnings would be printed twice.
@@ -385,7 +383,7 @@ def _check_export(config: Config) -> Iterator[ConfigError]:
     if export.register is not None and not config.tracking.has_mlflow:
         yield Conflict(
             f"export.register={export.register} is a name in MLflow's registry, but "
-            f"tracking.backend={_shown(config.tracking.backend)} does not record in MLflow. Set tracking=mlflow, or "
+            f"tracking.backend={as_typed(config.tracking.backend)} does not record in MLflow. Set tracking=mlflow, or "
             "export.register=null."
         )
     if export.register is not None and not config.exports and config.command in schema.TRAINING_COMMANDS:
@@ -435,7 +433,9 @@ def _check_warm_start(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_rules(config: Config) -> Iterator[ConfigError]:
-    """Yield messages about metrics of early stopping and reduce_lr_on_plateau that do not exist, or come too late."""
+    """Yield messages about metrics of early stopping, reduce_lr_on_plateau and a sweep that do not exist, or come too
+    late.
+    """
     rules: dict[str, schema.EarlyStoppingConfig | schema.ReduceLROnPlateauConfig] = {
         "train.early_stopping": config.train.early_stopping,
         "train.reduce_lr_on_plateau": config.train.reduce_lr_on_plateau,
@@ -444,6 +444,8 @@ def _check_rules(config: Config) -> Iterator[ConfigError]:
         if rule.metric is not None and config.command == "train":
             yield NoEffect(f"{key}.metric={rule.metric} {_NOT_EVALUATED}")
         yield from _check_metric_of(key, rule, config)
+    if config.sweep.metric is not None:
+        yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
     metric = config.train.reduce_lr_on_plateau.metric
     if metric is not None and config.cluster.evaluator and config.command == "train_and_evaluate":
         yield Conflict(
@@ -472,12 +474,6 @@ def _check_prediction(config: Config) -> Iterator[ConfigError]:
         yield Empty("predict.keys=[] leaves nothing to write. Use null for all predictions.")
 
 
-def _check_sweep(config: Config) -> Iterator[ConfigError]:
-    """Yield a message about a sweep.metric of an evaluation that the jobs do not have."""
-    if config.sweep.metric is not None:
-        yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
-
-
 def _check_tracking(config: Config) -> Iterator[ConfigError]:
     """Yield messages about unknown trackers, and a tracking.uri that MLflow cannot open."""
     yield from check_backend("tracking.backend=", config.tracking.backend)
@@ -503,7 +499,7 @@ def check_backend(written: str, value: Any, end: str = "") -> Iterator[ConfigErr
       value: the value.
       end: the text after the value, such as a closing parenthesis.
     """
-    shown = f"{written}{_shown(value)}{end}"
+    shown = f"{written}{as_typed(value)}{end}"
     entries = value if isinstance(value, list | tuple) else [value]
     if not entries:
         yield Empty(f"{shown} names no tracker. Use none to record only in model_dir.")
@@ -512,7 +508,7 @@ def check_backend(written: str, value: Any, end: str = "") -> Iterator[ConfigErr
         is_class = isinstance(entry, Mapping) and {*entry} <= {"fn", "params"} and isinstance(entry.get("fn"), str)
         params = entry.get("params") if isinstance(entry, Mapping) else None
         if (not is_class and not isinstance(entry, str)) or not isinstance(params, Mapping | None):
-            yield Malformed(f"{shown}: {_shown(entry)} is not a tracker. {_TRACKERS_IN_WORDS}")
+            yield Malformed(f"{shown}: {as_typed(entry)} is not a tracker. {_TRACKERS_IN_WORDS}")
             return
         name = entry["fn"] if isinstance(entry, Mapping) else entry
         if isinstance(entry, Mapping) and "." not in name:
@@ -532,15 +528,6 @@ def check_backend(written: str, value: Any, end: str = "") -> Iterator[ConfigErr
 _TRACKERS_IN_WORDS = (
     "Allowed: mlflow, csv, none, the dotted name of a class, {fn: package.module.Class, params: {}}, or a list of them."
 )
-
-
-def _shown(value: Any) -> str:
-    """Return a value as on the command line, without secrets."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_shown(masked_value(name, one))}" for name, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_shown, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check_profile(config: Config) -> Iterator[ConfigError]:
@@ -574,14 +561,16 @@ def _check_inline(config: Config) -> Iterator[ConfigError]:
         )
 
 
-def _check_jit(config: Config) -> Iterator[ConfigError]:
-    """Yield a message about a strategy with which train.jit is not supported."""
+def _check_training(config: Config) -> Iterator[ConfigError]:
+    """Yield messages about a strategy with which train.jit is not supported, and a norm that is not logged."""
     if config.train.jit and config.strategy.name not in _TRIED:
         reason = "a TPU compiles every step" if config.strategy.name == "tpu" else "it compiles steps of one process"
         yield Conflict(
             f"train.jit=true does not work with strategy={config.strategy.name}: {reason}. Set train.jit=false, or use "
             f"{', '.join(_TRIED)}."
         )
+    if config.train.log_gradient_norm and config.train.log_steps is None:
+        yield NoEffect("train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100.")
 
 
 def _check_debug(config: Config) -> Iterator[ConfigError]:
@@ -618,16 +607,11 @@ def _check_eager(config: Config) -> Iterator[ConfigError]:
     for setting in dataclasses.fields(config.train):
         key, value = f"train.{setting.name}", getattr(config.train, setting.name)
         if setting.metadata.get("not_eager") and value != setting.default:
-            works = f"{key}={_shown(setting.default)}"
-            yield Conflict(f"run.eager=true with {key}={_shown(value)}, which needs a graph. Set {works}.")
+            works = f"{key}={as_typed(setting.default)}"
+            yield Conflict(f"run.eager=true with {key}={as_typed(value)}, which needs a graph. Set {works}.")
 
 
 _TRIED = ("default", "one_device", "mirrored", "central_storage")
-
-
-def _check_gradient_norm(config: Config) -> Iterator[ConfigError]:
-    if config.train.log_gradient_norm and config.train.log_steps is None:
-        yield NoEffect("train.log_gradient_norm=true has no effect with train.log_steps=null. Set train.log_steps=100.")
 
 
 # --- parts that several checks share ---------------------------------------------------------------------------------

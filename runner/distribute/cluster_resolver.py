@@ -58,7 +58,8 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
     name = strategy.name or "default"
     if settings.resolver != "auto":
         return _DETECTORS[settings.resolver](env, settings, name)
-    if _names_somebody(env):
+    given = read_tf_config(env.get("TF_CONFIG", ""))
+    if given.tasks or given.task_type == "evaluator":  # not only a single process
         return _from_tf_config(env, settings, name)
     if slurm.is_in_step(env):
         return _from_slurm(env, settings, name)
@@ -67,12 +68,6 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
     if name in CLUSTER_STRATEGIES:
         kubernetes.check_not_in_set(env, settings.service)
     return _local(env, settings, name)
-
-
-def _names_somebody(env: Mapping[str, str]) -> bool:
-    """Report whether TF_CONFIG names a cluster or a task, and not only a single process."""
-    given = read_tf_config(env.get("TF_CONFIG", ""))
-    return bool(given.tasks) or given.task_type == "evaluator"
 
 
 def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:

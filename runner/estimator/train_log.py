@@ -17,7 +17,7 @@ from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
 from runner.programs.train_loop import NO_RECORDS, Outputs, Schedule
 from runner.programs.train_scalars import RESERVED, over_workers
-from runner.system.console import Epochs
+from runner.system.console import Epochs, LoopReport
 from runner.tracking import tensorboard
 from runner.tracking.artifacts import current
 from runner.types import StepResult
@@ -150,11 +150,9 @@ class TrainLog:
                 self._write_numbers(scalars, step)
             if self._config.save_summary_steps:
                 self._write_numbers_of({step: {**rates, **points.get(step, {})} for step, _ in logged})
-        steps_per_sec, examples_per_sec = self._speed.values()
         shown = self._shown(metrics[-1])
-        self._context.progress.update(
-            result.last_step, float(result.losses[-1]), steps_per_sec, examples_per_sec, shown
-        )
+        report = LoopReport(result.last_step, float(result.losses[-1]), *self._speed.values(), shown)
+        self._context.progress.update(report)
 
     def repeated(self, step: int, asked: int, twice: int) -> None:
         """Log that steps were requested again because a worker was lost.
@@ -263,7 +261,7 @@ class TrainLog:
         if not self._config.is_chief:
             return
         protos: list[tuple[int, bytes]] = [(step, proto) for proto in of_v1]
-        self._keep_images([*map(_images_of_v1, of_v1)], outputs.get("images", ()), step)
+        self._keep_images(of_v1, outputs.get("images", ()), step)
         if packed is not None:
             values_at: dict[int, list[Any]] = {}
             for at, value in self._scalars.summaries_of(packed, totals, step):
@@ -274,12 +272,13 @@ class TrainLog:
             for at, proto in protos:
                 tf.summary.experimental.write_raw_pb(proto, step=at)
 
-    def _keep_images(self, of_v1: Sequence[Mapping[str, bytes]], of_v2: Sequence[bytes], step: int) -> None:
+    def _keep_images(self, of_v1: Sequence[Any], of_v2: Sequence[bytes], step: int) -> None:
         """Log the images of a step as artifacts of the run, unless images of that step have been logged."""
         artifacts = current()
         if artifacts is None or not artifacts.keeps_images or self._is_between(step):
             return
-        image_of = {tag: png for images in of_v1 for tag, png in images.items()}
+        values = [one for proto in of_v1 for one in tf.compat.v1.Summary.FromString(bytes(proto)).value]
+        image_of = {one.tag: one.image.encoded_image_string for one in values if one.HasField("image")}
         for image, value in zip(self._program.summaries.images, of_v2, strict=True):
             pngs = tf.io.parse_tensor(value, tf.string).numpy()[2:] if value else ()
             image_of |= {f"{image.tag}/{n}" if len(pngs) > 1 else image.tag: png for n, png in enumerate(pngs)}
@@ -324,12 +323,6 @@ def _summary_of(scalars: Mapping[str, float]) -> bytes:
     # All scalars are in one proto, because tf.summary.scalar takes 0.12 ms per value.
     values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
     return bytes(tf.compat.v1.Summary(value=values).SerializeToString())
-
-
-def _images_of_v1(proto: bytes) -> dict[str, bytes]:
-    """Return tag -> PNG of the images in a serialized Summary."""
-    values = tf.compat.v1.Summary.FromString(bytes(proto)).value
-    return {one.tag: one.image.encoded_image_string for one in values if one.HasField("image")}
 
 
 def _number(value: Any) -> float:

@@ -100,7 +100,11 @@ def write_saved_model(
             f"nothing to export: give a receiver function for at least one of the modes {', '.join(map(repr, TAGS))}."
         )
     extra = assets_extra or {}
-    _check_extra(extra)
+    for name, file in extra.items():
+        if not tf.io.gfile.exists(file):
+            raise ValueError(f"assets_extra[{name!r}]={file!r}: there is no such file.")
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise ValueError(f"assets_extra[{name!r}]: must be a relative path below assets.extra.")
     is_new, temporary = source.checkpoint is None, _temporary_folder(base)
     try:
         with _without_advice():
@@ -332,11 +336,3 @@ def _published(temporary: str, base: str) -> str:
     final = os.path.join(base, str(stamp))
     tf.io.gfile.rename(temporary, final)
     return final
-
-
-def _check_extra(files: Mapping[str, str]) -> None:
-    for name, file in files.items():
-        if not tf.io.gfile.exists(file):
-            raise ValueError(f"assets_extra[{name!r}]={file!r}: there is no such file.")
-        if os.path.isabs(name) or ".." in name.split("/"):
-            raise ValueError(f"assets_extra[{name!r}]: must be a relative path below assets.extra.")

@@ -6,6 +6,7 @@ TensorFlow's own hooks only when they are due, as in a session.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import math
@@ -97,7 +98,11 @@ class SessionHooks:
                     continue
                 context = v1.train.SessionRunContext(v1.train.SessionRunArgs(None), self.session)
                 args = caller.before_run(context)
-                _check_args(caller.hook, args)
+                if args.options is not None and args.options.trace_level:
+                    raise ValueError(
+                        f"The hook {type(caller.hook).__name__} requests a trace of the step "
+                        "(SessionRunArgs(options=...)), which only a session can make. Use tf.profiler.experimental."
+                    )
                 elements = [] if args.fetches is None else self.session.elements(args.fetches)
                 self._asked.append((caller, context, args.fetches, elements))
                 feeds += self.session.feeds(args.feed_dict or {})
@@ -106,7 +111,9 @@ class SessionHooks:
                 # A hook without fetches is called after its step as well, so a loop must end with that step, too.
                 fetches = self.session.elements(v1.train.get_global_step())
         placeholders = [placeholder for placeholder, _ in feeds]
-        _check_fed_once(placeholders)
+        names = collections.Counter(placeholder.name for placeholder in placeholders)
+        if len(names) < len(placeholders):
+            raise ValueError(f"Two hooks feed the same tensor: {names.most_common(1)[0][0]!r}.")
         return StepRequest(fetches, placeholders, [value for _, value in feeds])
 
     def after_run(self, values: Sequence[np.ndarray]) -> None:
@@ -152,21 +159,6 @@ class SessionHooks:
 
 def _refuse_to_stop(reason: str) -> None:
     raise RuntimeError(f"{reason}: only training can be stopped. Limit an evaluation with evaluate(steps=...).")
-
-
-def _check_args(hook: Any, args: Any) -> None:
-    if args.options is not None and args.options.trace_level:
-        raise ValueError(
-            f"The hook {type(hook).__name__} requests a trace of the step (SessionRunArgs(options=...)), which only a "
-            "session can make. Use tf.profiler.experimental."
-        )
-
-
-def _check_fed_once(placeholders: Sequence[tf.Tensor]) -> None:
-    names = [placeholder.name for placeholder in placeholders]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"Two hooks feed the same tensor: {twice!r}.")
 
 
 # --- at which steps a hook is called ---------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ class Sweep:
         metrics = summary.get("metrics") or {}
         if summary.get("status") == STILL_RUNNING.status:  # the job ended without writing its status
             summary["status"] = "failed"
-        value = _value_of(metrics, self._metric_name(metrics))
+        number = float(metrics.get(self._metric_name(metrics) or "", math.nan))
+        value = number if math.isfinite(number) else None
         status, error = summary.get("status", "failed"), error or summary.get("error")
         unread = summary.get("unread_params") or ()
         return JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
@@ -316,8 +317,3 @@ class Sweep:
 
 def _shown(number: float | None) -> str:
     return "-" if number is None else console.format_number(number)
-
-
-def _value_of(metrics: Mapping[str, Any], name: str | None) -> float | None:
-    value = float(metrics.get(name or "", math.nan))
-    return value if math.isfinite(value) else None

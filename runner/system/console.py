@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import io
 import math
 import re
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,6 +24,24 @@ from rich.text import Text
 from runner.system.start_status import shows_live
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+_NUMBER = re.compile(r"[-+]?[\d,.]*(e[-+]\d+)?|nan|-?inf|-")
+
+
+class LoopReport(NamedTuple):
+    """What is shown of a loop of steps.
+
+    Attributes:
+      step: the global step that it has reached.
+      loss: the loss of this step.
+      steps_per_sec, examples_per_sec: the speed of the loop.
+      logged: name -> value, for the values that model_fn logs with on_progress.
+    """
+
+    step: int
+    loss: float
+    steps_per_sec: float
+    examples_per_sec: float
+    logged: Mapping[str, float] = MappingProxyType({})
 
 
 class Progress:
@@ -42,18 +59,8 @@ class Progress:
           epochs: the passes over the data; None: they are not counted.
         """
 
-    def update(
-        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
-        logged: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        """Show that training has reached `step`.
-
-        Args:
-          step: the global step.
-          loss: its loss.
-          steps_per_sec, examples_per_sec: the speed of the last loop.
-          logged: name -> value, for the values that model_fn logs with on_progress.
-        """
+    def update(self, loop: LoopReport) -> None:
+        """Show how far training has come."""
 
     def count(self, what: str, examples: int) -> None:
         """Show the number of examples that the evaluation or prediction `what` has seen."""
@@ -91,11 +98,8 @@ class PlainProgress(Progress):
     def start(self, total_steps: int | None, step: int, epochs: Epochs | None = None) -> None:
         self._pace, self._said_at, self._unsaid = _Pace(total_steps, epochs), None, []
 
-    def update(
-        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
-        logged: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec, logged)
+    def update(self, loop: LoopReport) -> None:
+        step, facts = loop.step, self._pace.facts(loop)
         total = f"/{self._pace.total_steps}" if self._pace.total_steps else ""
         epoch, left = self._pace.epoch(step), self._pace.time_left(step)
         self._unsaid = ["  ".join([f"step {step}{total}", *epoch, *facts, *left])]
@@ -152,14 +156,10 @@ class RichProgress(Progress):
         self._bar = ProgressBar(total=total_steps, completed=step, pulse=False)
         self._show()
 
-    def update(
-        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
-        logged: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        self._facts = self._pace.facts(step, loss, steps_per_sec, examples_per_sec, logged)
-        self._step = step
+    def update(self, loop: LoopReport) -> None:
+        self._facts, self._step = self._pace.facts(loop), loop.step
         if self._bar is not None:
-            self._bar.update(step)
+            self._bar.update(loop.step)
 
     def count(self, what: str, examples: int) -> None:
         is_new = self._counted is None or self._counted[0] != what
@@ -282,18 +282,15 @@ class _Pace:
         self._updates = 0
         self._steps_per_sec = self._examples_per_sec = 0.0
 
-    def facts(
-        self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float,
-        logged: Mapping[str, float] = MappingProxyType({}),
-    ) -> list[str]:  # fmt: skip
+    def facts(self, loop: LoopReport) -> list[str]:
         """Return loss, logged values, steps/s and examples/s, as far as they are known."""
         self._updates += 1
-        numbers = [f"loss {loss:.4g}", *(f"{name} {value:.4g}" for name, value in logged.items())]
+        numbers = [f"loss {loop.loss:.4g}", *(f"{name} {value:.4g}" for name, value in loop.logged.items())]
         if self._updates == 1:  # the first loop traces the graph, so its speed is not representative
             return numbers
         weight = 1.0 if self._updates == 2 else 0.3
-        self._steps_per_sec += weight * (steps_per_sec - self._steps_per_sec)
-        self._examples_per_sec += weight * (examples_per_sec - self._examples_per_sec)
+        self._steps_per_sec += weight * (loop.steps_per_sec - self._steps_per_sec)
+        self._examples_per_sec += weight * (loop.examples_per_sec - self._examples_per_sec)
         return [
             *numbers,
             f"{format_number(round(self._steps_per_sec, 1))} steps/s",
@@ -390,16 +387,19 @@ def print_table(
       headers: all empty: no header.
     """
     stream = stream or sys.stdout
-    columns = [_Column(name, cells) for name, *cells in zip(headers, *rows, strict=True)]
+    columns = list(zip(headers, *rows, strict=True))
+    is_numeric = [all(_NUMBER.fullmatch(cell) for cell in cells) for _, *cells in columns]
     if stream.isatty():
         table = Table(title=title, title_justify="left", show_header=any(headers))
-        for column in columns:
-            table.add_column(column.name, justify="right" if column.is_numeric else "left", overflow="fold")
+        for name, is_right in zip(headers, is_numeric, strict=True):
+            table.add_column(name, justify="right" if is_right else "left", overflow="fold")
         _print_rich(table, rows, stream)
     else:
+        sides = [str.rjust if is_right else str.ljust for is_right in is_numeric]
+        widths = [max(map(len, column)) for column in columns]
         print(title, file=stream)
         for row in (headers, *rows) if any(headers) else rows:
-            cells = (column.padded(cell) for column, cell in zip(columns, row, strict=True))
+            cells = (pad(cell, width) for pad, cell, width in zip(sides, row, widths, strict=True))
             print("  ".join(cells).rstrip(), file=stream)
     stream.flush()
 
@@ -407,7 +407,7 @@ def print_table(
 def _print_rich(table: Table, rows: Iterable[Sequence[str]], stream: IO[str]) -> None:
     for row in rows:
         table.add_row(*row)
-    Console(file=stream, markup=False, highlight=False).print(table)
+    Console(file=stream, markup=False, emoji=False, highlight=False).print(table)
 
 
 def terminal_width(stream: IO[str]) -> int:
@@ -472,23 +472,3 @@ def _input_bound(share: float | None) -> str | None:
 def _format_phase(secs: float) -> str:
     """Return `0.4 s` below a minute, `2:03:07` above."""
     return f"{secs:.1f} s" if secs < 60 else format_secs(secs)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Column:
-    """A column of a table, as text."""
-
-    name: str
-    cells: Sequence[str]
-
-    @functools.cached_property
-    def is_numeric(self) -> bool:
-        return all(re.fullmatch(r"[-+]?[\d,.]*(e[-+]\d+)?|nan|-?inf|-", cell) for cell in self.cells)
-
-    @functools.cached_property
-    def width(self) -> int:
-        return max(len(self.name), *map(len, self.cells), 0)
-
-    def padded(self, cell: str) -> str:
-        """Return `cell`, padded to the width of its column."""
-        return cell.rjust(self.width) if self.is_numeric else cell.ljust(self.width)

@@ -31,7 +31,7 @@ REAP_SECS = 5.0
 GLANCE_SECS = 0.05
 
 _LENGTH = struct.Struct("!I")
-_EXIT, _INTENT = b"exit", b"ends"
+EXIT, INTENT = b"exit", b"ends"
 
 
 class ChildRequest(NamedTuple):
@@ -90,14 +90,14 @@ class ForkedChild:
     def _read_code(self) -> int:
         """Return the exit code of a child that has ended."""
         until = time.monotonic() + REAP_SECS
-        while (code := self._told(_EXIT)) is None:
+        while (code := self._told(EXIT)) is None:
             if self._server.poll() is not None or time.monotonic() > until:
                 break
             select.select([self._status], [], [], GLANCE_SECS)
         if code is None:  # read again, because the server may have ended in between
-            code = self._told(_EXIT)
+            code = self._told(EXIT)
         if code is None:
-            code = self._told(_INTENT)
+            code = self._told(INTENT)
         return -signal.SIGKILL if code is None else code
 
     def _told(self, word: bytes) -> int | None:
@@ -139,17 +139,8 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(text), files
 
 
-def tell_exit(status: int, code: int) -> None:
-    """Write how a child ended; called by the server."""
-    _tell(status, _EXIT, code)
-
-
-def tell_intent(status: int, code: int) -> None:
-    """Write how a child is about to end; called by the child."""
-    _tell(status, _INTENT, code)
-
-
-def _tell(status: int, word: bytes, code: int) -> None:
+def tell(status: int, word: bytes, code: int) -> None:
+    """Write how a child ended (EXIT, of the server), or is about to end (INTENT, of the child)."""
     with contextlib.suppress(OSError):  # the other end has closed
         os.write(status, b"%s %d\n" % (word, code))
 

@@ -173,7 +173,10 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     """
     # Done once, before either strategy uses a device: TensorFlow cannot split devices afterwards.
     split_cpu(config.strategy.virtual_devices or config.eval_strategy.virtual_devices)
-    strategy = _build_strategy(_training_strategy(config, cluster), cluster)
+    # An evaluator evaluates alone.
+    is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
+    strategy = _build_strategy(StrategyConfig() if is_alone else config.strategy, cluster)
+    as_trained = config.eval_strategy.name in (None, "default")
     return RunConfig.from_config(
         config,
         save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,
@@ -187,7 +190,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         has_evaluator=config.cluster.evaluator and not cluster.is_evaluator,
         generation=generation_in(os.environ),
         train_distribute=strategy,
-        eval_distribute=_build_eval_strategy(config.eval_strategy),
+        eval_distribute=config.eval_strategy.name if as_trained else _build_strategy(config.eval_strategy),
     )
 
 
@@ -332,18 +335,6 @@ def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:
         return None
     vocabularies = {name: Vocabulary(**dataclasses.asdict(one)) for name, one in settings.vocabularies.items()}
     return WarmStart(settings.checkpoint, settings.include, settings.rename, vocabularies)
-
-
-def _training_strategy(config: Config, cluster: Cluster) -> StrategyConfig:
-    """Return this process's strategy; for an evaluator it is one of a single process."""
-    is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
-    return StrategyConfig() if is_alone else config.strategy
-
-
-def _build_eval_strategy(strategy: EvalStrategyConfig) -> Any:
-    if strategy.name in (None, "default"):
-        return strategy.name  # None: as for training
-    return _build_strategy(strategy)
 
 
 def _build_strategy(strategy: EvalStrategyConfig, cluster: Cluster = ALONE) -> Any:

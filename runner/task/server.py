@@ -91,7 +91,11 @@ class Server:
             for ready, _ in events.poll():
                 if ready in self._children:
                     events.unregister(ready)
-                    self._reap(ready)
+                    child, status = self._children.pop(ready)
+                    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                    task_server.tell(status, task_server.EXIT, code)
+                    os.close(ready)
+                    os.close(status)
                     continue
                 try:
                     message, (*numbers, directory, status) = task_server.receive(self._connection)
@@ -142,12 +146,6 @@ class Server:
         with contextlib.suppress(OSError):  # the other side has ended, so the child's lifeline ends it
             task_server.send(self._connection, {"pid": child}, [pidfd])
         return pidfd
-
-    def _reap(self, pidfd: int) -> None:
-        child, status = self._children.pop(pidfd)
-        task_server.tell_exit(status, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        os.close(pidfd)
-        os.close(status)
 
 
 def become(request: ChildRequest) -> frozenset[str]:
@@ -225,6 +223,6 @@ if __name__ == "__main__":
         # Outside of the server's frames, so that none of their code runs when the task ends.
         shared = become(request)
         code = main()
-        task_server.tell_intent(request.status, code)
+        task_server.tell(request.status, task_server.INTENT, code)
         end(code, shared)
     os._exit(0)  # nothing was used that needs an orderly end

@@ -193,7 +193,8 @@ def restore(path: str, variables: Mapping[str, Any], entry: Callable[[str], tupl
         for together in tensor_bundle.in_parts(wanted, lambda one: size_of(one[0])):
             read = functools.partial(_read, path, place, [one for _, one in together])
             variable, (_, _, dtype) = together[0]
-            if _is_refilled(variable, dtype):  # read by itself; free it before the next one
+            is_whole = not isinstance(variable, PartitionedVariable) and dtype == variable.dtype
+            if is_whole and size_of(variable) > tensor_bundle.PART_BYTES:  # alone; free it before the next one is read
                 refill(variable, read)
                 continue
             values = read()
@@ -222,11 +223,6 @@ def _is_readable(path: str, place: str, entry: Entry) -> bool:
     except tf.errors.OpError:
         return False
     return True
-
-
-def _is_refilled(variable: Any, dtype: tf.DType) -> bool:
-    is_whole = not isinstance(variable, PartitionedVariable)
-    return is_whole and dtype == variable.dtype and size_of(variable) > tensor_bundle.PART_BYTES
 
 
 def _pattern(part: str) -> re.Pattern[str]:

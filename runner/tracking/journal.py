@@ -80,7 +80,7 @@ class Journal:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write an event. Fields that JSON cannot hold are written as text."""
-        self._append({"event": kind, **fields})
+        self._write([_encoded({"time": self._clock(), "event": kind, **fields})])
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -102,9 +102,6 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-    def _append(self, line: dict[str, Any]) -> None:
-        self._write([_encoded({"time": self._clock(), **line})])
 
     def _write(self, lines: Iterable[str]) -> None:
         rest = memoryview("".join(f"{line}\n" for line in lines).encode())

@@ -30,11 +30,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from runner.config import saved_config, schema, user_code
-from runner.config.schema import TRAINING_RUNS, ConfigError
+from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
 from runner.system.redaction import mask_text, masked, secrets_of
 from runner.system.standard_streams import keep_saying, say
-from runner.tracking.backends.build import build_tracker
+from runner.tracking.backends.csv_tracker import CsvTracker
+from runner.tracking.backends.user_tracker import UserTracker
 from runner.tracking.curves import CURVES_FILE, draw_curves, import_matplotlib
 from runner.tracking.exit_codes import FINISHED, MLFLOW_STATUS, STILL_RUNNING, USER_ERROR
 from runner.tracking.journal import (
@@ -53,6 +54,7 @@ from runner.tracking.journal import (
     read_journal,
     starts_and_ends,
 )
+from runner.tracking.mlflow_tracker import build_tracker as build_mlflow
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, of, read_settings
@@ -88,6 +90,23 @@ class Deadline:
     def arm(self) -> None:
         self.is_armed = True
         signal.setitimer(signal.ITIMER_REAL, self._secs)
+
+
+def build_tracker(
+    backend: str, settings: TrackingConfig, model_dir: Path, name: str, env: Mapping[str, str], started_at: float
+) -> Tracker:
+    """Return the tracker `backend` of `settings`. Creates nothing yet.
+
+    Args:
+      name: name of the run.
+      env: MLflow's variables are read from it.
+      started_at: when the run started, in seconds since 1970; the tracker may be built later.
+    """
+    if backend == MLFLOW:
+        return build_mlflow(settings, env, Path.cwd(), started_at)
+    if backend == "csv":
+        return CsvTracker(model_dir)
+    return UserTracker(next(one for one in settings.backends if one.name == backend), name)
 
 
 class RunShipper:
@@ -284,7 +303,12 @@ class RunShipper:
                 things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
             things += [partial(self._send_file, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, facts) for facts in line.get("models", ())]
-            failed = [thing for thing in things if not _succeeds(thing)]
+            failed = []
+            for thing in things:
+                try:
+                    thing()
+                except Exception:  # it is repeated, and then reported
+                    failed.append(thing)
             if line.get("is_kept"):
                 tracker.leave(self._shipped.status or line["recorded"], line["time"])
             elif self._is_guest:
@@ -438,14 +462,6 @@ def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     return sum(one.stat().st_size for one in files)
-
-
-def _succeeds(thing: Callable[[], None]) -> bool:
-    try:
-        thing()
-    except Exception:  # it is repeated, and then reported
-        return False
-    return True
 
 
 def _of_a_killed_start(tracker: Tracker, tags: Mapping[str, str]) -> str | None:

@@ -37,19 +37,15 @@ def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
     with writer.as_default(step=step):
         for name, value in flat(metrics).items():
             if isinstance(value, bytes):
-                _write_bytes(name, value)
+                try:
+                    tf.summary.experimental.write_raw_pb(value)
+                except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):  # a string, but not a summary
+                    tf.summary.text(name, value)
             elif isinstance(value, (float, int)):
                 tf.summary.scalar(name, float(value))
             else:
                 tf.summary.write(name, value)
     writer.close()
-
-
-def _write_bytes(name: str, value: bytes) -> None:
-    try:
-        tf.summary.experimental.write_raw_pb(value)
-    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):  # a string, but not a serialized summary
-        tf.summary.text(name, value)
 
 
 class EventWriter:

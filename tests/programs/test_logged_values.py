@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import runner
 from runner import Estimator, EstimatorSpec, ModeKeys, RunConfig
-from runner.system.console import Progress
+from runner.system.console import LoopReport, Progress
 from tests.support.journal import journal_of, metrics_of_steps
 from tests.support.line import Weight, mirrored, points, read_events
 from tests.support.tiers import slow_but
@@ -63,8 +63,8 @@ class Shown(Progress):
     def __init__(self) -> None:
         self.logged: list[tuple[int, dict[str, float]]] = []
 
-    def update(self, step: int, loss: float, steps_per_sec: float, examples_per_sec: float, logged: Any = None) -> None:
-        self.logged.append((step, dict(logged)))
+    def update(self, loop: LoopReport) -> None:
+        self.logged.append((loop.step, dict(loop.logged)))
 
 
 def train(folder: Path, params: Any, strategy: str = "default", **settings: Any) -> dict[int, dict[str, float]]:

@@ -22,5 +22,5 @@ if __name__ == "__main__":
         shared = server.become(request)
         names: dict[str, int] = {"code": 0}
         exec(sys.argv[1], names)
-        task_server.tell_intent(request.status, names["code"])
+        task_server.tell(request.status, task_server.INTENT, names["code"])
         end(names["code"], shared)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from runner.system.console import (
     Epochs,
+    LoopReport,
     NullProgress,
     PlainProgress,
     RichProgress,
@@ -45,8 +46,8 @@ def test_plain_progress_says_loss_speed_and_eta() -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, clock=clock(0, 10))
     progress.start(1000, 0)
-    progress.update(1, 2.5, 0.5, 32.0)  # slow: it traces the graph
-    progress.update(100, 0.25, 50.0, 3200.0)
+    progress.update(LoopReport(1, 2.5, 0.5, 32.0))  # slow: it traces the graph
+    progress.update(LoopReport(100, 0.25, 50.0, 3200.0))
     assert stream.getvalue().splitlines() == [
         "step 1/1000  loss 2.5",
         "step 100/1000  loss 0.25  50 steps/s  3,200 examples/s  ETA 18s",
@@ -58,7 +59,7 @@ def test_plain_progress_says_one_line_a_period_and_always_the_last() -> None:
     progress = PlainProgress(stream, period_secs=10, clock=clock(0, 1, 9, 10, 12))
     progress.start(None, 0)
     for step in (1, 2, 3, 4, 5):
-        progress.update(step, 1.0, 10.0, 10.0)
+        progress.update(LoopReport(step, 1.0, 10.0, 10.0))
     progress.stop()
     progress.stop()
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1", "4", "5"]
@@ -68,8 +69,8 @@ def test_a_message_comes_after_the_state_it_follows() -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, period_secs=10, clock=clock(0, 1))
     progress.start(None, 0)
-    progress.update(1, 1.0, 10.0, 10.0)
-    progress.update(2, 1.0, 10.0, 10.0)
+    progress.update(LoopReport(1, 1.0, 10.0, 10.0))
+    progress.update(LoopReport(2, 1.0, 10.0, 10.0))
     progress.message("eval at step 2")
     progress.stop()
     assert [line[:6] for line in stream.getvalue().splitlines()] == ["step 1", "step 2", "eval a"]
@@ -80,7 +81,7 @@ def test_speeds_are_averaged_over_the_last_loops() -> None:
     progress = PlainProgress(stream, period_secs=0, clock=clock(0, 1, 2))
     progress.start(None, 0)
     for step, speed in ((1, 1.0), (2, 100.0), (3, 200.0)):
-        progress.update(step, 1.0, speed, speed)
+        progress.update(LoopReport(step, 1.0, speed, speed))
     assert "130 steps/s" in stream.getvalue().splitlines()[-1]
 
 
@@ -88,8 +89,8 @@ def test_no_eta_where_the_end_is_not_known() -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, period_secs=0, clock=clock(0, 1))
     progress.start(None, 0)
-    progress.update(6, 1.0, 0.0, 0.0)
-    progress.update(7, math.nan, 0.0, 0.0)
+    progress.update(LoopReport(6, 1.0, 0.0, 0.0))
+    progress.update(LoopReport(7, math.nan, 0.0, 0.0))
     assert stream.getvalue().splitlines()[-1] == "step 7  loss nan  0 steps/s  0 examples/s"
 
 
@@ -97,8 +98,8 @@ def test_rich_progress_shows_the_step_and_the_loss() -> None:
     stream = Terminal()
     progress = RichProgress(Console(file=stream, force_terminal=True, width=120))
     progress.start(1000, 0)
-    progress.update(1, 2.5, 0.5, 32.0)
-    progress.update(100, 0.25, 50.0, 3200.0)
+    progress.update(LoopReport(1, 2.5, 0.5, 32.0))
+    progress.update(LoopReport(100, 0.25, 50.0, 3200.0))
     progress.message("[worker:1] saved")
     progress.stop()
     progress.stop()
@@ -112,9 +113,9 @@ def test_nothing_is_cut_on_a_terminal_and_epochs_and_the_time_are_shown(width: i
     seconds = [0.0]
     progress = RichProgress(Console(file=stream, force_terminal=True, width=width), lambda: seconds[0])
     progress.start(123456, 0, Epochs(10, 12345.6))
-    progress.update(1, 2.5, 0.5, 32.0)
+    progress.update(LoopReport(1, 2.5, 0.5, 32.0))
     seconds[0] = 83.0
-    progress.update(30000, 0.25, 5000.0, 320000.0)
+    progress.update(LoopReport(30000, 0.25, 5000.0, 320000.0))
     progress.stop()
     last = Text.from_ansi(stream.getvalue()).plain.splitlines()[-2:]
     assert last[0].startswith("epoch 3/10  step 30000/123456 ━") and last[0].rstrip().endswith("1:23  ETA 19s")
@@ -140,8 +141,8 @@ def test_plain_lines_say_the_epoch() -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, clock=clock(0, 10))
     progress.start(30, 10, Epochs(3, 10.0, began=0))
-    progress.update(11, 2.5, 0.5, 32.0)
-    progress.update(20, 0.25, 5.0, 320.0)
+    progress.update(LoopReport(11, 2.5, 0.5, 32.0))
+    progress.update(LoopReport(20, 0.25, 5.0, 320.0))
     assert stream.getvalue().splitlines() == [
         "step 11/30  epoch 2/3  loss 2.5",
         "step 20/30  epoch 2/3  loss 0.25  5 steps/s  320 examples/s  ETA 2s",
@@ -153,7 +154,7 @@ def test_no_color_takes_the_colours_away(monkeypatch: pytest.MonkeyPatch) -> Non
     stream = Terminal()
     progress = RichProgress(Console(file=stream, force_terminal=True, width=120))
     progress.start(10, 0)
-    progress.update(5, 0.25, 50.0, 3200.0)
+    progress.update(LoopReport(5, 0.25, 50.0, 3200.0))
     progress.stop()
     assert "loss 0.25" in stream.getvalue()
     assert "\x1b[3" not in stream.getvalue()  # the cursor still moves, but no colour is set

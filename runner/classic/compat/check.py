@@ -80,7 +80,11 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         for verdict, reason, name in judged:
             if verdict == UNSUPPORTED and use.line in elsewhere:
                 verdict, reason = CHANGED, f"{reason}; the code around it supports several versions"
-            elif verdict == UNSUPPORTED and (use.line, use.column) in imports and _is_of_contrib(use):
+            elif (
+                verdict == UNSUPPORTED
+                and (use.line, use.column) in imports
+                and use.api_name.partition(".")[0] == "contrib"
+            ):
                 verdict, reason = CHANGED, f"only its use raises an error, not this import: {reason}"
             elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
                 reason = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
@@ -90,10 +94,6 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
 
 def _place(node: ast.stmt) -> tuple[int, int]:
     return node.lineno, node.col_offset + 1
-
-
-def _is_of_contrib(use: Use) -> bool:
-    return f"{use.api_name}.".startswith("contrib.")
 
 
 def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | ast.stmt, str, str, str]]:

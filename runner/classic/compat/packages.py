@@ -47,11 +47,8 @@ def missing(tree: ast.AST, file: Path) -> Iterator[tuple[ast.stmt, str, str]]:
                 yield node, package, f"the package is not installed; {_ENDED[package]}"
             else:
                 name = _PIP_NAMES.get(package, package.replace("_", "-"))
-                yield node, package, f"the package is not installed, and is not part of TensorFlow: {_pip(name)}"
-
-
-def _pip(name: str) -> str:
-    return f"pip install {name}; or, if the package is your own, put its folder beside the script"
+                do = f"pip install {name}; or, if the package is your own, put its folder beside the script"
+                yield node, package, f"the package is not installed, and is not part of TensorFlow: {do}"
 
 
 @functools.cache

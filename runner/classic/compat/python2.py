@@ -101,8 +101,8 @@ def idioms(tree: ast.AST) -> Iterator[Found]:
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in _OF_MODULES:
             written = ast.unparse(node)
             yield node, written, f"Python 3 has no {written}: write {_OF_MODULES[written]}"
-        elif isinstance(node, ast.BinOp):
-            yield from _of_operator(node)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift) and ast.unparse(node.left) == "print":
+            yield node, "print >>", "Python 3's print is a function: write print(..., file=f)"
         elif isinstance(node, ast.Call):
             yield from _of_call(node, functions)
     for scope in ast.walk(tree):
@@ -123,11 +123,6 @@ def _bound(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.arg):
             found.add(node.arg)
     return found
-
-
-def _of_operator(node: ast.BinOp) -> Iterator[Found]:
-    if isinstance(node.op, ast.RShift) and isinstance(node.left, ast.Name) and node.left.id == "print":
-        yield node, "print >>", "Python 3's print is a function: write print(..., file=f)"
 
 
 def _of_call(node: ast.Call, functions: set[str]) -> Iterator[Found]:

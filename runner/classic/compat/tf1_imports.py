@@ -98,27 +98,21 @@ def _asks_for_version(tree: ast.AST, used: Sequence[Use]) -> bool:
         says = getattr(function, "attr", getattr(function, "id", "")) in _SAYING
         if says or isinstance(node, ast.Assert):
             continue
-        if isinstance(node, ast.Assign) and _is_at(node.value, places) and isinstance(node.targets[0], ast.Name):
+        if isinstance(node, ast.Assign) and _at(node.value) in places and isinstance(node.targets[0], ast.Name):
             names_of_it.add(node.targets[0].id)
             waiting = [tree]
             places -= {_at(node.value)}
-        elif _is_at(node, places) or (isinstance(node, ast.Name) and node.id in names_of_it and _is_read(node)):
+        elif _at(node) in places:
+            return True
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names_of_it:
             return True
         else:
             waiting += ast.iter_child_nodes(node)
     return False
 
 
-def _is_read(node: ast.Name) -> bool:
-    return isinstance(node.ctx, ast.Load)
-
-
 def _at(node: ast.AST) -> tuple[int, int]:
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
-
-
-def _is_at(node: ast.AST, places: set[tuple[int, int]]) -> bool:
-    return _at(node) in places
 
 
 def _has_dimensions(tree: ast.AST) -> bool:

@@ -54,12 +54,9 @@ class DecoupledWeightDecayExtension:
         self._weight_decay_tensor = tf.convert_to_tensor(decay, name="weight_decay")
         super()._prepare()  # type: ignore[misc]
 
-    def _decays(self, variable: Any) -> bool:
-        return self._decay_var_list is None or _key(variable) in self._decay_var_list
-
     def _decayed(self, variable: Any, rows: Any = None) -> Any:
         """Build the operation that decays a variable; with `rows` (integers `[n]`), only these rows."""
-        if not self._decays(variable):
+        if self._decay_var_list is not None and _key(variable) not in self._decay_var_list:
             return tf.no_op()
         rate = tf.cast(self._weight_decay_tensor, variable.dtype.base_dtype)
         if rows is None:

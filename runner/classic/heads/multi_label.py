@@ -86,17 +86,14 @@ class MultiLabelHead(base.HeadOfOne):
             "auc_precision_recall": (metrics.area_of_precision, metrics.with_probabilities),
         }
         found |= metrics.metrics_at(self._thresholds)
-        for class_id, suffix in self._suffixes().items():
+        names = self._label_vocabulary
+        for class_id in self._measured_classes:
+            suffix = f"class{class_id}" if names is None else str(names[class_id])
             of_class = functools.partial(_of_class, class_id)
             found[f"probability_mean/{suffix}"] = metrics.mean, functools.partial(of_class, first=1)
             found[f"auc/{suffix}"] = metrics.area, of_class
             found[f"auc_precision_recall/{suffix}"] = metrics.area_of_precision, of_class
         return found
-
-    def _suffixes(self) -> dict[int, str]:
-        """Return class id -> suffix of its metrics' names, for each class that has metrics of its own."""
-        names = self._label_vocabulary
-        return {one: f"class{one}" if names is None else str(names[one]) for one in self._measured_classes}
 
     def export_outputs(self, predictions: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
         classified = ClassificationOutput(scores=predictions["probabilities"], classes=predictions["classes"])

@@ -28,12 +28,13 @@ def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) 
     found = detect(env, config.cluster, config.strategy)
     run = dataclasses.replace(config, command="train_and_evaluate")
     places = local_places(run, ports=range) if found.is_local else []
+    this, starts = _this_process(found, places)
     facts = [
         ["strategy", str(config.strategy.name)],
         ["source", f"{found.source} (cluster.resolver={config.cluster.resolver})"],
         ["because", found.why],
-        ["this is", _place(found, places)],
-        ["starts here", _starts(found, places)],
+        ["this is", this],
+        ["starts here", starts],
         ["evaluator", "a process of its own" if found.has_evaluator else "none: those that train evaluate"],
     ]
     print_table("cluster", ["setting", "value"], facts, stream)
@@ -43,17 +44,12 @@ def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) 
         print(f"\nTF_CONFIG of this task: {found.cluster.tf_config}", file=stream, flush=True)
 
 
-def _place(found: Detected, places: Sequence[Cluster]) -> str:
+def _this_process(found: Detected, places: Sequence[Cluster]) -> tuple[str, str]:
+    """Return what this process is, and what it starts."""
     if len(places) > 1:
-        return "the process that starts all tasks"
-    return "a single process" if found.cluster == ALONE else found.cluster.name
-
-
-def _starts(found: Detected, places: Sequence[Cluster]) -> str:
-    if len(places) > 1:
-        return ", ".join(place.name for place in places)
+        return "the process that starts all tasks", ", ".join(place.name for place in places)
     others = f"; {_STARTERS[found.source]} starts the others" if found.source in _STARTERS else ""
-    return f"one task{others}"
+    return "a single process" if found.cluster == ALONE else found.cluster.name, f"one task{others}"
 
 
 def _rows(found: Detected, places: Sequence[Cluster]) -> Iterator[list[str]]:
