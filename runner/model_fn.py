@@ -172,13 +172,14 @@ class ModelFn:
             "params": copied_params(self.params),
             "config": self.config,
         }
-        with user_code(), self._explaining_inputs(features, labels, mode, "labels" in declared):
-            result = self.fn(**{name: available[name] for name in declared})
-        if hasattr(result, "as_estimator_spec"):  # a TPUEstimatorSpec
-            result = result.as_estimator_spec()
-        if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
-            result = spec_of_keras_model(result, features, labels, mode)
-        return _validated(result, mode, self.name)
+        with user_code(self.fn):
+            with self._explaining_inputs(features, labels, mode, "labels" in declared):
+                result = self.fn(**{name: available[name] for name in declared})
+            if hasattr(result, "as_estimator_spec"):  # a TPUEstimatorSpec
+                result = result.as_estimator_spec()
+            if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
+                result = spec_of_keras_model(result, features, labels, mode)
+            return _validated(result, mode, self.name)
 
     @contextlib.contextmanager
     def _explaining_inputs(self, features: Any, labels: Any, mode: str, takes_labels: bool) -> Iterator[None]:

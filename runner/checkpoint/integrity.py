@@ -17,7 +17,13 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedCheckpointsError(RuntimeError):
-    """Raised when a model_dir has checkpoints, but all of them are damaged."""
+    """Raised when a model_dir has checkpoints, but all of them are damaged.
+
+    Attributes:
+      is_clear: True: the text says enough, so no traceback is shown.
+    """
+
+    is_clear = True
 
 
 class VerifiedCheckpoints:

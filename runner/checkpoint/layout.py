@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from runner.checkpoint import manifest
-from runner.system.files import write_atomically
+from runner.system.files import set_aside, write_atomically
 
 PREFIX = "model.ckpt-"
 STATE_FILE = "checkpoint"
@@ -188,12 +188,14 @@ def _sync(path: Path) -> None:
 
 def read_state(model_dir: str | os.PathLike[str]) -> State:
     """Return the contents of the state file. Paths in it are reduced to names, because model_dir may have been moved.
-    A file that is missing or cannot be read has no names.
+    A file that is missing has no names, nor has one that cannot be read, which is set aside.
     """
-    try:
-        text = (Path(model_dir) / STATE_FILE).read_bytes()
-    except FileNotFoundError:
-        return State(None, ())
+    path, text = Path(model_dir) / STATE_FILE, b""
+    with contextlib.suppress(IsADirectoryError):
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return State(None, ())
     try:
         # Text protos escape bytes as \346\227\245; the rest is UTF-8.
         entries = [
@@ -201,7 +203,10 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
             for key, value in _STATE_LINE.findall(text)
         ]
         began = [float(value) for value in _BEGAN_LINE.findall(text)]
-    except ValueError:  # unreadable: treat it as missing
+    except ValueError:
+        entries = []
+    if not entries:
+        set_aside(path, "it names no checkpoint")
         return State(None, ())
     latest = [os.path.basename(value) for key, value in entries if key == b"model_checkpoint_path"]
     names = [os.path.basename(value) for key, value in entries if key == b"all_model_checkpoint_paths"]

@@ -28,7 +28,7 @@ _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the manifest of the checkpoint `path`; None if there is none or it cannot be read."""
-    manifest = read_json(Path(f"{os.fspath(path)}{MANIFEST}"))
+    manifest = read_json(Path(f"{os.fspath(path)}{MANIFEST}"), is_kept=True)  # without it a damaged file seems whole
     return manifest if manifest and isinstance(manifest.get("files"), dict) else None
 
 

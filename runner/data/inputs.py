@@ -465,7 +465,7 @@ def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_ep
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
-        with user_code():
+        with user_code(source.fn):
             return call_input_fn(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"

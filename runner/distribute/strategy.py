@@ -182,6 +182,31 @@ def _check_devices(devices: Sequence[str]) -> None:
             raise ValueError(f"strategy.devices: there is no device {device!r}. TensorFlow sees: {', '.join(known)}.")
 
 
+def check_devices_of(argument: str, strategy: Any) -> None:
+    """Check that this process has the devices of a strategy that a program built. TensorFlow 2.21 builds one of missing
+    devices, and waits without an end in its first step.
+
+    Args:
+      argument: the argument of RunConfig that holds it.
+      strategy: the strategy; anything else, and one whose devices other processes have, is not checked.
+
+    Raises:
+      ValueError: a device does not exist.
+    """
+    others = tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy
+    if not isinstance(strategy, tf.distribute.Strategy) or isinstance(strategy, others):
+        return
+    known = [name.removeprefix("/device:") for name in _own_devices()]
+    specs = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
+    asked = [f"{spec.device_type}:{spec.device_index or 0}" for spec in specs]
+    if not set(asked) <= set(known):
+        raise ValueError(
+            f"RunConfig({argument}={type(strategy).__name__}): its devices are {', '.join(asked)}, but TensorFlow sees "
+            f"only {', '.join(known)} here. Name devices that exist, or use tf.distribute.MirroredStrategy(): it takes "
+            "all GPUs, and without any the CPU."
+        )
+
+
 def _own_devices() -> list[str]:
     """Return the devices of this process, in the form `/device:CPU:0`.
 

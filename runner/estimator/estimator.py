@@ -22,6 +22,7 @@ from runner.checkpoint.integrity import VerifiedCheckpoints
 from runner.config.metric_names import evaluation_prefix
 from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
+from runner.distribute.strategy import check_devices_of
 from runner.estimator import evaluation
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext, Models, record_of_script, script_journal, script_progress
@@ -90,6 +91,8 @@ class Estimator:
             copied_params(params) if isinstance(params, Params) else copy.deepcopy({} if params is None else params)
         )
         check_evaluation(config.train_distribute, config.eval_distribute)
+        for argument in ("train_distribute", "eval_distribute"):
+            check_devices_of(argument, getattr(config, argument))
         collectives = collectives_of(config.train_distribute)
         # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
         if isinstance(config.tf_random_seed, DrawnSeed):

@@ -190,14 +190,10 @@ def run(*overrides: str) -> Run:
         raise RunError(text, USER_ERROR) from error
     finally:
         START_STATUS.stop()
-    if code == USER_ERROR and line.command.mistake:
-        raise RunError(line.command.mistake, code)
-    found = Run(line.model_dir or Path.cwd())
     if code in (FAILED, USER_ERROR):
-        reason = found.summary.get("error") or "the reason was printed above"
-        raise RunError(f"exit code {code}: {reason}", code, line.model_dir)
+        raise RunError(line.command.mistake, code, line.model_dir)
     assert code in (FINISHED, INTERRUPTED), code
-    return found
+    return Run(line.model_dir or Path.cwd())
 
 
 def load(model_dir: str | os.PathLike[str]) -> Run:

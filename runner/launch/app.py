@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ from runner.config.schema import Config
 from runner.distribute import cluster_resolver
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
-from runner.system.redaction import extend_secrets, mask_text, secrets_of_overrides
+from runner.system.redaction import extend_secrets, hidden_by, mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
@@ -195,7 +196,10 @@ class CommandLine:
                 )
             declared = self._composer.declared if self._composer else None
             try:
-                config = _checked(composed, directory, overrides, self.command.env, declared, is_sweep=is_sweep)
+                variables = re.findall(r"\$\{oc\.env: *(\w+)", notes["config.yaml"])
+                config = _checked(
+                    composed, directory, overrides, self.command.env, declared, variables, is_sweep=is_sweep
+                )
             except ConfigError as error:
                 file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
                 if file and declared and OmegaConf.select(composed, error.key) == schema.value_at(declared, error.key):
@@ -217,10 +221,11 @@ class CommandLine:
             from runner.launch import supervisor
 
             self.model_dir = Path(config.model_dir) if config.model_dir else None
-            code = supervisor.run(
+            outcome = supervisor.run(
                 config, self.command.env, ["runner", *overrides], stops=self.command.stops, notes=notes
             )
-            self.code = max(self.code, code)
+            self.command.mistake = outcome.error or ""
+            self.code = max(self.code, outcome.code)
         except MISTAKES as error:
             # The error is reported here and not raised: Hydra would add a line of its own, and end a sweep whose other
             # jobs are correct.
@@ -273,11 +278,16 @@ class CommandLine:
             self._launch(self._composer.compose(given.overrides, is_sweep=given.multirun))
             if self._error is not None:
                 raise self._error
-        except (OSError, AssertionError, ValueError) as error:
+        except (OSError, AssertionError, ValueError, RecursionError) as error:
             if self._called or isinstance(error, HydraException | ConfigError):
                 raise
             if isinstance(error, OSError):
                 reason = f"cannot make the output directory: {error}. Choose another model_dir."
+            elif isinstance(error, RecursionError):  # Hydra follows the defaults of files without an end
+                reason = (
+                    f"cannot compose {' '.join(self.command.argv)}: the defaults of a file lead back to this file, "
+                    "directly or over other files. Remove one of the entries."
+                )
             elif str(error).startswith("Unexpected type"):  # of OmegaConf 2.3
                 reason = f"cannot compose {' '.join(self.command.argv)}: a key is set below a key that is null."
             elif isinstance(error, AssertionError):
@@ -370,7 +380,7 @@ def _names_of_secrets(word: str) -> list[str]:
 
 def _checked(
     composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str],
-    declared: Mapping[str, Any] | None, *, is_sweep: bool,
+    declared: Mapping[str, Any] | None, variables: Sequence[str], *, is_sweep: bool,
 ) -> Config:  # fmt: skip
     """Return the checked config of a job, with its model_dir.
 
@@ -380,6 +390,7 @@ def _checked(
       overrides: the overrides of the job.
       env: environment of the command.
       declared: `composed` before the command line changed its values; None: not known.
+      variables: environment variables that the config reads.
       is_sweep: the job belongs to a sweep.
 
     Raises:
@@ -389,17 +400,21 @@ def _checked(
     command, model_dir = tree.get("command"), tree.get("model_dir")
     reads_a_run = command not in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS)
     left = saved_config.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
-    if left is None:
-        config = parsing.parse(tree)
-    else:
-        try:
-            config = parsing.parse(saved_config.changed_by(left, tree, overrides))
-        except ConfigError as error:
-            raise type(error)(f"{error} (in the config of {model_dir}, changed by the command line)") from error
+    chosen = tree if left is None else saved_config.changed_by(left, tree, overrides)
+    hidden = [f"${name}" for name in dict.fromkeys(variables) if hidden_by(name)]
+    settings = chosen.get("run")
+    if hidden and isinstance(settings, dict) and isinstance(settings.get("secrets"), list | None):
+        settings["secrets"] = [*dict.fromkeys([*(settings.get("secrets") or ()), *hidden])]
+    try:
+        config = parsing.parse(chosen)
+    except ConfigError as error:
+        if left is None:
+            raise
+        raise type(error)(f"{error} (in the config of {model_dir}, changed by the command line)") from error
     if declared is not None:
         if left is not None:
-            chosen = [text for text in overrides if "." not in text.partition("=")[0]]
-            tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, chosen)
+            groups = [text for text in overrides if "." not in text.partition("=")[0]]
+            tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, groups)
         check_declared_params(overrides, declared, tree)
     if is_sweep and config.run.inline:
         raise Conflict(

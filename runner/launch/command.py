@@ -28,7 +28,7 @@ class Command:
       start: identifies this start of a sweep.
       is_copy: this process runs one job, for another launcher.
       failed: a job of a sweep failed in a way that ends the sweep.
-      mistake: the message about the last job's config.
+      mistake: the message about the last job's config, or the error with which it ended.
     """
 
     argv: Sequence[str]

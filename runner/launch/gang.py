@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from runner.distribute.cluster import ALONE, Cluster
 from runner.system.child_process import Process, describe_exit, start_process
+from runner.system.heartbeat import PERIOD_SECS
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
 
 POLL_SECS = 0.1
@@ -160,7 +161,7 @@ class Gang:
     def _look(self) -> None:
         """Check all tasks once: which have ended, are frozen or have not connected."""
         now, before = time.monotonic(), self._looked
-        self._looked = now
+        self._looked, silences = now, {}
         for task, process in list(self._running.items()):
             code, monitor = process.wait(0), process.monitor
             if now - before > SLEPT_SECS:
@@ -168,8 +169,8 @@ class Gang:
             silent_secs = monitor.silent_secs()
             if code is not None:
                 self._end(task, code)
-            elif silent_secs > self._longest_silence(now):
-                self._freeze(task, silent_secs)
+            elif silent_secs > self._longest_silence(now) - 2 * PERIOD_SECS:
+                silences[task] = silent_secs
             elif now > self._deadlines.get(task, float("inf")):
                 self._overdue(task, silent_secs)
             elif monitor.wants_to_stop:
@@ -179,6 +180,12 @@ class Gang:
                 self.ask_to_stop()
             elif not self._has_others:
                 self._tell_of_silence(silent_secs)
+        if max(silences.values(), default=0.0) > self._longest_silence(now):
+            # A coordinator waits for a frozen worker in TensorFlow, and sends no heartbeats: the worker goes first.
+            task = max(silences, key=lambda task: (task.is_replaceable, silences[task]))
+            for other in self._running.values():
+                other.monitor.forgive()
+            self._freeze(task, silences[task])
         elsewhere = self.look_around()
         if elsewhere is not None and self._ending is None:
             self._follow(elsewhere)

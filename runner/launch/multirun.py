@@ -185,7 +185,8 @@ class Multirun:
         member = supervisor.Member(job.name, sweep.directory, prefix, self._starter, shipping)
         stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
         try:
-            code = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)
+            outcome = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)
+            code = outcome.code
             result = sweep.result_of(job.folder, job.name)
         except ConfigError as error:
             code = USER_ERROR

@@ -138,7 +138,8 @@ class LeaderRendezvous(Rendezvous):
                 return failed
             if self._clock() > until:
                 listed = ", ".join(f"{name} ({self._address(name)})" for name in missing)
-                return GangResult(FAILED, self._task(missing[0]), f"{listed} did not join within {patience:g} s")
+                reason = f"{listed} did not join within {patience:g} s. {_same_folder(self._model_dir)}"
+                return GangResult(FAILED, self._task(missing[0]), reason)
             time.sleep(GLANCE_SECS)
         return None
 
@@ -272,8 +273,8 @@ class FollowerRendezvous:
             if self._clock() > until and not forever:
                 chief = next(iter(self._place.tasks.get("chief", ())), "address unknown")
                 raise TimeoutError(
-                    f"The chief's supervisor ({chief}) did not join within {patience:g} s. Check that it runs with "
-                    f"the same model_dir={self._model_dir} on shared storage."
+                    f"The chief's supervisor ({chief}) did not join within {patience:g} s. "
+                    f"{_same_folder(self._model_dir)}"
                 )
             time.sleep(GLANCE_SECS)
         return False
@@ -304,6 +305,10 @@ class FollowerRendezvous:
         if call.phase == "ended" and call.run and call.run in (self._followed.run, self._answered.run):
             self.code = call.code
         return self.code is not None
+
+
+def _same_folder(model_dir: Path) -> str:
+    return f"Check that all processes run with the same model_dir={model_dir} on shared storage."
 
 
 def _same(one: Call | Answer, other: Call) -> bool:

@@ -39,7 +39,7 @@ class EarlierFiles:
 
     def __init__(self, model_dir: Path, notes: Mapping[str, str]) -> None:
         paths = [model_dir / name for name in _OF_A_START] + [model_dir / NOTES_FOLDER / name for name in notes]
-        self._known = {path: (path.read_bytes(), path.stat()) if path.exists() else None for path in paths}
+        self._known = {path: (path.read_bytes(), path.stat()) if path.is_file() else None for path in paths}
 
     def restore(self) -> None:
         """Write the files as they were."""
@@ -47,7 +47,7 @@ class EarlierFiles:
             if facts is None:
                 path.unlink(missing_ok=True)
             else:
-                write_atomically(path, facts[0].decode(), mode=facts[1].st_mode & 0o777)
+                write_atomically(path, facts[0], mode=facts[1].st_mode & 0o777)
                 os.utime(path, ns=(facts[1].st_atime_ns, facts[1].st_mtime_ns))
 
 

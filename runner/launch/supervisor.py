@@ -35,7 +35,14 @@ from runner.launch.task_group import RestartingGang, error_of, note_ending, say_
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
-from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
+from runner.system.files import (
+    MODEL_SUMMARY_FILE,
+    FolderLostError,
+    HeldFolder,
+    StorageError,
+    remove_half_written,
+    set_aside,
+)
 from runner.system.redaction import masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
@@ -77,7 +84,7 @@ class Member:
 def run(
     config: Config, env: Mapping[str, str], argv: Sequence[str] = (), *,
     stops: StopRequests | None = None, member: Member | None = None, notes: Mapping[str, str] | None = None,
-) -> int:  # fmt: skip
+) -> Outcome:  # fmt: skip
     """Run the command of `config`, in its model_dir.
 
     Args:
@@ -89,7 +96,7 @@ def run(
       notes: name -> text of each file to keep in `.hydra`; they say how the config was composed.
 
     Returns:
-      The exit code, as listed in `runner.tracking.exit_codes`.
+      The outcome, whose exit code is one of `runner.tracking.exit_codes`.
 
     Raises:
       ConfigError: another process is using the model_dir.
@@ -111,11 +118,11 @@ def run(
             if config.command in schema.UNRECORDED_COMMANDS:
                 return supervisor.run_unrecorded()
             if place is not None and not place.is_chief:
-                return WorkerSupervisor(config, place, env, requests).run()
+                code = WorkerSupervisor(config, place, env, requests).run()
+                return exit_codes.outcome_of(code, bool(requests.came), {})
             return supervisor.run()
         except OSError as error:
-            supervisor.say_lost(error)
-            return FAILED
+            return Outcome(FAILED, "failed", supervisor.say_lost(error))
 
 
 @dataclass
@@ -163,8 +170,8 @@ class Supervisor:
     def trains(self) -> bool:
         return self.config.command in schema.TRAINING_RUNS
 
-    def run(self) -> int:
-        """Run the tasks, recording the start and how they ended, and return the exit code.
+    def run(self) -> Outcome:
+        """Run the tasks, recording the start and how they ended, and return the outcome, without secrets.
 
         lock model_dir -> note the start -> run the tasks, whose journals are shipped -> choose the outcome
         -> summary.json -> note the end -> unlock -> wait until everything is shipped -> print the summary
@@ -184,7 +191,7 @@ class Supervisor:
         addresses = {} if change else shipping.addresses(self.model_dir)
         summary = {**summary_of(outcome, self.config, run_id, self.secrets), "addresses": addresses}
         self._print(summary, outcome.code, change)
-        return outcome.code
+        return dataclasses.replace(outcome, error=summary["error"])
 
     def _run_alone(self, shipping: Shipping) -> tuple[Outcome, str]:
         """Run the tasks while the folder is locked, as in `run`. Return the outcome, and what became of the folder if
@@ -228,21 +235,29 @@ class Supervisor:
         is_quick = time.monotonic() < self._started_at + TYPO_SECS
         return is_alone and is_quick and outcome.code == exit_codes.USER_ERROR and not journals.events(WANTS_RUN)
 
-    def run_unrecorded(self) -> int:
-        """Run a command that only prints something and leaves no record; return the exit code."""
+    def run_unrecorded(self) -> Outcome:
+        """Run a command that only prints something and leaves no record; return the outcome."""
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             if self.config.model_dir is None:
                 self.config = dataclasses.replace(self.config, model_dir=str(Path(scratch) / "model"))
             file = Path(scratch) / "config.yaml"
             schema.save(self.config, file)
             ending = self._run_tasks(self._build_tasks(file, RunRecord()))
-            return exit_codes.outcome_of(ending.code, bool(self.stops.came), {}).code
+            error = error_of(ending, Journals(Path(scratch)))
+            return exit_codes.outcome_of(ending.code, bool(self.stops.came), {}, error)
 
-    def say_lost(self, error: OSError) -> None:
-        """Report that the folder cannot be written: the disk is full, or the folder was deleted during the run."""
+    def say_lost(self, error: OSError) -> str:
+        """Report that the folder cannot be written, and return why: the disk is full, or it was deleted meanwhile."""
         if self.env.get(FULL_ERROR) == "1":
             traceback.print_exception(error)
-        say(f"runner: {self._lost(error)}")
+        lost = self._lost(error)
+        say(f"runner: {lost}")
+        return lost
+
+    def _lost(self, error: OSError) -> str:
+        if isinstance(error, FolderLostError):
+            return str(error)
+        return f"model_dir={self.config.model_dir} cannot be written: {error}"
 
     # --- before -------------------------------------------------------------------------------------------------------
 
@@ -251,9 +266,15 @@ class Supervisor:
         self.record = RunRecord.read(self.model_dir)
         if self.trains and layout.latest_checkpoint(self.model_dir) is not None:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
-        self._draw_seed()
+        file = self.model_dir / saved_config.FILE if self.trains else self.file
+        before: Mapping[str, Any] = {}
+        try:
+            before = schema.read(file) if file.exists() else {}
+        except ValueError as error:
+            set_aside(file, str(error))
+        self._draw_seed(before)
         # After the seed is drawn, which the config of the earlier start has, too, and before that config is replaced.
-        self._say_changes()
+        self._say_changes(before)
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:
             self.record.generation += 1
@@ -265,25 +286,26 @@ class Supervisor:
         schema.save(self.config, self.file)
         return earlier
 
-    def _draw_seed(self) -> None:
+    def _draw_seed(self, before: Mapping[str, Any]) -> None:
         """Draw one seed for all tasks and all starts of a run with `run.seed=null`.
 
         Otherwise each task would draw its own, and several workers would read the same data in different orders.
         """
         run, record = self.config.run, self.record
         if run.seed is None:
-            seed = randbits(schema.SEED_BITS) if record.drawn_seed is None else record.drawn_seed
+            # Without a record, which may have been damaged, the seed stands in the config of the earlier start.
+            seed = record.drawn_seed if record.generation else schema.value_at(before, "run.seed")
+            seed = randbits(schema.SEED_BITS) if seed is None else seed
             if self.trains:  # a command that only reads the run does not set its seed
                 record.drawn_seed = seed
             self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
-    def _say_changes(self) -> None:
-        """Report the differences if a run is resumed with another config."""
-        file = self.model_dir / saved_config.FILE if self.trains else self.file
-        if self.config.run.progress == "off" or not file.exists():
+    def _say_changes(self, before: Mapping[str, Any]) -> None:
+        """Report the differences if a run is resumed with another config than `before`."""
+        if self.config.run.progress == "off" or not before:
             return
         try:
-            configs = (parsing.load(file), self.config)
+            configs = (parsing.parse(before), self.config)
         except ValueError:  # written by another version; it is about to be replaced
             return
         changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in configs))
@@ -469,8 +491,3 @@ class Supervisor:
         """Return the command that resumes an interrupted run."""
         overrides = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
         return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={console.relative(self.model_dir)}"])
-
-    def _lost(self, error: OSError) -> str:
-        if isinstance(error, FolderLostError):
-            return str(error)
-        return f"model_dir={self.config.model_dir} cannot be written: {error}"

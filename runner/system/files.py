@@ -8,10 +8,13 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+
+from runner.system.standard_streams import say
 
 _T = TypeVar("_T")
 
@@ -98,6 +101,9 @@ class HeldFolder:
 _AFTER_LOSS = "Everything that the run had saved in it is lost. The same command starts the run from the beginning."
 
 
+DAMAGED = ".damaged"
+"""Suffix of files that could not be read."""
+
 HALF_WRITTEN = ".tmp"
 """Suffix of temporary files that replace others when they are complete."""
 
@@ -109,9 +115,9 @@ def remove_half_written(*folders: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Replace the contents of `path` at once: a reader sees the old or the new text, even after a crash."""
-    data = text.encode()
+    data = text.encode() if isinstance(text, str) else text
     with naming_need(path, len(data)):
         descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
         try:
@@ -120,7 +126,11 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
                 file.flush()
                 os.fsync(file.fileno())  # before the rename, which may otherwise reach the disk first
             os.chmod(temporary, mode)  # mkstemp makes files that only their owner can read
-            os.replace(temporary, path)
+            try:
+                os.replace(temporary, path)
+            except IsADirectoryError:
+                set_aside(path, "a folder")
+                os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -131,13 +141,39 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(values, indent=2, default=str) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `path`; None if there is no such file, or no object in it."""
+def set_aside(path: Path, why: str) -> None:
+    """Rename a file that cannot be read, or a folder in its place, and say so. Another process may do it first."""
+    aside = path.with_name(f"{path.name}.{time.time_ns()}{DAMAGED}")
+    try:
+        os.replace(path, aside)
+    except FileNotFoundError:
+        return
+    except OSError:  # a folder that may only be read
+        aside = path
+    say(f"runner: {path} is damaged ({why}), and is left aside{'' if aside == path else f' as {aside.name}'}.")
+
+
+def read_json(path: Path, *, is_kept: bool = False) -> dict[str, Any] | None:
+    """Return the JSON object in `path`; None if there is none. A file or folder without one is set aside: the run goes
+    on where its truth stands elsewhere.
+
+    Args:
+      is_kept: a damaged file stays where it is, because the caller reports it.
+    """
+    why = "no JSON object"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        if isinstance(values, dict):
+            return values
+    except FileNotFoundError:
         return None
-    return values if isinstance(values, dict) else None
+    except IsADirectoryError:
+        why = "a folder"
+    except (ValueError, RecursionError):  # UnicodeDecodeError is one
+        pass
+    if not is_kept:
+        set_aside(path, why)
+    return None
 
 
 def read_dataclass(cls: type[_T], path: Path) -> _T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ _NAMES_A_SECRET = re.compile(
 # Only a final token: token_dim, max_token_length and num_tokens are sizes; pad_token and the like are vocabulary.
 _NAMES_A_TOKEN = re.compile(
     r"(?<!_(?:pad|eos|bos|unk|cls|sep|oov|end)_)(?<!_(?:mask|stop)_)(?<!_(?:start)_)token_(?:value_)?$"
+    r"|_session_id_$|_signature_$"
     r"|_pass_$|[a-z0-9]_pat_$"  # db_pass, GITHUB_PAT; a number is not hidden: num_pass may count passes
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -53,14 +55,22 @@ _CONNECTION = re.compile(
 _also_secret: frozenset[str] = frozenset()
 """Names of keys that `run.secrets` adds, in the form of `_words`."""
 
+_secret_values: frozenset[str] = frozenset()
+"""Values of environment variables that `run.secrets` names, as `$NAME`."""
+
 _Types = tuple[type, ...]
 """Types of the values that a key hides: none (), texts (str,), or all (object,)."""
 
 
-def extend_secrets(names: Iterable[str]) -> None:
-    """Also hide the values of keys with these `names` (`run.secrets`), in the whole process."""
-    global _also_secret
-    _also_secret = frozenset(map(_words, names))
+def extend_secrets(names: Iterable[str], env: Mapping[str, str] = os.environ) -> None:
+    """Also hide the values of keys with these `names` (`run.secrets`), in the whole process; `$NAME` stands for the
+    value of an environment variable, wherever it occurs.
+    """
+    global _also_secret, _secret_values
+    names = list(names)
+    _also_secret = frozenset(_words(name) for name in names if not name.startswith("$"))
+    values = {env.get(name[1:], "") for name in names if name.startswith("$")}
+    _secret_values = frozenset(value for value in values if len(value) >= SHORTEST)
 
 
 def masked(tree: Any) -> Any:
@@ -78,7 +88,7 @@ def secrets_of(tree: Any) -> set[str]:
 
 def mask_text(text: str, secrets: Iterable[str]) -> str:
     """Return `text` with `***` in place of each of `secrets` that is long enough, and of secrets in URLs."""
-    wanted = sorted((secret for secret in secrets if len(secret) >= SHORTEST), key=len, reverse=True)
+    wanted = sorted({secret for secret in secrets if len(secret) >= SHORTEST} | _secret_values, key=len, reverse=True)
     if wanted:
         # 1234 is not masked inside 12345, which is another number.
         whole = (rf"(?<!\d){secret}(?!\d)" if secret.isdigit() else re.escape(secret) for secret in wanted)
@@ -140,7 +150,7 @@ def _masked(tree: Any, hidden: _Types) -> Any:
         return [_masked(value, hidden) for value in tree]
     if _is_secret(tree, hidden):
         return MASK
-    return _mask_urls(tree) if isinstance(tree, str) else tree
+    return mask_text(tree, ()) if isinstance(tree, str) else tree
 
 
 def _secrets(tree: Any, hidden: _Types) -> Iterator[str]:
@@ -154,10 +164,12 @@ def _secrets(tree: Any, hidden: _Types) -> Iterator[str]:
         yield str(tree)
     elif isinstance(tree, str):
         yield from _secrets_in_urls(tree)
+        yield from (value for value in _secret_values if value in tree)
 
 
 def _is_secret(value: Any, hidden: _Types) -> bool:
-    return value is not None and not isinstance(value, bool) and isinstance(value, hidden)
+    is_of_variable = str(value) in _secret_values
+    return value is not None and not isinstance(value, bool) and (isinstance(value, hidden) or is_of_variable)
 
 
 def _mask_urls(text: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import re
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
 """Matches a frame in the text of a traceback, of autograph's "in user code" or TensorFlow's "Detected at node"."""
@@ -42,6 +43,14 @@ def user_frames(frames: Iterable[Frame]) -> list[Frame]:
         elif not frame.file.startswith((*installed, "<")) and _MADE_BY_AUTOGRAPH not in frame.file:
             found += [frame] if Path(frame.file).exists() else []
     return found
+
+
+def defined_at(function: Any) -> list[Frame]:
+    """Return the place where the user defined a function, also below a partial and decorators; [] if not known."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return user_frames([Frame(code.co_filename, code.co_firstlineno, code.co_name)]) if code else []
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from runner.config.schema import ConfigError
 from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import FULL_ERROR
-from runner.system.user_frames import FRAME, Frame, frames_in, user_frames
-from runner.tracking.exit_codes import USER_ERROR, code_of_error
+from runner.system.user_frames import FRAME, Frame, defined_at, frames_in, user_frames
+from runner.tracking.exit_codes import BY_USER, USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal
 
 QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
@@ -106,6 +106,8 @@ def explain(error: BaseException) -> Explained:
     kind = type(error).__name__
     if type(error).__module__.startswith("tensorflow.") and hasattr(error, "node_def"):
         return _of_operation(said, kind, frames)
+    # An error of what the function returned (a compiled model, a spec) is not raised in its lines.
+    frames = frames or defined_at(getattr(error, BY_USER, None))
     if "in user code:" in said:  # autograph puts the frames into the message
         before, _, of_user = said.partition("in user code:")
         inner = user_frames(frames_in(of_user))

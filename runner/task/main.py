@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         )
         # A live line and a debugger's prompt would disturb each other.
         mode = "plain" if config.run.progress == "auto" else config.run.progress
-        return _run(config, ALONE, stop, mode, started, goes_on=True)
+        return _run(config, ALONE, stop, mode, started, Path(config_file).parent, goes_on=True)
     if not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = refuse_breakpoint
     watchdog = end_with_parent(os.environ)  # must be first, because it forks
@@ -93,20 +93,22 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         stop.note_work = watchdog.note_work
         if cluster.is_server:  # the coordinator needs this server to save
             watchdog.note_work()
-        return _run(config, cluster, stop, progress_mode, started)
+        return _run(config, cluster, stop, progress_mode, started, Path(config_file).parent)
 
 
 def _run(
-    config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float, *, goes_on: bool = False
-) -> int:
+    config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float, scratch: Path, *,
+    goes_on: bool = False,
+) -> int:  # fmt: skip
     """Run the command, note in the journal how it ended, and return the exit code.
 
     Args:
+      scratch: the folder for the journal of a command that leaves no record, which has one only if it fails.
       goes_on: this process does something else afterwards, and needs its signal handlers back.
     """
     assert config.model_dir is not None
     recorded = config.command not in UNRECORDED_COMMANDS
-    path = journal_path(Path(config.model_dir), cluster.role, cluster.task_index)
+    path = journal_path(Path(config.model_dir) if recorded else scratch, cluster.role, cluster.task_index)
     journal = Journal(path) if recorded else NullJournal()
     progress = console.build_progress(progress_mode)
     mlflow_env = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")}
@@ -144,6 +146,7 @@ def _run(
         if errors.tells_of_a_lost_peer(error, cluster):
             journal.event("peer_lost", error=str(error))
             return PEER_LOST
+        journal = journal if recorded else Journal(path)  # its supervisor hands the reason on
         report_error(error, journal, os.environ, secrets_of(schema.to_tree(config)))
         return code_of_error(error)
     finally:

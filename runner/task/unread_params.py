@@ -36,15 +36,16 @@ class UnreadParams(Hook):
         return Params(params).watched(reads)
 
     def begin(self, run: Run) -> None:
-        # An evaluation before the first step has not called model_fn to train.
         self._has_trained = self._has_trained or not isinstance(run, PassContext)
 
     def end(self, run: Run) -> None:
-        if isinstance(run, PassContext) and self._has_trained:
+        if isinstance(run, PassContext):
             self.say()
 
     def say(self) -> None:
-        """Report the unread params once: on the screen, and in the journal for the summary."""
+        """Report the unread params once, after training: on the screen, and in the journal for the summary."""
+        if not self._has_trained:  # an evaluation before the first step, or a run that had finished before
+            return
         unread = [f"{key}.{name}" for key, reads in self._reads.items() for name in reads.unread]
         if self._is_on and unread:
             self._journal.event("unread_params", keys=unread)

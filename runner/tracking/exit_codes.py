@@ -46,18 +46,21 @@ ENVIRONMENT_ERRORS = (
 )  # fmt: skip
 """Names of TensorFlow's errors that are not mistakes of the code that raised them."""
 
-_BY_USER = "_runner_raised_by_user"
+BY_USER = "_runner_raised_by_user"
+"""Attribute of an error that a user's function caused: the function, or None."""
 
 
 @contextlib.contextmanager
-def user_code() -> Iterator[None]:
-    """Mark errors raised inside this context, in which a user's function is called, as the user's mistakes: exit code
-    2.
+def user_code(function: Any = None) -> Iterator[None]:
+    """Mark errors raised inside this context as the user's mistakes: exit code 2.
+
+    Args:
+      function: the user's function that is called, or whose result is used; None: not known.
     """
     try:
         yield
     except Exception as error:
-        setattr(error, _BY_USER, True)
+        setattr(error, BY_USER, function)
         raise
 
 
@@ -66,7 +69,7 @@ def code_of_error(error: Exception) -> int:
     if isinstance(error, (*USER_ERRORS, BdbQuit)):
         return USER_ERROR
     is_environment = isinstance(error, StorageError | MemoryError) or type(error).__name__ in ENVIRONMENT_ERRORS
-    return USER_ERROR if hasattr(error, _BY_USER) and not is_environment and not is_disk_full(error) else FAILED
+    return USER_ERROR if hasattr(error, BY_USER) and not is_environment and not is_disk_full(error) else FAILED
 
 
 def comes_from_input(error: Exception) -> bool:

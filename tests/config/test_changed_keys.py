@@ -16,6 +16,7 @@ import yaml
 from runner.config import schema
 from runner.config.changed_keys import REMOVED, RENAMED
 from runner.launch import app
+from runner.tracking.exit_codes import Outcome
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +37,9 @@ def configs_run(monkeypatch: pytest.MonkeyPatch) -> list[schema.Config]:
     """The configs that would be run."""
     found: list[schema.Config] = []
 
-    def run(config: schema.Config, *args: Any, **more: Any) -> int:
+    def run(config: schema.Config, *args: Any, **more: Any) -> Outcome:
         found.append(config)
-        return 0
+        return Outcome(0, "finished")
 
     monkeypatch.setattr("runner.launch.supervisor.run", run)
     return found

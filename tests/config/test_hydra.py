@@ -19,6 +19,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from runner.config import hydra, saved_config
 from runner.config.schema import Config
 from runner.launch import app
+from runner.tracking.exit_codes import Outcome
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -146,9 +147,9 @@ def compositions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[s
 def test_a_run_is_composed_once(compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Config] = []
 
-    def run(config: Config, *arguments: Any, **settings: Any) -> int:
+    def run(config: Config, *arguments: Any, **settings: Any) -> Outcome:
         given.append(config)
-        return 0
+        return Outcome(0, "finished")
 
     monkeypatch.setattr("runner.launch.supervisor.run", run)
     monkeypatch.setattr(sys, "argv", ["runner", "model_dir=x", "run.seed=3"])
@@ -238,7 +239,7 @@ def test_the_jobs_of_a_sweep_compose_their_files_once(
 
     monkeypatch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", noted)
     monkeypatch.setattr(sys, "argv", ["runner", "-m", "command=dry_run", "run.seed=1,2,3", "model=digits,linear"])
-    monkeypatch.setattr("runner.launch.supervisor.run", lambda *arguments, **settings: 0)
+    monkeypatch.setattr("runner.launch.supervisor.run", lambda *arguments, **settings: Outcome(0, "finished"))
     assert app.run_command_line() == 0
     assert capsys.readouterr().out.count("job ") >= 6
     assert len(composed) == 1 + 2  # the sweep's own, and one for each model
@@ -321,3 +322,18 @@ def test_a_launcher_that_is_not_installed_is_named_with_its_package() -> None:
         "hydra/launcher=joblib: no 'joblib' in conf/hydra/launcher. It is a plugin of Hydra: pip install "
         "hydra-joblib-launcher. Available: basic."
     )
+
+
+@pytest.mark.parametrize("words", [[], ["--cfg", "job"], ["--multirun", "run.seed=1,2"]], ids=" ".join)
+def test_defaults_that_lead_back_to_their_own_file_are_a_mistake(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "conf" / "experiment" / "a.yaml", "# @package _global_\ndefaults: [b]\n")
+    write(tmp_path / "conf" / "experiment" / "b.yaml", "# @package _global_\ndefaults: [a]\n")
+    write(tmp_path / "conf" / "experiment" / "e.yaml", "# @package _global_\ndefaults: [e]\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("e", "a"):
+        monkeypatch.setattr(sys, "argv", ["runner", f"experiment={name}", *words])
+        assert app.run_command_line() == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith("runner: ") and f"experiment={name}" in said and "defaults" in said

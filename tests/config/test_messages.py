@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.mutations import mutations
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,7 @@ import contextlib, gc, io, json, os, pathlib, sys
 import yaml
 yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
 from runner.launch import app, command, supervisor
+from runner.tracking.exit_codes import Outcome
 
 def noted(error, argv, mistake_in=command.mistake_in):
     mistake = mistake_in(error, argv)
@@ -56,7 +58,7 @@ def noted(error, argv, mistake_in=command.mistake_in):
     return mistake
 
 gc.disable()  # a tenth of the time, for 50 MB
-supervisor.run = None  # a config that is accepted fails, and does not train here
+supervisor.run = lambda *args, **kwargs: Outcome(0, "accepted")  # nothing trains here
 command.mistake_in = noted
 results = []
 for number, arguments in enumerate(json.load(sys.stdin)):
@@ -128,6 +130,28 @@ def test_a_mistake_is_refused_with_its_kind_and_one_message(number: int, refusal
     assert refusal.imported == []  # nobody waits for TensorFlow to read of a mistake
     if "-m" not in arguments:
         assert refusal.left == []  # no directory for a run that never was
+
+
+MUTATIONS = mutations(60, 33)
+
+
+@pytest.fixture(scope="module")
+def mutated() -> list[Refusal]:
+    return refused(MUTATIONS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", range(len(MUTATIONS)))
+def test_a_random_value_of_a_random_key_is_refused_with_one_message_or_accepted(
+    number: int, mutated: list[Refusal]
+) -> None:
+    refusal = mutated[number]
+    said = refusal.said.splitlines()
+    assert "Traceback" not in refusal.said, MUTATIONS[number]
+    assert refusal.imported == []
+    if refusal.code:
+        assert refusal.code == 2
+        assert len([line for line in said if line.startswith("runner: ")]) == 1 and refusal.kind != "none"
 
 
 def write_messages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops
 
 from runner import Estimator, RunConfig, build_strategy
+from runner.classic.contrib import distribute as contrib_distribute
 from runner.config.schema import ConfigError
 from runner.distribute import strategy
 from runner.distribute.strategy import split_cpu
@@ -190,3 +192,23 @@ def test_the_way_to_sum_that_was_chosen_is_used_with_the_same_numbers(model_fn: 
         assert bool(CountedOps.calls) == ops.endswith("CountedOps")
     assert weights[1] == pytest.approx(weights[0]) and weights[2] == pytest.approx(weights[0])
     assert any(weights[0])
+
+
+@pytest.mark.parametrize("argument", ["train_distribute", "eval_distribute"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: tf.distribute.MirroredStrategy(["/gpu:0", "/gpu:1"]),
+        lambda: tf.distribute.OneDeviceStrategy("/gpu:3"),
+        lambda: contrib_distribute.MirroredStrategy(num_gpus=2),
+    ],
+    ids=["mirrored", "one_device", "contrib"],
+)
+def test_devices_that_do_not_exist_are_refused_before_the_first_step(
+    build: Callable[[], Any], argument: str, tmp_path: Path
+) -> None:
+    # TensorFlow itself would wait for them without an end.
+    with pytest.raises(ValueError) as caught:
+        Estimator(line, tmp_path, RunConfig(**{argument: build()}))
+    assert argument in str(caught.value) and "GPU:" in str(caught.value) and "CPU:0, CPU:1" in str(caught.value)
+    Estimator(line, tmp_path, RunConfig(**{argument: tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])}))

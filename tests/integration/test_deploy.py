@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -116,6 +117,23 @@ def test_the_pods_of_the_parameter_server_run_are_one_cluster(tmp_path: Path, co
     roles = {task.name: task.role for task in tasks}
     assert roles == {task.name: ":".join(task.name.split("-")[1:]) for task in tasks}
     assert len(roles) == 8 and "digits-evaluator-0" in roles
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.31"])
+@pytest.mark.parametrize("name", sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")))
+def test_a_manifest_has_what_kubernetes_requires_and_nothing_that_it_does_not_know(name: str, version: str) -> None:
+    for document in documents(name):
+        kubernetes_validate.validate(document, version, strict=True)
+    for container in re.findall(r"image: (\S+)", (DEPLOY / "kubernetes" / name).read_text()):
+        assert re.fullmatch(r".+:\d+\.\d+\.\d+", container), "without a tag the image may change during a run"
+
+
+def test_the_pods_of_every_owner_say_what_they_need() -> None:
+    for name in ("multi_worker.yaml", "parameter_server.yaml"):
+        for owner in documents(name)[1:]:
+            (container,) = owner["spec"]["template"]["spec"]["containers"]
+            assert {"cpu", "memory"} <= set(container["resources"]["requests"]), owner["metadata"]["name"]
+            assert "memory" in container["resources"]["limits"], owner["metadata"]["name"]
 
 
 @pytest.mark.parametrize("name", ["multi_worker.yaml", "parameter_server.yaml"])

@@ -115,6 +115,25 @@ def test_a_run_that_fails_is_raised(tmp_path: Path) -> None:
     assert raised.value.model_dir == tmp_path / "run"
 
 
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("input.train.fn=tests.support.jobs.failing",), "bad example"),  # the folder of such a start is removed
+        (("command=predict", "predict.keys=[nothing]"), "nothing"),
+        (("command=dry_run", "model.fn=tests.task.test_error_report.of_wrong_shape"), "Dimensions must be equal"),
+    ],
+    ids=["train", "predict", "dry_run"],
+)
+def test_the_error_of_a_run_is_its_reason(
+    words: tuple[str, ...], reason: str, finished: runner.Run, tmp_path: Path
+) -> None:
+    folder = finished.model_dir if "command=predict" in words else tmp_path / "run"
+    with pytest.raises(runner.RunError) as raised:
+        runner.run(*SMALL, *words, f"model_dir={folder}")
+    assert reason in str(raised.value) and "printed above" not in str(raised.value)
+
+
 @pytest.mark.slow
 def test_the_notebook_of_the_docs_runs(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "docs" / "tutorial" / "first_run.ipynb").read_text())["cells"]

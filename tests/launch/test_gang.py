@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     monkeypatch.setattr(restarts, "pause_secs", lambda number: 0.0)
 
     def run_gang(codes: Mapping[str, str], strategy: str = "multi_worker", **settings: Any) -> int:
-        return supervisor.run(prepared(tmp_path, codes, strategy, **settings), env())
+        return supervisor.run(prepared(tmp_path, codes, strategy, **settings), env()).code
 
     return run_gang
 
@@ -148,7 +148,7 @@ from runner.launch import gang, supervisor, task_group
 task_group.task_argv = lambda file: [sys.executable, {task!r}, str(file)]
 gang.SETTLE_SECS = 1.0
 try:
-    sys.exit(supervisor.run(parsing.load(Path("config.yaml")), dict(os.environ)))
+    sys.exit(supervisor.run(parsing.load(Path("config.yaml")), dict(os.environ)).code)
 except schema.ConfigError as error:
     print(f"runner: {{error}}", file=sys.stderr)
     sys.exit(2)
@@ -342,6 +342,29 @@ def test_a_frozen_task_is_found_and_named(
         r"runner: worker:0 froze: no heartbeat for \d+ s; all tasks are started again", capfd.readouterr().err
     )
     assert is_gone(started(tmp_path, "worker:0")[0])
+
+
+@pytest.mark.alone
+def test_a_frozen_worker_is_replaced_though_the_coordinator_that_waits_for_it_is_silent_too(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it waits in TensorFlow for the worker, the coordinator's Python does not run."""
+    monkeypatch.setattr(gang, "SILENCE_SECS", 6.0)
+    chief = "started(); wait_for('again')\n"
+    frozen = (
+        "if not (folder / 'worker:0.pid').exists():\n"
+        "    started(); wait_for('chief.pid')\n"
+        "    waits = json.loads((folder / 'chief.pid').read_text())['pid']\n"
+        "    os.kill(waits, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "os.kill(json.loads((folder / 'chief.pid').read_text())['pid'], signal.SIGCONT)\n"
+        "(folder / 'again').touch(); time.sleep(60)\n"
+    )
+    serves = JOIN + "started(); time.sleep(60)\n"
+    codes = {"chief": JOIN + chief + FINISH, "worker:0": JOIN + frozen, "ps:0": serves}
+    assert run(codes, "parameter_server", num_workers=1) == 0
+    (restart,) = [line for line in noted(tmp_path, "supervisor") if line.get("event") == "restart"]
+    assert restart["reason"].startswith("worker:0 froze: no heartbeat for")
+    assert RunRecord.read(tmp_path / "run").generation == 1  # the others went on
 
 
 @pytest.mark.alone

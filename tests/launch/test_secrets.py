@@ -156,3 +156,25 @@ def test_jobs_of_another_launcher_show_no_secret_and_are_pickled_in_a_private_fo
     assert refused.returncode == 2, "it was 0"
     said = [f"runner: train.max_steps={steps} must be at least 1." for steps in (-1, -2)]
     assert [line for line in refused.stderr.splitlines() if line.startswith("runner:")] == said
+
+
+def test_what_an_interpolation_took_from_the_environment_is_hidden_by_the_name_of_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_TOKEN", "fromenv99")
+    monkeypatch.setenv("REGION", "europe-west4")
+    words = [
+        "+model.params.x=${oc.env:API_TOKEN}",
+        "+model.params.y=at ${oc.env:API_TOKEN}",
+        "+model.params.z=${oc.env:REGION}",
+    ]
+    result = run(WATCHED, tmp_path, "model_dir=run", "train.max_steps=1", "tracking=none", *words)
+    assert result.returncode == 0, result.stderr
+    assert "('config.yaml', '0o600')" in result.stdout
+    record = (tmp_path / "run" / "events.supervisor-0.jsonl").read_text()
+    assert "fromenv99" not in record + result.stdout + result.stderr
+    assert '"model.params.x": "***"' in record and '"model.params.y": "at ***"' in record
+    assert '"model.params.z": "europe-west4"' in record  # its name is no secret's
+    assert "fromenv99" in (tmp_path / "run" / "config.yaml").read_text()  # the tasks need it
+    failed = run(BROKEN.replace("hunter22", "fromenv99"), tmp_path, "model_dir=other", *words)
+    assert failed.returncode == 1 and "cannot log in with ***" in failed.stderr

@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         script.write_text(task + code)
         monkeypatch.setattr(task_group, "task_argv", lambda file: [sys.executable, str(script), str(file)])
         env, notes = {**os.environ, "PYTHONPATH": str(ROOT)}, settings.pop("notes", None)
-        return supervisor.run(config_of(tmp_path / "run", **settings), env, argv, notes=notes)
+        return supervisor.run(config_of(tmp_path / "run", **settings), env, argv, notes=notes).code
 
     return run_task
 
@@ -271,7 +271,8 @@ from test_supervisor import config_of
 from runner.config.schema import TrackingConfig
 task_group.task_argv = lambda file: [sys.executable, {script!r}, str(file)]
 tracking = TrackingConfig(backend="mlflow" if {uri!r} else "none", uri={uri!r})
-sys.exit(supervisor.run(config_of(Path({model_dir!r}), tracking=tracking), {{**os.environ, "PYTHONPATH": {root!r}}}))
+outcome = supervisor.run(config_of(Path({model_dir!r}), tracking=tracking), {{**os.environ, "PYTHONPATH": {root!r}}})
+sys.exit(outcome.code)
 """
 
 

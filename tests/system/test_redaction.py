@@ -19,6 +19,7 @@ SECRET_KEYS = [
     "googleCredentials", "pwd", "db_pass", "account_key", "ssh_key", "license_key", "sas", "cookie", "session_cookies",
     "jwt", "pin", "passcode", "GITHUB_PAT", "auth", "AUTH", "auth_header", "authHeader", "basic_auth", "oauth",
     "oauth2", "Authorization", "model.params.db.password", "auth.user",
+    "session_id", "sessionId", "signature", "request_signature",
 ]  # fmt: skip
 
 PLAIN_KEYS = [
@@ -26,6 +27,7 @@ PLAIN_KEYS = [
     "pad_token", "eos_token", "mask_token", "start_token", "padToken", "author", "authors", "authority", "key",
     "keys", "public_key", "keyboard", "sort_key", "monkey", "secretary", "compass", "passes", "pass_through",
     "passenger", "pin_memory", "pattern", "spinning", "pat", "jwtlike", "path", "model.fn", "tracking.uri",
+    "sessions", "session_ids_file", "signatures",
 ]  # fmt: skip
 
 
@@ -184,3 +186,13 @@ def test_names_of_the_users_own_are_hidden_too() -> None:
     finally:
         redaction.extend_secrets([])
     assert masked({"customer_id": 7}) == {"customer_id": 7}
+
+
+def test_the_value_of_a_variable_that_is_named_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_also_secret", "_secret_values"):
+        monkeypatch.setattr(redaction, name, frozenset())
+    redaction.extend_secrets(["$API_TOKEN", "$SHORT", "$NOT_SET", "customer"], {"API_TOKEN": "hunter22", "SHORT": "a"})
+    tree = {"plain": "hunter22", "header": "Bearer hunter22", "word": "a", "width": 22, "customer": "me"}
+    assert masked(tree) == {"plain": "***", "header": "Bearer ***", "word": "a", "width": 22, "customer": "***"}
+    assert secrets_of(tree) == {"hunter22", "me"}
+    assert mask_text("cannot log in with hunter22", ()) == "cannot log in with ***"

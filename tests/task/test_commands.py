@@ -75,7 +75,9 @@ def test_training_alone_has_no_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["train_and_evaluate", "train"])
 def test_a_finished_run_is_not_trained_again(command: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
     for _ in range(3):
-        assert run(tmp_path, f"command={command}", *overrides) == 0
+        assert run(tmp_path, f"command={command}", "model.params={unheard: 1}", *overrides) == 0
+    unread = [line["keys"] for line in noted(tmp_path) if line.get("event") == "unread_params"]
+    assert unread == [["model.params.unheard"]]  # of the start that built the model
     first, *rest = results(tmp_path)
     assert first["global_step"] == 4 and first["examples"] == 8 and first["steps_per_sec"] > 0
     for again in rest:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -70,6 +71,12 @@ def bad_index(params: Any) -> Any:
     return once(params).map(lambda x, y: (tf.gather(tf.ones([3]), tf.cast(x, tf.int32)), y))
 
 
+def wrongly_compiled(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    model = keras.Sequential([keras.layers.Reshape([1]), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), "mse", ["mae"])  # the third argument is loss_weights
+    return model
+
+
 def with_breakpoint(features: Any, labels: Any, mode: str, params: Any) -> Any:
     breakpoint()
     return line(features, labels, mode, params)
@@ -93,6 +100,15 @@ def test_a_mistake_in_model_fn_is_one_message_with_the_lines_of_the_user(
         "helper: return tf.matmul(tf.ones([2, 4]), tf.ones([3, 1]))",
     ]
     assert hint == "  HYDRA_FULL_ERROR=1 shows the whole traceback."
+
+
+def test_a_mistake_in_what_model_fn_returned_names_its_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, f"model.fn={HERE}.wrongly_compiled") == 2
+    message, frame, _ = said_of(capsys)
+    assert message.startswith("runner: ValueError: ")  # in words of Keras, which name neither file nor line
+    assert frame.startswith(f"  in {__file__}, line ") and ", in wrongly_compiled: def wrongly_compiled(" in frame
 
 
 def test_hydra_full_error_shows_our_lines_too(

@@ -1,0 +1,98 @@
+"""A small file of a run that is empty, cut, binary or a folder: it is named and left aside, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from runner.config import schema
+from tests.support.command_line import CommandLine
+from tests.support.jobs import SMALL
+from tests.support.tiers import slow_but
+
+ROOT = Path(__file__).parents[2]
+WORDS = (
+    *SMALL, "tracking=csv", "train.early_stopping.metric=eval/loss", "train.early_stopping.patience_evals=9",
+    "train.reduce_lr_on_plateau.metric=eval/loss", "checkpoint.keep_best.metric=eval/loss", "export.exporters=[best]",
+    "model.fn=tests.support.line.native_line",
+)  # fmt: skip
+FILES = (
+    "run.json", "summary.json", "config.yaml", "training_ended.json", "shipped.csv.json", ".tracking.json",
+    "checkpoint", "early_stopping.json", "reduce_lr_on_plateau.json", "model.ckpt-4.metrics.json",
+    "export/best/exports.json",
+)  # fmt: skip
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
+
+
+def binary(file: Path) -> None:
+    file.write_bytes(bytes(range(128, 256)))
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine) -> Path:
+    model_dir = tmp_path_factory.mktemp("damaged") / "run"
+    result = command_line(*WORDS, f"model_dir={model_dir}", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return model_dir
+
+
+@pytest.fixture(scope="module")
+def undamaged(
+    trained: Path, tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine
+) -> dict[str, np.ndarray]:
+    """The variables of the run that goes on undisturbed."""
+    model_dir = shutil.copytree(trained, tmp_path_factory.mktemp("undamaged") / "run")
+    result = command_line(*WORDS, "train.max_steps=6", f"model_dir={model_dir}", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "damaged" not in result.stderr
+    return variables(model_dir)
+
+
+def variables(model_dir: Path) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(str(model_dir / "model.ckpt-6"))
+    return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if "runner" not in name}
+
+
+CASES = [(file, damage) for file in FILES for damage in (emptied, cut, binary, folder)]
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    slow_but(CASES, *CASES[::5]),
+    ids=[f"{file} {damage.__name__}" for file, damage in CASES],
+)
+def test_a_damaged_file_is_named_and_left_aside(
+    file: str, damage: Callable[[Path], None], trained: Path, undamaged: dict[str, np.ndarray], tmp_path: Path,
+    command_line: CommandLine,
+) -> None:  # fmt: skip
+    model_dir = shutil.copytree(trained, tmp_path / "run")
+    damage(model_dir / file)
+    result = command_line(*WORDS, "train.max_steps=6", f"model_dir={model_dir}", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert json.loads((model_dir / "summary.json").read_text())["global_step"] == 6
+    seeds = [schema.read(folder / "config.yaml")["run"]["seed"] for folder in (trained, model_dir)]
+    assert seeds[0] == seeds[1]
+    for name, value in variables(model_dir).items():
+        np.testing.assert_array_equal(value, undamaged[name], err_msg=name)
+    if file != ".tracking.json" or damage is folder:  # a start writes it before anything reads it
+        assert str(model_dir / file) in result.stderr and "damaged" in result.stderr
+        assert list((model_dir / file).parent.glob(f"{Path(file).name}.*.damaged"))
