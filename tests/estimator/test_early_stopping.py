@@ -28,6 +28,7 @@ from tests.config.test_config import parsed
 from tests.support import jobs
 from tests.support.journal import events_in, journal_of
 from tests.support.line import line, points
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
@@ -64,13 +65,12 @@ def test_it_ends_after_so_many_evaluations_without_an_improvement(
     assert ends_at is None
 
 
-def test_the_reason_names_the_best() -> None:
+def test_the_reason_names_the_best(messages: Messages) -> None:
     rule = EarlyStopping("eval/loss", patience_evals=3)
     values = {200: 0.5, 400: 0.12, 600: 0.2, 800: 0.12, 1000: 0.3}
     assert rule.reason(values, 800) is None
-    assert rule.reason(values, 1000) == "eval/loss has not improved for 3 evaluations; best 0.12 at step 400"
-    never = EarlyStopping("eval/loss").reason({1: math.nan}, 1)
-    assert never == "eval/loss has not improved for 1 evaluation; it was never a number"
+    messages.same("reason", str(rule.reason(values, 1000)))
+    messages.same("reason", str(EarlyStopping("eval/loss").reason({1: math.nan}, 1)))
 
 
 def around_six(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
@@ -129,10 +129,11 @@ REASON = "eval/distance has not improved for 2 evaluations; best 0 at step 6"
 
 
 @pytest.mark.long
-def test_it_ends_says_why_and_does_not_train_on(tmp_path: Path) -> None:
+def test_it_ends_says_why_and_does_not_train_on(tmp_path: Path, messages: Messages) -> None:
     result = run(tmp_path)
     assert (result.global_step, result.stopped_early) == (10, REASON)
-    assert said(tmp_path) == [f"stopped early: {REASON}"]
+    for text in said(tmp_path):
+        messages.same("stopped_early", text)
     again = run(tmp_path)
     assert (again.global_step, again.examples, again.stopped_early) == (10, 0, REASON)
     # More patience is another question.
@@ -173,57 +174,52 @@ def test_steps_that_are_taken_again_are_judged_again(tmp_path: Path) -> None:
     assert run(tmp_path).global_step == 10
 
 
-def test_a_metric_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as raised:
+def test_a_metric_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
         run(tmp_path / "a", EarlyStopping("eval/distanse"))
-    assert str(raised.value) == (
-        "train.early_stopping.metric=eval/distanse: there is no such metric. Did you mean 'eval/distance'? "
-        "There are: eval/distance, eval/loss."
-    )
-    with pytest.raises(ValueError, match=r"metric=eval_big/loss: there is no such evaluation. There are: eval/\.\.\."):
+    with messages.raised(ValueError):
         run(tmp_path / "b", EarlyStopping("eval_big/loss"))
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"metric": "loss"}, "prefix the metric with its evaluation: eval/loss"),
-        ({"mode": "least"}, "mode must be 'min', 'max' or None"),
-        ({"patience_evals": 0}, "patience_evals=0.*at least 1"),
-        ({"min_delta": -1.0}, "min_delta=-1.0.*at least 0"),
+        {"metric": "loss"},
+        {"mode": "least"},
+        {"patience_evals": 0},
+        {"min_delta": -1.0},
     ],
+    ids=str,
 )
-def test_a_rule_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_rule_that_makes_no_sense_is_refused(settings: dict[str, Any], messages: Messages) -> None:
+    with messages.raised(ValueError):
         EarlyStopping(**settings)
 
 
-def refused_by(overrides: list[str]) -> str:
-    with pytest.raises(ConfigError) as raised:
+def refuses(overrides: list[str], messages: Messages) -> None:
+    with messages.raised(ConfigError):
         parsed(*overrides)
-    return str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    "overrides",
     [
-        (["metric=loss"], "metric=loss: prefix the metric with its evaluation: eval/loss."),
-        (["metric=eval_x/loss"], "metric=eval_x/loss: there is no such evaluation. There are: eval/...."),
-        (["patience_evals=3"], "patience_evals=3 has no effect without train.early_stopping.metric."),
+        ["metric=loss"],
+        ["metric=eval_x/loss"],
+        ["patience_evals=3"],
     ],
+    ids=" ".join,
 )
-def test_the_config_is_checked(overrides: list[str], message: str) -> None:
-    refused = refused_by([f"train.early_stopping.{one}" for one in overrides])
-    assert refused == f"train.early_stopping.{message}"
+def test_the_config_is_checked(overrides: list[str], messages: Messages) -> None:
+    refuses([f"train.early_stopping.{one}" for one in overrides], messages)
 
 
-def test_command_train_does_not_evaluate() -> None:
-    refused = refused_by(["command=train", "train.early_stopping.metric=eval/loss"])
-    assert refused.startswith("train.early_stopping.metric=eval/loss has no effect with command=train")
+def test_command_train_does_not_evaluate(messages: Messages) -> None:
+    refuses(["command=train", "train.early_stopping.metric=eval/loss"], messages)
 
 
 @pytest.mark.long
-def test_a_config_that_asks_for_it_gets_it(tmp_path: Path, capfd: Any) -> None:
+def test_a_config_that_asks_for_it_gets_it(tmp_path: Path, capfd: Any, messages: Messages) -> None:
     overrides = (
         "model.fn=tests.estimator.test_early_stopping.around_six", "train.early_stopping.metric=eval/distance",
         "train.early_stopping.patience_evals=2", "checkpoint.save_steps=2", "train.max_steps=40",
@@ -232,4 +228,5 @@ def test_a_config_that_asks_for_it_gets_it(tmp_path: Path, capfd: Any) -> None:
     assert jobs.run(tmp_path, *overrides) == 0
     (result,) = jobs.results(tmp_path)
     assert (result["global_step"], result["stopped_early"]) == (10, REASON)
-    assert f"stopped early: {REASON}" in capfd.readouterr().err
+    (text,) = [text for text in capfd.readouterr().err.splitlines() if REASON in text]
+    messages.same("line", text)

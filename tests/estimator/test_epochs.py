@@ -21,6 +21,7 @@ from runner.task.build import build_job
 from runner.tracking.journal import NullJournal
 from tests.config.test_config import composed
 from tests.support import jobs
+from tests.support.messages import Messages
 from tests.support.models import strategies
 from tests.support.tiers import slow_but
 
@@ -151,11 +152,11 @@ def test_stopped_at_the_end_of_the_last_epoch_there_is_nothing_left(tmp_path: Pa
         assert result.global_step == 9
 
 
-def test_data_without_end_has_no_epochs(tmp_path: Path) -> None:
+def test_data_without_end_has_no_epochs(tmp_path: Path, messages: Messages) -> None:
     trainer = estimator(Seen(), tmp_path)
-    with pytest.raises(ValueError, match=r"train.max_epochs=3: .*returns an infinite dataset, .* Remove .repeat\(\)"):
+    with messages.raised(ValueError):
         trainer.train(lambda: points({"batch_size": 4}).repeat(), max_epochs=3)
-    with pytest.raises(ValueError, match="max_epochs=0: must be positive"):
+    with messages.raised(ValueError):
         trainer.train(lambda: points({"batch_size": 4}), max_epochs=0)
 
 
@@ -173,12 +174,13 @@ def train_to(folder: Path, steps: int, batch_size: int = 2, epochs: int | None =
 
 
 @pytest.mark.parametrize("function", [points, from_generator])
-def test_an_input_that_ends_before_the_last_step_is_reported(function: Any, tmp_path: Path, caplog: Any) -> None:
+def test_an_input_that_ends_before_the_last_step_is_reported(
+    function: Any, tmp_path: Path, caplog: Any, messages: Messages
+) -> None:
     with caplog.at_level(logging.WARNING, "runner"):
         result = train_to(tmp_path, 60, function=function)
     assert result.global_step == 5 and result.stopped_early is not None
-    assert result.stopped_early.startswith("the training input ended at step 5 of 60. To train on, call .repeat() in ")
-    assert "set train.max_epochs" in result.stopped_early and f"Stopped early: {result.stopped_early}" in caplog.text
+    messages.logged(caplog, result.stopped_early)
 
 
 def test_an_input_that_may_end_is_not_reported(tmp_path: Path, caplog: Any) -> None:
@@ -188,39 +190,40 @@ def test_an_input_that_may_end_is_not_reported(tmp_path: Path, caplog: Any) -> N
         spec = TrainSpec(Input(points, params={}, batch_size=2))
         result = train_and_evaluate(estimator(Seen(), tmp_path / "c"), spec, [])
         assert (result.global_step, result.stopped_early) == (5, None), "there is no last step"
-    assert "Stopped early" not in caplog.text
+    assert "Stopped" not in caplog.text
 
 
 @pytest.mark.parametrize("command", ["train_and_evaluate", "train"])
-def test_the_end_of_the_input_is_in_the_result_of_the_command(command: str, tmp_path: Path) -> None:
+def test_the_end_of_the_input_is_in_the_result_of_the_command(command: str, tmp_path: Path, messages: Messages) -> None:
     settings = (f"command={command}", "input.train.fn=tests.support.jobs.once", "train.max_steps=60")
     assert jobs.run(tmp_path, *settings) == 0
     (result,) = jobs.results(tmp_path)
-    assert result["stopped_early"].startswith("the training input ended at step 4 of 60. ")
+    messages.same("stopped_early", result["stopped_early"])
 
 
-def test_another_batch_size_says_by_how_much_the_passes_overrun_their_number(tmp_path: Path, caplog: Any) -> None:
-    def said() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if "overrun" in record.getMessage()]
+def test_another_batch_size_says_by_how_much_the_passes_overrun_their_number(
+    tmp_path: Path, caplog: Any, messages: Messages
+) -> None:
+    def num_said() -> int:
+        found = [record for record in caplog.records if "overrun" in record.getMessage()]
+        messages.logged(caplog, "overrun")
         caplog.clear()
-        return found
+        return len(found)
 
     caplog.set_level(logging.WARNING, "runner")
     train_to(tmp_path / "a", 5, epochs=2)
     train_to(tmp_path / "a", 8, epochs=2)
-    assert said() == [], "it goes on at the next example"
+    assert num_said() == 0, "it goes on at the next example"
     assert train_to(tmp_path / "a", 60, 5, epochs=1).global_step == 10
-    checkpoint = tmp_path / "a" / "model.ckpt"
-    why = "because the input starts from its beginning."
-    assert said() == [f"train.max_epochs=1 is overrun by the 1.6 passes before {checkpoint}-8, {why}"]
+    assert num_said() == 1
     train_to(tmp_path / "a", 60, 1, epochs=1)
-    assert said() == [f"train.max_epochs=1 is overrun by the 2.6 passes before {checkpoint}-10, {why}"]
+    assert num_said() == 1
     train_to(tmp_path / "b", 3, function=from_generator, epochs=1)
     train_to(tmp_path / "b", 60, 5, function=from_generator, epochs=1)
-    assert said() == [f"train.max_epochs=1 is overrun by the 3 batches before {tmp_path}/b/model.ckpt-3, {why}"]
+    assert num_said() == 1
     train_to(tmp_path / "c", 3)
     train_to(tmp_path / "c", 6, 5)
-    assert said() == [], "no number of passes is asked for"
+    assert num_said() == 0, "no number of passes is asked for"
 
 
 def test_a_function_that_ends_by_itself_is_told_when_and_else_keeps_its_default(tmp_path: Path) -> None:

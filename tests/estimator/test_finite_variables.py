@@ -17,6 +17,7 @@ from runner.run_config import WarmStart
 from tests.support import jobs
 from tests.support.journal import events_in, journal_of
 from tests.support.line import mirrored
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 HERE = "tests.estimator.test_finite_variables"
@@ -75,66 +76,62 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("saving", list(SAVING))
 @pytest.mark.parametrize("strategy", [None, mirrored()], ids=["default", "mirrored"])
-def test_it_is_not_saved_and_ends_the_run(strategy: Any, saving: str, tmp_path: Path) -> None:
-    with pytest.raises(NanError) as raised:
+def test_it_is_not_saved_and_ends_the_run(strategy: Any, saving: str, tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(NanError):
         train(tmp_path, train_distribute=strategy, **SAVING[saving])
-    said = str(raised.value)
-    assert said.startswith("variables became non-finite by step 10, and are not saved. Try ")
-    assert "(the last finite checkpoint is of step 5)" in said and "run.debug=nan names the feature" in said
-    assert said.endswith("Non-finite variables: norm/gamma, norm/moving_mean, norm/moving_variance.")
     assert newest(tmp_path) == (5, True)
     (noted,) = events_in(tmp_path, "nan")
     assert noted["step"] == 10 and noted["variables"][0] == "norm/gamma"
 
 
-def test_the_last_save_counts_too(tmp_path: Path) -> None:
-    with pytest.raises(NanError, match="by step 20"):
+def test_the_last_save_counts_too(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(NanError):
         train(tmp_path, save_checkpoints_steps=None)
     assert newest(tmp_path) == (0, True)
 
 
-def test_on_the_command_line_it_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_command_line_it_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
     settings = (f"model.fn={HERE}.normalized", f"input.train.fn={HERE}.customers", "input.eval=null")
     assert jobs.run(tmp_path, *settings, "checkpoint.save_steps=5", "train.max_steps=20") == 1
     (said,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("runner: ")]
-    assert said.startswith("runner: NanLossError: variables became non-finite by step 10, and are not saved.")
-    assert "(the last finite checkpoint is of step 5)" in said and "run.debug=nan names the feature" in said
+    messages.same("exit 1", said)
     assert newest(tmp_path / "run") == (5, True)
     assert jobs.run(tmp_path, *settings, "train.max_steps=20", "run.debug=nan") == 1
-    error = capsys.readouterr().err
-    assert "NotFiniteError: the input contains NaN: features['income'], float32 (None,)." in error
-    assert "at step 7; the last checkpoint is of step 5" in error
+    for text in capsys.readouterr().err.splitlines():
+        if text.startswith("runner: ") or "at step" in text:
+            messages.same("exit 1", text)
 
 
-def test_an_input_of_the_second_replica_and_a_label_have_their_names(tmp_path: Path) -> None:
+def test_an_input_of_the_second_replica_and_a_label_have_their_names(tmp_path: Path, messages: Messages) -> None:
     x, zeros = np.array([1.0, 2.0, 3.0, np.nan], np.float32), np.zeros(4, np.float32)
-    elements = {
-        r"labels\[0\]": ({"b": (zeros, zeros), "a": zeros}, (x,)),
-        r"features\['b'\]\[1\]": ({"b": (zeros, x), "a": zeros}, (zeros,)),
-    }
+    elements = [({"b": (zeros, zeros), "a": zeros}, (x,)), ({"b": (zeros, x), "a": zeros}, (zeros,))]
 
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         loss = tf.reduce_mean(v1.get_variable("w", []) * (features["a"] + features["b"][1]) + labels[0])
         return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1))
 
-    for number, (name, element) in enumerate(elements.items()):
+    for number, element in enumerate(elements):
         data = Input(
             lambda params: tf.data.Dataset.from_tensor_slices(params["element"]).batch(4), {"element": element}, 4
         )
         estimator = trainer(tmp_path / str(number), model_fn, check_numerics=True, train_distribute=mirrored())
-        with pytest.raises(NanError, match=f"the input contains NaN: {name}, float32"):
+        with messages.raised(NanError):
             estimator.train(data, max_steps=1)
 
 
 @pytest.mark.parametrize("saving", list(SAVING))
 @pytest.mark.parametrize("strategy", [None, mirrored()], ids=["default", "mirrored"])
-def test_rollback_goes_on_from_the_last_checkpoint(strategy: Any, saving: str, tmp_path: Path, caplog: Any) -> None:
+def test_rollback_goes_on_from_the_last_checkpoint(
+    strategy: Any, saving: str, tmp_path: Path, caplog: Any, messages: Messages
+) -> None:
     settings: dict[str, Any] = {"train_distribute": strategy, "nan": "rollback", **SAVING[saving]}
     with caplog.at_level(logging.WARNING, "runner"):
         found = train(tmp_path / "a", **settings)
     rolled = [(line["step"], line["back_to"]) for line in events_in(tmp_path / "a", "rollback")]
     assert rolled == [(10, 5)] and newest(tmp_path / "a") == (20, True)
-    assert "Variables became non-finite by step 10, and are not saved: rolled back to step 5;" in caplog.text
+    messages.logged(caplog)
     expected = train(tmp_path / "b", without=[6, 7, 8, 9, 10], **settings)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
@@ -163,8 +160,8 @@ def test_a_resumed_run_goes_back_at_the_same_step(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_it_fails_after_three_rollbacks(tmp_path: Path) -> None:
-    with pytest.raises(NanError, match="the run has rolled back 3 times already; the last finite checkpoint is of st"):
+def test_it_fails_after_three_rollbacks(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(NanError):
         train(tmp_path, bad=range(7, 40), nan="rollback")
     assert newest(tmp_path) == (5, True)
 
@@ -182,11 +179,13 @@ def test_a_warm_start_may_have_them(tmp_path: Path) -> None:
     assert newest(tmp_path / "b") == (5, False)
 
 
-def test_a_hook_that_does_not_fail_ends_training_with_the_last_finite_checkpoint(tmp_path: Path, caplog: Any) -> None:
+def test_a_hook_that_does_not_fail_ends_training_with_the_last_finite_checkpoint(
+    tmp_path: Path, caplog: Any, messages: Messages
+) -> None:
     with caplog.at_level(logging.WARNING, "runner"):
         train(tmp_path, hooks=[v1.train.NanTensorHook(None, fail_on_nan_loss=False)])
     assert newest(tmp_path) == (5, True)
-    assert "Variables became non-finite by step 10, and are not saved." in caplog.text
+    messages.logged(caplog, "finite")
 
 
 def steps_to(values: Sequence[float]) -> Any:
@@ -205,7 +204,7 @@ def steps_to(values: Sequence[float]) -> Any:
     return model_fn
 
 
-def test_what_began_non_finite_is_no_error_until_it_was_finite(tmp_path: Path) -> None:
+def test_what_began_non_finite_is_no_error_until_it_was_finite(tmp_path: Path, messages: Messages) -> None:
     def ones() -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors((tf.ones([2]), tf.ones([2]))).repeat()
 
@@ -213,13 +212,13 @@ def test_what_began_non_finite_is_no_error_until_it_was_finite(tmp_path: Path) -
     model_fn = steps_to([infinite, infinite, 3.0, 2.0, infinite, infinite])
     for steps in (1, 4):  # the second run takes up the infinite value of a checkpoint
         trainer(tmp_path, model_fn, save_checkpoints_steps=1).train(ones, max_steps=steps)
-    with pytest.raises(NanError, match=r"by step 5, .* \(the last finite checkpoint is of step 4\).*variables: best\."):
+    with messages.raised(NanError):
         trainer(tmp_path, model_fn, save_checkpoints_steps=1).train(ones, max_steps=6)
 
 
-def test_the_message_of_a_nan_loss_says_how_to_find_its_origin(tmp_path: Path) -> None:
+def test_the_message_of_a_nan_loss_says_how_to_find_its_origin(tmp_path: Path, messages: Messages) -> None:
     def bad() -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors((tf.fill([2], np.nan), tf.ones([2]))).repeat()
 
-    with pytest.raises(NanError, match="the loss became nan at step 1.* run.debug=nan names the feature or the operat"):
+    with messages.raised(NanError):
         trainer(tmp_path, steps_to([1.0])).train(bad, max_steps=3)

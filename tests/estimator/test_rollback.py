@@ -15,6 +15,7 @@ from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig
 from tests.support import jobs
 from tests.support.journal import events_in, journal_file, journal_of, recorded
 from tests.support.line import line, mirrored
+from tests.support.messages import Messages
 
 NUMBERS = np.random.RandomState(0).rand(60, 2).astype(np.float32)
 
@@ -61,7 +62,7 @@ def rollbacks(folder: Path) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("saving", list(SAVING))
 @pytest.mark.parametrize("strategy", [None, mirrored()], ids=["default", "mirrored"])
 def test_it_goes_on_from_the_checkpoint_with_the_batches_after_the_bad_one(
-    strategy: Any, saving: str, tmp_path: Path, caplog: Any
+    strategy: Any, saving: str, tmp_path: Path, caplog: Any, messages: Messages
 ) -> None:
     # A replica takes a batch of the function's own: of two, a step has two batches.
     bad, expected, skipped = [7, 15], [(7, 5), (13, 10)], [6, 7, 13, 14, 15]
@@ -70,8 +71,7 @@ def test_it_goes_on_from_the_checkpoint_with_the_batches_after_the_bad_one(
     with caplog.at_level(logging.WARNING, "runner"):
         found = train(tmp_path / "a", batches(*bad), train_distribute=strategy, **SAVING[saving])
     assert rollbacks(tmp_path / "a") == expected
-    assert "The loss became nan at step 7: rolled back to step 5" in caplog.text
-    assert "rollback 1 of at most 3" in caplog.text
+    messages.logged(caplog)
     assert found == train(tmp_path / "b", batches(without=skipped), train_distribute=strategy)
     assert found["global_step"] == 20
 
@@ -84,30 +84,24 @@ def test_a_run_that_was_killed_after_it_goes_back_again(tmp_path: Path) -> None:
     assert rollbacks(tmp_path / "b") == [(7, 5), (7, 5), (13, 10)]
 
 
-def test_it_fails_after_three(tmp_path: Path) -> None:
-    with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
+def test_it_fails_after_three(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
         train(tmp_path, batches(*range(7, 40)))
-    assert "the loss became nan at step 6" in str(raised.value)
-    assert "the run has rolled back 3 times already; the last finite checkpoint is of step 5" in str(raised.value)
     assert "train.nan=rollback" not in str(raised.value)
     assert rollbacks(tmp_path) == [(7, 5), (6, 5), (6, 5)]
 
 
-def test_a_nan_says_what_to_try_first(tmp_path: Path) -> None:
-    with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
+def test_a_nan_says_what_to_try_first(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(tf.compat.v1.train.NanLossDuringTrainingError):
         train(tmp_path, batches(7), nan="stop")
-    assert str(raised.value).startswith(
-        "the loss became nan at step 7. Try a lower learning rate, tf.clip_by_global_norm in model_fn or "
-        "train.nan=rollback (RunConfig(nan='rollback')), which rolls back and skips the batch (the last finite "
-        "checkpoint is of step 5). train.nan=ignore continues with non-finite values."
-    )
 
 
-def test_a_nan_on_the_command_line_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_nan_on_the_command_line_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
     assert jobs.run(tmp_path, "model.fn=tests.support.line.native_line", "+model.params.learning_rate=1e30") == 1
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "NanLossError" in line]
-    assert said.startswith("runner: NanLossError: the loss became ")
-    assert "Try a lower learning rate, train.clip_global_norm=1 or train.nan=rollback" in said
+    messages.same("exit 1", said)
 
 
 def many_layers(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorSpec:
@@ -118,14 +112,12 @@ def many_layers(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorS
     return EstimatorSpec(mode, loss=loss, train_op=train_op)
 
 
-def test_the_error_names_three_of_many_variables_and_counts_the_others(tmp_path: Path) -> None:
+def test_the_error_names_three_of_many_variables_and_counts_the_others(tmp_path: Path, messages: Messages) -> None:
     """Of a model of 300 layers it was 20 kB of names."""
     journal = journal_file(tmp_path)
     trainer = Estimator(many_layers, tmp_path, RunConfig(steps_per_loop=1), journal=journal_of(journal))
-    with pytest.raises(tf.compat.v1.train.NanLossDuringTrainingError) as raised:
+    with messages.raised(tf.compat.v1.train.NanLossDuringTrainingError):
         trainer.train(lambda: batches(3)().batch(2), max_steps=10)
-    assert str(raised.value).startswith("the loss became nan at step 2. Try a lower learning rate")
-    assert str(raised.value).endswith(" Non-finite variables: w0, w1, w2 and 3 more.")
     (noted,) = [line["variables"] for line in events_in(journal, "nan")]
     assert noted == [f"w{number}" for number in range(6)]
 

@@ -30,6 +30,7 @@ from runner.run_config import KeepBest
 from tests.support.jobs import serving_input_receiver_fn
 from tests.support.journal import journal_of, recorded
 from tests.support.line import line, points, read_events, steps_of
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 
@@ -52,8 +53,8 @@ def test_train_spec_holds_what_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("max_steps", [0, -1])
-def test_train_spec_refuses_steps_that_are_not_positive(max_steps: int) -> None:
-    with pytest.raises(ValueError, match=rf"TrainSpec\(max_steps={max_steps}\): must be positive; None means no limi"):
+def test_train_spec_refuses_steps_that_are_not_positive(max_steps: int, messages: Messages) -> None:
+    with messages.raised(ValueError):
         TrainSpec(points(), max_steps)
 
 
@@ -64,22 +65,23 @@ def test_eval_spec_takes_all_examples_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"steps": 0}, r"EvalSpec\(steps=0\): must be positive; None means no limit."),
-        ({"steps": -3}, r"EvalSpec\(steps=-3\): must be positive; None means no limit."),
-        ({"start_delay_secs": -1}, r"EvalSpec\(start_delay_secs=-1\): must not be negative."),
-        ({"throttle_secs": -1}, r"EvalSpec\(throttle_secs=-1\): must not be negative."),
+        {"steps": 0},
+        {"steps": -3},
+        {"start_delay_secs": -1},
+        {"throttle_secs": -1},
     ],
+    ids=str,
 )
-def test_eval_spec_refuses_what_cannot_be(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_eval_spec_refuses_what_cannot_be(settings: dict[str, Any], messages: Messages) -> None:
+    with messages.raised(ValueError):
         EvalSpec(points(), **settings)
 
 
 @pytest.mark.parametrize("kind", [TrainSpec, EvalSpec])
-def test_specs_refuse_inputs_that_cannot_be_called(kind: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\(input_fn='data'\): it must be callable, or an Input."):
+def test_specs_refuse_inputs_that_cannot_be_called(kind: Any, messages: Messages) -> None:
+    with messages.raised(ValueError):
         kind("data")
     assert kind(Input(points())).input_fn.fn is not None
 
@@ -282,13 +284,12 @@ def test_what_a_stop_saved_off_schedule_is_evaluated_only_where_the_run_ends_the
     assert steps_of(tmp_path / "eval", "loss") == [2, 4, 5, 6, 8]
 
 
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [((None, None), r"\['', ''\]"), (("a", "b", "a"), r"\['a', 'b', 'a'\]"), ((None, ""), r"\['', ''\]")],
-)
-def test_evaluations_of_the_same_name_are_refused(names: tuple[str | None, ...], told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [(None, None), ("a", "b", "a"), (None, "")], ids=str)
+def test_evaluations_of_the_same_name_are_refused(
+    names: tuple[str | None, ...], tmp_path: Path, messages: Messages
+) -> None:
     evals = [EvalSpec(points(), name=name) for name in names]
-    with pytest.raises(ValueError, match=f"train_and_evaluate: evaluations need different names, got {told}."):
+    with messages.raised(ValueError):
         train_and_evaluate(estimator(tmp_path), train_spec(1), evals)
     assert estimator(tmp_path).latest_checkpoint() is None, "found out before anything is trained"
 
@@ -355,14 +356,14 @@ def test_hooks_of_both_specs_are_used(tmp_path: Path) -> None:
     assert evaluating.calls == [("begin", 2), ("end", 2), ("begin", 4), ("end", 4)]
 
 
-def test_error_in_an_evaluation_says_where(tmp_path: Path) -> None:
+def test_error_in_an_evaluation_says_where(tmp_path: Path, messages: Messages) -> None:
     def broken() -> Any:
         return points()().map(lambda x, y: (x, tf.debugging.check_numerics(y / 0.0, "labels")))
 
     trainer = estimator(tmp_path, save_checkpoints_steps=2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="labels") as caught:
         train_and_evaluate(trainer, train_spec(4), EvalSpec(broken, name="test"))
-    assert caught.value.__notes__[-1] == f"evaluating 'test' at step 2 from {tmp_path}/model.ckpt-2"
+    messages.same("note", caught.value.__notes__[-1])
 
 
 # --- the whole of it ----------------------------------------------------------------------------------------------
@@ -388,7 +389,7 @@ def test_complete_flow_with_a_simple_linear_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle_seed", [None, 7])
 def test_workers_that_all_read_all_of_the_data_shuffle_it_in_orders_of_their_own(
-    shuffle_seed: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shuffle_seed: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
 ) -> None:
     def shuffled(params: Any, config: Any) -> tf.data.Dataset:
         data = tf.data.Dataset.range(100)
@@ -407,7 +408,9 @@ def test_workers_that_all_read_all_of_the_data_shuffle_it_in_orders_of_their_own
         own = orders("off")
     assert all(sorted(order) == list(range(100)) for order in own)
     assert own[0] != own[1] != own[2] != own[0]
-    assert "without a shuffle all workers train on the same examples" in caplog.text
+    for record in caplog.records:
+        if "shuffle" in record.getMessage():
+            messages.same(record.levelname, record.getMessage())
     one, *others = orders("examples")  # each takes its rows of the same batches
     assert others == [one, one]
     assert own[0] == one

@@ -18,6 +18,7 @@ from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig, StepResult
 from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.hook import Interrupted, TimeLimit, WhenDue
 from tests.support.line import LINES, line, mirrored, native_line, points, steps_of
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
@@ -139,13 +140,16 @@ def test_a_hook_with_a_cadence_in_seconds_is_called_at_the_first_end_of_a_loop_a
     assert hook.ends == [3, 6] and hook.results[1].secs == 36
 
 
-def test_training_ends_after_so_many_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_ends_after_so_many_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
     clock = itertools.count()  # a second at each look: when it begins, and after each loop
     with caplog.at_level(logging.INFO, "runner"):
         run = train(tmp_path, [TimeLimit(3, clock=lambda: next(clock))], 100, steps_per_loop=2)
     assert run.global_step == 6 and run.stop_reason == "train.max_secs=3"
     assert estimator(tmp_path).get_variable_value("global_step") == 6
-    assert "train.max_secs=3 has passed: training ends at step 6." in caplog.text
+    (record,) = [one for one in caplog.records if "train.max_secs" in one.getMessage()]
+    messages.same(record.levelname, record.getMessage())
 
 
 def test_loops_grow_by_themselves_and_still_end_there(tmp_path: Path) -> None:
@@ -208,10 +212,8 @@ def test_hook_needs_no_base_class(tmp_path: Path) -> None:
     assert duck.calls == ["begin", "before", "after", "end", "begin", "end"]
 
 
-def test_what_is_no_hook_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match="'x' is not a hook: expected a runner.Hook or a tf.compat.v1.train.SessionRunHook."
-    ):
+def test_what_is_no_hook_is_refused(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(TypeError):
         train(tmp_path, ["x"], 1)
 
 
@@ -235,13 +237,13 @@ def test_native_hooks_begin_and_end_evaluations_and_predictions(style: str, tmp_
     assert predicting.calls == given.calls[2:] == [("begin", 3), ("end", 3)]
 
 
-def test_an_evaluation_cannot_be_stopped(tmp_path: Path) -> None:
+def test_an_evaluation_cannot_be_stopped(tmp_path: Path, messages: Messages) -> None:
     class Stop(Hook):
         def begin(self, run: Any) -> None:
             run.request_stop("no")
 
     trainer = estimator(tmp_path).train(points(), steps=1)
-    with pytest.raises(RuntimeError, match=r"request_stop\('no'\): only training can be stopped"):
+    with messages.raised(RuntimeError):
         trainer.evaluate(points(), hooks=[Stop()])
 
 
@@ -316,13 +318,14 @@ def test_session_hook_is_called_for_each_step_as_in_a_session(tmp_path: Path) ->
     assert hook.values == [None] * 3
 
 
-def test_unknown_hook_makes_one_step_per_loop_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_hook_makes_one_step_per_loop_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
     recorder = Recorder()
     with caplog.at_level(logging.WARNING, logger="runner"):
         train(tmp_path, [Session(), recorder], 5, steps_per_loop=5)
     assert recorder.ends == [1, 2, 3, 4, 5]
-    assert "The hook Session may fetch or stop at any step, so training runs one step per loop." in caplog.text
-    assert "take several times as long" in caplog.text
+    messages.logged(caplog, "Session")
 
 
 def test_request_stop_ends_training_at_that_step(tmp_path: Path) -> None:
@@ -432,14 +435,11 @@ def test_session_run_gives_the_values_after_the_step(tmp_path: Path) -> None:
     assert hook.values == [(n, pytest.approx(WEIGHTS[n]), n + 1, pytest.approx(WEIGHTS[n + 1])) for n in range(3)]
 
 
-def test_a_name_that_is_not_there_is_shown_with_those_that_are_near(tmp_path: Path) -> None:
+def test_a_name_that_is_not_there_is_shown_with_those_that_are_near(tmp_path: Path, messages: Messages) -> None:
     hooks = [Session(lambda: "my_los:0"), v1.train.LoggingTensorHook(["wieght"], every_n_iter=1)]
-    with pytest.raises(
-        ValueError, match=r"A hook requests 'my_los:0', but model_fn made no tensor or variable of that name. Did "
-        r"you mean 'my_loss:0'"
-    ):  # fmt: skip
+    with messages.raised(ValueError):
         train(tmp_path, hooks[:1], 1)
-    with pytest.raises(ValueError, match=r"A hook requests 'wieght', .* Did you mean 'weight'"):
+    with messages.raised(ValueError):
         train(tmp_path, hooks[1:], 1)
 
 
@@ -472,12 +472,12 @@ def test_what_a_hook_adds_to_the_graph_runs_when_it_is_asked_for(style: str, tmp
     assert trainer.evaluate(points())["mae"] < 50
 
 
-def test_tracing_a_step_is_refused(tmp_path: Path) -> None:
+def test_tracing_a_step_is_refused(tmp_path: Path, messages: Messages) -> None:
     class Traces(Session):
         def before_run(self, run_context: Any) -> Any:
             return v1.train.SessionRunArgs(None, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE))
 
-    with pytest.raises(ValueError, match="The hook Traces requests a trace of the step"):
+    with messages.raised(ValueError):
         train(tmp_path, [Traces()], 2)
 
 
@@ -591,9 +591,9 @@ def failing(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec
     return spec._replace(loss=loss)
 
 
-def test_nan_tensor_hook_stops_where_config_would_not(tmp_path: Path) -> None:
+def test_nan_tensor_hook_stops_where_config_would_not(tmp_path: Path, messages: Messages) -> None:
     hook = v1.train.NanTensorHook("my_loss")
-    with pytest.raises(v1.train.NanLossDuringTrainingError, match="the loss became inf at step 5"):
+    with messages.raised(v1.train.NanLossDuringTrainingError):
         estimator(tmp_path, failing, nan="ignore", steps_per_loop=8).train(points(16, 2), hooks=[hook])
 
 
@@ -651,11 +651,13 @@ def test_logging_tensor_hook_gets_values_of_the_step_and_formats_them(said: list
 
 @pytest.mark.long
 @pytest.mark.parametrize("ends", ["data", "nan"])
-def test_logging_tensor_hook_is_left_out_of_a_loop_that_ends_early(ends: str, said: list[str], tmp_path: Path) -> None:
+def test_logging_tensor_hook_is_left_out_of_a_loop_that_ends_early(
+    ends: str, said: list[str], tmp_path: Path, messages: Messages
+) -> None:
     recorder = Recorder()
     hooks = [v1.train.LoggingTensorHook(["my_loss"], every_n_iter=5), recorder]
     if ends == "nan":
-        with pytest.raises(v1.train.NanLossDuringTrainingError, match="at step 5"):
+        with messages.raised(v1.train.NanLossDuringTrainingError):
             estimator(tmp_path, failing, steps_per_loop=3).train(points(16, 2), hooks=hooks)
     else:
         # Of unknown cardinality, so that the end is found only by reaching it.

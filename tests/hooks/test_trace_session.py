@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, RunConfig
 from tests.support.line import line, mirrored, native_line, points
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 
@@ -129,18 +130,16 @@ def test_training_ends_where_a_hook_finds_no_further_batch(method: str, known: b
     assert weight_and_step(estimator)[1] == (2 if before else 3)
 
 
-def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path) -> None:
+def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path, messages: Messages) -> None:
     hook = Calls("after_create_session", features)
-    with pytest.raises(
-        ValueError, match=r"needs a batch, but between steps it cannot be computed: .* Add the operations"
-    ):
+    with messages.raised(ValueError, hide="<tf.Tensor .*?>"):
         native = {"hooks": [lambda _: hook]}
         Estimator(native_model, tmp_path / "parts", RunConfig(gradient_accumulation=2), native).train(
             points(repeat=True), steps=1
         )
     estimator = trained(tmp_path, max_steps=1)
     estimator = Estimator(model, tmp_path, RunConfig(), {"hooks": [lambda _: hook]})
-    with pytest.raises(ValueError, match=r"depends on a batch. Only training hooks can take a batch between steps"):
+    with messages.raised(ValueError):
         estimator.evaluate(points())
 
 
@@ -193,15 +192,15 @@ def test_data_whose_iterator_a_hook_initializes_is_trained_on_and_resumes(
     assert weight_and_step(estimator) == (pytest.approx(weight_after(5, 2 * replicas), rel=1e-5), 5)
 
 
-def test_what_a_hook_does_not_feed_or_runs_again_is_named(tmp_path: Path) -> None:
+def test_what_a_hook_does_not_feed_or_runs_again_is_named(tmp_path: Path, messages: Messages) -> None:
     hook = Feeds(again=True)
-    with pytest.raises(ValueError, match=r"session.run\(iterator.initializer\) in a hook after the first step"):
+    with messages.raised(ValueError):
         trained(tmp_path / "again", lambda _: hook, data=hook.data, max_steps=2)
     lacking = Feeds()
-    with pytest.raises(ValueError, match="You must feed a value for placeholder tensor 'Placeholder"):
+    with messages.raised(ValueError):
         lacking_data = lambda: (lacking.data(), lacking.feed.popitem())[0]  # noqa: E731
         trained(tmp_path / "lacking", lambda _: lacking, data=lacking_data, max_steps=2)
-    with pytest.raises(ValueError, match="makes placeholders that cannot be fed"):
+    with messages.raised(ValueError):
         trained(tmp_path / "nobody", data=lambda: v1.placeholder(tf.float32, [2]), max_steps=2)
 
 
@@ -226,7 +225,7 @@ def fed_model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSp
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_variable_begins_with_what_a_scaffold_feeds(replicas: int, tmp_path: Path) -> None:
+def test_a_variable_begins_with_what_a_scaffold_feeds(replicas: int, tmp_path: Path, messages: Messages) -> None:
     """And another with what is loaded of it, on all replicas. A run that resumes needs no feed, nor does evaluation."""
     feed = np.arange(6.0).reshape(3, 2)
     config = RunConfig(tensorboard=False, train_distribute=mirrored() if replicas == 2 else None)
@@ -236,6 +235,6 @@ def test_a_variable_begins_with_what_a_scaffold_feeds(replicas: int, tmp_path: P
     assert again.get_variable_value("table").tolist() == feed.tolist()
     assert again.get_variable_value("loaded").tolist() == [2, 4]
     assert again.evaluate(points())["table"] == 2.5
-    with pytest.raises(ValueError, match=r"placeholder tensor 'given' .*") as caught:
+    with messages.raised(ValueError) as caught:
         Estimator(fed_model, tmp_path / "new", config, {"feed": None}).train(points(repeat=True), max_steps=1)
-    assert "variable 'table' starts from it" in caught.value.__notes__[0]
+    messages.same("note", caught.value.__notes__[0])

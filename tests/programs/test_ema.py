@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+from tests.support.messages import Messages
 from tests.support.models import STYLES, eval_input, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -98,7 +99,7 @@ def plain(trainer: Estimator, averages: bool, tmp_path: Path) -> Estimator:
     ),
 )  # fmt: skip
 def test_evaluation_and_prediction_use_the_averages(
-    strategy: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    strategy: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
 ) -> None:
     config = {"eval_distribute": STRATEGIES["one_device"]} if how == "eval_distribute" else {}
     trainer = estimator("native", tmp_path / "run", strategy, **config).train(train_input(16), steps=12)
@@ -106,7 +107,8 @@ def test_evaluation_and_prediction_use_the_averages(
         trainer = estimator("native", tmp_path / "run", strategy)
     caplog.set_level(logging.INFO, "runner")
     found = trainer.evaluate(eval_input(8))
-    assert "Evaluation uses the moving averages of the weights (ema_decay=0.9)." in caplog.text
+    (record,) = [one for one in caplog.records if "ema_decay" in one.getMessage()]
+    messages.same(record.levelname, record.getMessage())
     expected = plain(trainer, averages=True, tmp_path=tmp_path)
     assert found == {name: pytest.approx(value, rel=1e-5) for name, value in expected.evaluate(eval_input(8)).items()}
     assert found["loss"] != pytest.approx(plain(trainer, False, tmp_path).evaluate(eval_input(8))["loss"], rel=1e-2)
@@ -132,20 +134,23 @@ def test_evaluations_between_steps_and_a_prediction_left_alone_do_not_touch_trai
         np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
 
 
-def test_a_checkpoint_without_averages_says_so_when_they_are_to_be_evaluated(tmp_path: Path) -> None:
+def test_a_checkpoint_without_averages_says_so_when_they_are_to_be_evaluated(
+    tmp_path: Path, messages: Messages
+) -> None:
     estimator("native", tmp_path, ema_decay=None).train(train_input(16), steps=1)
-    with pytest.raises(ValueError, match=r"train.ema_decay=0.9: .*model.ckpt-1 has no moving averages"):
+    with messages.raised(ValueError):
         estimator("native", tmp_path).evaluate(eval_input(8))
 
 
 def test_a_run_that_goes_on_with_averages_it_did_not_have_begins_them_at_its_weights(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
 ) -> None:
     estimator("native", tmp_path, ema_decay=None).train(train_input(16), steps=4)
     before = tf.train.load_variable(str(tmp_path), "dense/kernel")
     caplog.set_level(logging.INFO, "runner")
     trainer = estimator("native", tmp_path, precision="mixed_float16").train(train_input(16), steps=1)
-    assert "model.ckpt-4 does not contain dense/kernel/ExponentialMovingAverage, " in caplog.text
+    (record,) = [one for one in caplog.records if AVERAGE in one.getMessage()]
+    messages.same(record.levelname, record.getMessage())
     values = values_of(trainer)
     np.testing.assert_allclose(values["dense/kernel" + AVERAGE], 0.9 * before + 0.1 * values["dense/kernel"], rtol=1e-5)
     assert values["loss_scale/dynamic_scale"] == 2**15 and values["global_step"] == 5

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunConfig
+from tests.support.messages import Messages
 from tests.support.models import STYLES, classic, eval_input, native, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -87,7 +88,7 @@ def test_a_keras_model_of_the_user_does_not_shift_names(tmp_path: Path) -> None:
     assert Estimator(native, tmp_path).get_variable_names() == GOLDEN_NAMES["native"]
 
 
-def test_a_name_has_one_shape_in_all_modes(tmp_path: Path) -> None:
+def test_a_name_has_one_shape_in_all_modes(tmp_path: Path, messages: Messages) -> None:
     def wide_in_eval(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         size = 4 if mode == ModeKeys.TRAIN else 2
         predictions = features[:, :size] @ v1.get_variable("dense/kernel", [size, 1])
@@ -95,14 +96,13 @@ def test_a_name_has_one_shape_in_all_modes(tmp_path: Path) -> None:
         return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.1))
 
     trainer = Estimator(wide_in_eval, tmp_path).train(train_input(8), steps=1)
-    message = r"variable 'dense/kernel' is \[4, 1\] .*(was requested as|model_fn requests) \[2, 1\]\. (Every mode|Undo)"
-    with pytest.raises(ValueError, match=message):
+    with messages.raised(ValueError):
         trainer.evaluate(eval_input(8))
-    with pytest.raises(ValueError, match=message):
+    with messages.raised(ValueError):
         Estimator(wide_in_eval, tmp_path).evaluate(eval_input(8))
 
 
-def test_a_variable_that_train_never_made_is_named(tmp_path: Path) -> None:
+def test_a_variable_that_train_never_made_is_named(tmp_path: Path, messages: Messages) -> None:
     def more_in_eval(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         predictions = features @ v1.get_variable("kernel", [4, 1])
         if mode == ModeKeys.EVAL:
@@ -110,7 +110,7 @@ def test_a_variable_that_train_never_made_is_named(tmp_path: Path) -> None:
         return EstimatorSpec(mode, loss=tf.square(predictions - labels)[:, 0], optimizer=keras.optimizers.SGD(0.1))
 
     trainer = Estimator(more_in_eval, tmp_path).train(train_input(8), steps=1)
-    with pytest.raises(ValueError, match="has no variable 'late'"):
+    with messages.raised(ValueError):
         trainer.evaluate(eval_input(8))
 
 
@@ -284,7 +284,7 @@ def test_keras_optimizer_in_a_train_op_trains_plain_variables(strategy: str, tmp
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_steps_of_a_train_op_that_does_not_count_are_counted(
-    strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
 ) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         loss = tf.reduce_mean(tf.square(features @ v1.get_variable("kernel", [4, 1]) - labels))
@@ -292,17 +292,19 @@ def test_steps_of_a_train_op_that_does_not_count_are_counted(
 
     trainer = Estimator(model_fn, tmp_path, config(strategy)).train(train_input(8), max_steps=3)
     assert trainer.get_variable_value("global_step") == 3
-    assert "train_op does not advance the global step, so the runner does" in caplog.text
+    messages.logged(caplog, "train_op")
 
 
-def test_train_op_that_never_advances_the_global_step_in_its_branch_is_refused(tmp_path: Path) -> None:
+def test_train_op_that_never_advances_the_global_step_in_its_branch_is_refused(
+    tmp_path: Path, messages: Messages
+) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         loss = tf.reduce_mean(tf.square(features @ v1.get_variable("kernel", [4, 1]) - labels))
         step = v1.train.get_global_step()
         train_op = tf.cond(loss < 0, lambda: step.assign_add(1, read_value=False), tf.no_op)
         return EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    with pytest.raises(ValueError, match="train_op must advance it"):
+    with messages.raised(ValueError):
         Estimator(model_fn, tmp_path).train(train_input(8), steps=3)
 
 
@@ -437,7 +439,7 @@ def _inference(model: Any) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
-def test_nan_is_named_at_its_exact_step(style: str, tmp_path: Path) -> None:
+def test_nan_is_named_at_its_exact_step(style: str, tmp_path: Path, messages: Messages) -> None:
     poisoned = 437
 
     def input_fn(params: Any) -> tf.data.Dataset:
@@ -452,9 +454,8 @@ def test_nan_is_named_at_its_exact_step(style: str, tmp_path: Path) -> None:
         return dataset.map(plant)
 
     trainer = Estimator(STYLES[style], tmp_path, config("mirrored", steps_per_loop=1000))
-    with pytest.raises(v1.train.NanLossDuringTrainingError) as caught:
+    with messages.raised(v1.train.NanLossDuringTrainingError) as caught:
         trainer.train(Input(input_fn, params={}, batch_size=8), steps=1000)
-    assert f"the loss became nan at step {poisoned}." in str(caught.value)
     kernel = next(name for name in GOLDEN_NAMES[style] if name.endswith("kernel"))
     assert kernel in str(caught.value), "it names what became NaN"
     assert trainer.latest_checkpoint() == str(tmp_path / "model.ckpt-0"), "no broken state is saved"
@@ -627,14 +628,14 @@ def test_moving_averages_of_v1_start_at_the_initial_values(strategy: str, tmp_pa
     np.testing.assert_allclose(average, (1 + kernel) / 2, rtol=1e-6)
 
 
-def test_a_learning_rate_that_the_checkpoint_overrides_is_said(tmp_path: Path, caplog: Any) -> None:
+def test_a_learning_rate_that_the_checkpoint_overrides_is_said(tmp_path: Path, caplog: Any, messages: Messages) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
         loss = tf.square(keras.layers.Dense(1)(features) - labels)[:, 0]
         return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(params["rate"]))
 
     Estimator(model_fn, tmp_path, params={"rate": 0.1}).train(train_input(8), steps=1)
     Estimator(model_fn, tmp_path, params={"rate": 0.5}).train(train_input(8), steps=1)
-    assert "sgd/learning_rate: the value 0.1 of" in caplog.text and "model_fn's 0.5 is ignored" in caplog.text
+    messages.logged(caplog, "sgd/learning_rate")
 
 
 def test_what_cannot_be_in_a_branch_on_replicas_is_explained(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.programs.learning_rate import in_words
+from tests.support.messages import Messages
 from tests.support.models import data, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -135,26 +136,25 @@ def test_an_initial_value_made_of_the_number_of_replicas_is_that_of_the_run(tmp_
     assert alone.get_variable_value("there") == 0.0
 
 
-def test_one_replica_has_nothing_to_scale_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_replica_has_nothing_to_scale_which_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
     caplog.set_level(logging.INFO, "runner")
     found = rates(FLAT["keras"], tmp_path, learning_rate_scaling="linear", warmup_steps=4)
     np.testing.assert_allclose(found, [0.1] * STEPS, rtol=1e-6)
-    assert "linear has no effect on one replica, and train.warmup_steps=4 has no" in caplog.text
+    (record,) = [one for one in caplog.records if "train.warmup_steps" in one.getMessage()]
+    messages.same(record.levelname, record.getMessage())
 
 
-def test_what_becomes_of_the_rate_is_said() -> None:
+def test_what_becomes_of_the_rate_is_said(messages: Messages) -> None:
     on_two = RunConfig(train_distribute=STRATEGIES["mirrored"], learning_rate_scaling="sqrt", warmup_steps=100)
-    assert in_words(on_two) == (
-        "train.learning_rate_scaling=sqrt on 2 replicas: the learning rate rises to 1.41421 times its value over the "
-        "first 100 steps."
-    )
-    said = in_words(RunConfig(warmup_steps=100))
-    assert said == "The learning rate rises to its full value over the first 100 steps."
+    for config in (on_two, RunConfig(warmup_steps=100)):
+        messages.same("words", str(in_words(config)))
     assert in_words(RunConfig()) is None
 
 
-def test_an_optimizer_without_a_rate_to_scale_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="do not work with SGD: it has no property 'learning_rate'"):
+def test_an_optimizer_without_a_rate_to_scale_is_refused_with_the_reason(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
         rates(lambda: tf_keras.optimizers.legacy.SGD(0.1), tmp_path, warmup_steps=4)
 
 
@@ -233,7 +233,7 @@ def test_a_schedule_of_tf_keras_has_its_rates_also_after_a_resume(
         trainer = Estimator(model_fn, tmp_path, config)
         trainer.train(Input(input_fn, params={}, batch_size=4), max_steps=max_steps)
     np.testing.assert_allclose(trainer.get_variable_value("weights"), expected, rtol=1e-6)
-    assert "current_learning_rate: the value" not in caplog.text
+    assert "current_learning_rate:" not in caplog.text
     for path in sorted(tmp_path.glob("events.out.tfevents.*")):
         for event in v1.train.summary_iterator(str(path)):
             for one in event.summary.value:

@@ -16,6 +16,7 @@ from runner.config import parsing
 from runner.config.schema import ConfigError
 from tests.config.test_config import composed
 from tests.support.line import line, points, read_events
+from tests.support.messages import Messages
 from tests.support.models import data, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -234,21 +235,22 @@ def test_a_loss_scale_factor_keeps_small_gradients_from_zero(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("config", "setting"),
+    "config",
     [
-        ({"clip_global_norm": 1.0}, "train.clip_global_norm=1: model_fn returned train_op=, which computes"),
-        ({"gradient_accumulation": 2}, "train.gradient_accumulation=2: model_fn returned train_op="),
-        ({"log_gradient_norm": True}, "train.log_gradient_norm=true: .*replica by replica. .*or unset train.log_grad"),
-        ({"precision": "mixed_float16"}, "train.precision=mixed_float16: model_fn returned train_op="),
-        ({"learning_rate_scaling": "linear"}, "train.learning_rate_scaling=linear: .* has its learning rate in it"),
-        ({"warmup_steps": 3}, "train.warmup_steps=3: .*or unset train.warmup_steps"),
+        {"clip_global_norm": 1.0},
+        {"gradient_accumulation": 2},
+        {"log_gradient_norm": True},
+        {"precision": "mixed_float16"},
+        {"learning_rate_scaling": "linear"},
+        {"warmup_steps": 3},
     ],
+    ids=str,
 )
 def test_what_needs_the_gradients_is_refused_for_a_train_op_before_the_first_step(
-    config: Any, setting: str, tmp_path: Path
+    config: Any, tmp_path: Path, messages: Messages
 ) -> None:
     trainer = Estimator(line, tmp_path, RunConfig(**config), {})
-    with pytest.raises(ValueError, match=setting):
+    with messages.raised(ValueError):
         trainer.train(points(), steps=1)
     assert trainer.latest_checkpoint() is None
 
@@ -381,17 +383,17 @@ def test_batch_normalization_takes_the_statistics_of_each_part(tmp_path: Path) -
         np.testing.assert_allclose(trainer.get_variable_value("batch_normalization/moving_mean"), mean, rtol=1e-10)
 
 
-def test_a_batch_that_does_not_divide_into_parts_is_refused_with_the_two_nearest(tmp_path: Path) -> None:
+def test_a_batch_that_does_not_divide_into_parts_is_refused_with_the_two_nearest(
+    tmp_path: Path, messages: Messages
+) -> None:
     config = RunConfig(gradient_accumulation=3, train_distribute=STRATEGIES["mirrored"])
-    with pytest.raises(
-        ValueError, match=r"batch_size=8 does not divide over 2 replicas with 3 micro-batches each .* Use 6 or 12."
-    ):
+    with messages.raised(ValueError):
         Estimator(model, tmp_path, config, {}).train(train_input(8, dtype="float64"), steps=1)
 
 
-def test_a_batch_that_does_not_divide_into_parts_is_refused_at_config_time() -> None:
+def test_a_batch_that_does_not_divide_into_parts_is_refused_at_config_time(messages: Messages) -> None:
     overrides = ["strategy=mirrored", "strategy.virtual_devices=2", "train.gradient_accumulation=4"]
-    with pytest.raises(ConfigError, match=r"batch_size=20 does not divide over 2 x 4 parts .*=4\). Use 16 or 24."):
+    with messages.raised(ConfigError):
         parsing.parse(composed([*overrides, "input.train.batch_size=20"]))
     assert parsing.parse(composed([*overrides, "input.train.batch_size=16"])).train.gradient_accumulation == 4
 

@@ -14,6 +14,7 @@ from runner.config.schema import ConfigError
 from runner.config.user_code import UserCodeError
 from tests.config.test_config import composed
 from tests.support.jobs import results, run
+from tests.support.messages import Messages
 
 HERE = "tests.task.test_config_hooks"
 CALLS: list[Any] = []
@@ -63,35 +64,40 @@ def test_training_ends_at_the_limit_and_the_same_command_goes_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("hook", "message"),
+    "hook",
     [
-        (f"{{fn: {HERE}.no_hook}}", "TypeError: 'hook' is not a hook"),
-        (f"{{fn: {HERE}.Watch, params: {{evry: 2}}}}", "unexpected keyword argument 'evry'"),
+        f"{{fn: {HERE}.no_hook}}",
+        f"{{fn: {HERE}.Watch, params: {{evry: 2}}}}",
     ],
+    ids=["no hook", "unknown param"],
 )
 def test_what_is_no_hook_is_named_with_its_key(
-    hook: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     assert run(tmp_path, f"train.hooks=[{hook}]") == 2
     said = capsys.readouterr().err
-    assert message in said and "train.hooks[0].fn=tests.task.test_config_hooks." in said
+    message, note = said[said.index("runner: ") :].splitlines()
+    messages.same("exit 2", message)
+    messages.same("note", note)
+    assert ("'evry'" in message) == ("evry" in hook)
 
 
 @pytest.mark.parametrize(
-    ("hooks", "message"),
+    "hooks",
     [
-        ("[mine.Hook]", r"train.hooks\[0\]='mine.Hook' is not a hook. Write train.hooks=\[{fn: package.module.Class"),
-        ("[{params: {a: 1}}]", r"train.hooks\[0\]=.* is not a hook."),
-        ("[{fn: a.B, parms: {}}]", r"train.hooks\[0\].parms"),
+        "[mine.Hook]",
+        "[{params: {a: 1}}]",
+        "[{fn: a.B, parms: {}}]",
     ],
+    ids=str,
 )
-def test_a_hook_that_is_written_wrong_is_refused(hooks: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_hook_that_is_written_wrong_is_refused(hooks: str, messages: Messages) -> None:
+    with messages.raised(ConfigError):
         parsing.parse(composed([f"train.hooks={hooks}"]))
 
 
-def test_a_name_that_leads_nowhere_is_found_without_tensorflow() -> None:
+def test_a_name_that_leads_nowhere_is_found_without_tensorflow(messages: Messages) -> None:
     config = parsing.parse(composed([f"train.hooks=[{{fn: {HERE}.Wach}}]"]))
     named = next(entry for entry in config.functions() if entry[0] == "train.hooks[0].fn")
-    with pytest.raises(UserCodeError, match="does not define 'Wach'. Did you mean 'Watch'?"):
+    with messages.raised(UserCodeError):
         user_code.locate(*named)

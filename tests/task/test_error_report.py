@@ -16,6 +16,7 @@ import tensorflow as tf
 from runner import EstimatorSpec
 from tests.support.jobs import config_file, endless, noted, once, run
 from tests.support.line import line
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 HERE = "tests.task.test_error_report"
@@ -89,17 +90,13 @@ def said_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_mistake_in_model_fn_is_one_message_with_the_lines_of_the_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     assert run(tmp_path, f"model.fn={HERE}.of_wrong_shape") == 2
-    message, *frames, hint = said_of(capsys)
-    assert message.startswith("runner: ") and "Dimensions must be equal" in message
-    assert [frame.partition(", line ")[0] for frame in frames] == [f"  in {__file__}"] * 2
-    assert [frame.partition(", in ")[2] for frame in frames] == [
-        "of_wrong_shape: helper(features)",
-        "helper: return tf.matmul(tf.ones([2, 4]), tf.ones([3, 1]))",
-    ]
-    assert hint == "  HYDRA_FULL_ERROR=1 shows the whole traceback."
+    said = said_of(capsys)
+    for text in said:
+        messages.same("exit 2", text)
+    assert "Dimensions" in said[0]
 
 
 def test_a_mistake_in_what_model_fn_returned_names_its_lines(
@@ -121,63 +118,52 @@ def test_hydra_full_error_shows_our_lines_too(
 
 
 def test_an_operation_that_fails_names_the_line_that_made_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     assert run(tmp_path, f"model.fn={HERE}.out_of_range") == 1
-    message, operation, frame, _ = said_of(capsys)
-    assert message.startswith("runner: InvalidArgumentError: indices[") and message.endswith("is not in [0, 2)")
-    assert operation == "  operation GatherV2, made"
-    assert frame.startswith(f"  in {__file__}, line ")
-    assert frame.endswith("in out_of_range: looked_up = tf.gather(tf.ones([2]), tf.cast(features, tf.int32))")
+    said = said_of(capsys)
+    for text in said:
+        messages.same("exit 1", text)
+    assert "indices[" in said[0] and said[0].endswith("[0, 2)")
     (error,) = [event for event in noted(tmp_path) if event.get("event") == "error"]
     assert "Traceback" in error["traceback"], "the journal keeps all of it"
 
 
-def test_a_loss_that_is_not_finite_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_is_not_finite_is_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
     assert run(tmp_path, f"model.fn={HERE}.not_a_number") == 1
     (message,) = said_of(capsys)
-    assert message.startswith("runner: NanLossError: the loss became nan at step 1.")
+    messages.same("exit 1", message)
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "quoted"),
     [
-        (f"model.fn={HERE}.unreachable", ["RuntimeError: no such service", "in unreachable: raise RuntimeError("]),
-        (f"input.train.fn={HERE}.no_bucket", [
-            "ConnectionError: no such bucket", f"in {HERE}.no_bucket, called for input.train with params",
-            "in no_bucket: raise ConnectionError(",
-        ]),
-        (f"input.train.fn={HERE}.not_traced", [
-            "AttributeError: 'SymbolicTensor' object has no attribute 'nothing'", f"in {HERE}.not_traced, called for",
-            "in parse: return x.nothing, y",
-        ]),
-        (f"input.train.fn={HERE}.bad_row", [
-            "RuntimeError: row 3 is bad", f"while reading the data of {HERE}.bad_row", "in rows: raise RuntimeError(",
-        ]),
-        (f"input.train.fn={HERE}.bad_index", [
-            "InvalidArgumentError: in Dataset.Map: indices[0] = 3 is not in [0, 3)",
-            f"while reading the data of {HERE}.bad_index",
-        ]),
-        (f"input.eval.fn={HERE}.bad_index", [
-            "InvalidArgumentError: in Dataset.Map: indices[2] = 3 is not in [0, 3)",
-            f"while reading the data of {HERE}.bad_index",
-        ]),
+        (f"model.fn={HERE}.unreachable", ""),
+        (f"input.train.fn={HERE}.no_bucket", ""),
+        (f"input.train.fn={HERE}.not_traced", "'nothing'"),
+        (f"input.train.fn={HERE}.bad_row", ""),
+        (f"input.train.fn={HERE}.bad_index", "indices[0]"),
+        (f"input.eval.fn={HERE}.bad_index", "indices[2]"),
     ],
-)  # fmt: skip
+)
 def test_errors_of_the_users_functions_exit_with_2(
-    settings: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: str, quoted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
+    """`quoted`: what the message quotes of TensorFlow's own."""
     assert run(tmp_path, settings) == 2
     said = said_of(capsys)
-    assert said[0].startswith(f"runner: {expected[0]}")
+    for text in said:
+        messages.same("exit 2", text)
+    assert quoted in said[0]
     text = "\n".join(said)
-    assert all(text.count(part) == 1 for part in expected), text
     assert "Traceback" not in text and "runner/data" not in text and "autograph" not in text
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("way", slow_but(["breakpoint()", "pdb"], "breakpoint()"))
-def test_a_breakpoint_without_a_terminal_says_what_to_set(way: str, tmp_path: Path) -> None:
+def test_a_breakpoint_without_a_terminal_says_what_to_set(way: str, tmp_path: Path, messages: Messages) -> None:
     file = config_file(tmp_path, f"model.fn={HERE}.with_breakpoint")
     env = {**os.environ, **({"PYTHONBREAKPOINT": "pdb.set_trace"} if way == "pdb" else {})}
     task = subprocess.run(
@@ -186,5 +172,7 @@ def test_a_breakpoint_without_a_terminal_says_what_to_set(way: str, tmp_path: Pa
     )  # fmt: skip
     assert task.returncode == 2
     (message,) = [text for text in task.stderr.splitlines() if text.startswith("runner: ")]
-    assert "Set run.inline=true" in message and "in with_breakpoint: " in task.stderr
+    messages.same("exit 2", message)
+    (frame,) = [text for text in task.stderr.splitlines() if ", in with_breakpoint: " in text]
+    messages.same("line", frame)
     assert "Traceback" not in task.stderr and ("(Pdb)" in task.stdout) == (way == "pdb")

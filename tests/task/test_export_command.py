@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from runner.config.schema import ConfigError
 from runner.export.saved_model import exports_in
 from tests.config.test_config import composed
 from tests.support.jobs import SMALL, noted, run
+from tests.support.messages import Messages
 
 NAMED = (
     "model.fn=tests.support.jobs.named", "input.train.fn=tests.support.jobs.named_endless",
@@ -62,7 +64,7 @@ def test_a_finished_run_exports_nothing_again(trained: Path) -> None:
 
 
 def test_the_command_exports_a_checkpoint_for_requests_of_the_users_own(
-    trained: Path, tmp_path: Path, capsys: Any
+    trained: Path, tmp_path: Path, capsys: Any, messages: Messages
 ) -> None:
     options = (
         "command=export",
@@ -73,7 +75,8 @@ def test_the_command_exports_a_checkpoint_for_requests_of_the_users_own(
     assert run(trained, *options, "export.checkpoint=model.ckpt-2") == 0
     said = capsys.readouterr().err
     first, second = exports_in(str(tmp_path))
-    assert f"Exported {first} (serving_default: texts -> " in said
+    (line,) = [line for line in said.splitlines() if first in line]
+    messages.same("line", line, hide=Path(first).name)
     x = tf.constant(["1", "2"])
     assert set(signature(first)(x)) == set(signature(second)(x))
     noted_checkpoints = [Path(line["checkpoint"]).name for line in noted(trained) if line.get("event") == "exported"]
@@ -91,26 +94,25 @@ def test_training_that_nobody_evaluates_exports_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    "overrides",
     [
-        (["export.exporters=[final,final]"], r"export.exporters=\[final,final\] names an exporter twice"),
-        (["export.exporters=[]"], r"export.exporters=\[\] exports nothing. Use null"),
-        (["export.best.metric=eval/loss"], "export.best.metric=eval/loss has no effect without best"),
-        (["export.exporters=[best]", "export.best.metric=loss"], "export.best.metric=loss: prefix the metric with"),
-        (["export.exporters=[best]", "export.best.metric=eval_x/loss"], "there is no such evaluation"),
-        (["export.exporters=[best]", "command=train"], "contains best, but command=train does not evaluate"),
-        (["export.checkpoint=a"], "export.checkpoint=a works with command=export only"),
-        (["export.exporters=[last]"], "export.exporters=last is not allowed. Did you mean 'latest'"),
-        (["export.keep=0"], "export.keep=0 must be at least 1"),
+        ["export.exporters=[final,final]"],
+        ["export.exporters=[]"],
+        ["export.best.metric=eval/loss"],
+        ["export.exporters=[best]", "export.best.metric=loss"],
+        ["export.exporters=[best]", "export.best.metric=eval_x/loss"],
+        ["export.exporters=[best]", "command=train"],
+        ["export.checkpoint=a"],
+        ["export.exporters=[last]"],
+        ["export.keep=0"],
     ],
+    ids=" ".join,
 )
-def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_cannot_be_are_refused(overrides: list[str], messages: Messages) -> None:
+    with messages.raised(ConfigError):
         parsing.parse(composed([*SMALL, *overrides]))
 
 
-def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(trained: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no such checkpoint. .*run has: model.ckpt-0, model.ckpt-2, model.ckpt-4. Allowed: null"
-    ):
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(trained: Path, messages: Messages) -> None:
+    with messages.raised(ConfigError, hide=re.escape(str(trained))):
         run(trained, "command=export", "export.checkpoint=model.ckpt-3")

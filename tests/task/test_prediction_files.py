@@ -19,6 +19,7 @@ from pyarrow import parquet
 from runner.config.schema import PREDICTION_FORMATS, ConfigError
 from runner.task import prediction_files
 from runner.task.prediction_files import open_predictions
+from tests.support.messages import Messages
 
 
 def write(path: Path, *examples: Any) -> None:
@@ -173,21 +174,16 @@ def test_bfloat16_is_read_back_as_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("examples", "message"),
+    "examples",
     [
-        (
-            [{"a": {"b": np.zeros(2)}}, {"a": {"b": np.zeros(3)}}],
-            r"prediction 'a/b' is \[2\] in the first example and \[3\] in example 2. .* write .jsonl.",
-        ),
-        (
-            [{"a": np.array([np.zeros(1), np.zeros(2)], object)}],
-            "prediction 'a' has rows of different lengths in example 1. .* write .jsonl.",
-        ),
-        ([{"a": b"a\0"}], "a text of prediction 'a' ends with a zero byte in example 1, .* Write .jsonl."),
+        [{"a": {"b": np.zeros(2)}}, {"a": {"b": np.zeros(3)}}],
+        [{"a": np.array([np.zeros(1), np.zeros(2)], object)}],
+        [{"a": b"a\0"}],
     ],
+    ids=["shapes", "rows", "zero byte"],
 )
-def test_what_an_npz_cannot_hold_says_what_to_do(examples: list[Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_an_npz_cannot_hold_says_what_to_do(examples: list[Any], tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
         write(tmp_path / "p.npz", *examples)
     assert list(tmp_path.iterdir()) == []
     write(tmp_path / "p.jsonl", *examples)
@@ -260,8 +256,8 @@ def test_tfrecord_has_a_tf_train_example_an_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".tfrecord"])
-def test_what_a_format_cannot_hold_says_what_to_do(suffix: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"predict.output=.*: prediction 'c' is complex64, which .* Write .npz."):
+def test_what_a_format_cannot_hold_says_what_to_do(suffix: str, tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError, hide=r"\(.*\)"):
         write(tmp_path / f"p{suffix}", {"c": np.complex64(1j)})
     assert list(tmp_path.iterdir()) == []
     write(tmp_path / "p.npz", {"c": np.complex64(1j)})
@@ -299,17 +295,15 @@ def test_an_error_leaves_the_older_file_and_nothing_else(suffix: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["p", "p.csv", "p.json", "p.jsonl.gz"])
-def test_an_unknown_suffix_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"predict.output=.*{name}: its suffix selects the format. Use one of .jsonl \(JSON"
-    ):
+def test_an_unknown_suffix_is_refused(name: str, tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ConfigError):
         write(tmp_path / name)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, messages: Messages) -> None:
     (tmp_path / "p.jsonl").mkdir()
-    with pytest.raises(ConfigError, match="predict.output=.* is a folder. Set a file in it."):
+    with messages.raised(ConfigError):
         write(tmp_path / "p.jsonl")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="predict.output=.* cannot be written: .*file"):
+    with messages.raised(ConfigError):
         write(tmp_path / "file" / "p.jsonl")

@@ -22,6 +22,7 @@ from runner.distribute.cluster import ALONE
 from runner.launch.gang import Task
 from runner.launch.task_starter import TASK_COMMAND, TaskStarter
 from runner.system.child_process import Process
+from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
 
 pytestmark = pytest.mark.processes
@@ -198,7 +199,7 @@ def test_what_a_child_says_has_its_prefix(shared: TaskStarter, capfd: pytest.Cap
 
 
 def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(
-    server: TaskStarter, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    server: TaskStarter, tmp_path: Path, capfd: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     ends, killed = tmp_path / "end", tmp_path / "never"
     wait = "import os, time\nwhile not os.path.exists({!r}): time.sleep(0.01)\ncode = 3"
@@ -207,7 +208,8 @@ def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: is_gone(pid))
     assert server.start(task("pass")).close() == 2  # cold: there is no such config
-    assert "it was killed by SIGKILL" in capfd.readouterr().err
+    (said,) = [text for text in capfd.readouterr().err.splitlines() if "SIGKILL" in text]
+    messages.same("line", said)
     assert saves.wait(0.1) is None and is_lost.wait(0) is None
     ends.touch()
     is_lost.kill()
