@@ -11,6 +11,7 @@ import pytest
 from runner import RunConfig
 from runner.distribute.cluster import Cluster
 from tests.support.line import mirrored
+from tests.support.messages import Messages
 
 TASKS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -27,8 +28,8 @@ def test_model_dir_may_be_a_path(tmp_path: Path) -> None:
     assert RunConfig(model_dir=tmp_path).model_dir == str(tmp_path)  # type: ignore[arg-type]
 
 
-def test_empty_model_dir_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"RunConfig\(model_dir=''\): give a folder, or None for a temporary one."):
+def test_empty_model_dir_is_refused(messages: Messages) -> None:
+    with messages.raised(ValueError):
         RunConfig(model_dir="")
 
 
@@ -40,8 +41,8 @@ def test_checkpoints_are_saved_every_ten_minutes_unless_said_otherwise() -> None
     assert (off.save_checkpoints_steps, off.save_checkpoints_secs) == (None, None)
 
 
-def test_both_save_cadences_are_refused() -> None:
-    with pytest.raises(ValueError, match="save_checkpoints_steps=1, save_checkpoints_secs=2.*give one of them"):
+def test_both_save_cadences_are_refused(messages: Messages) -> None:
+    with messages.raised(ValueError):
         RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=2)
 
 
@@ -56,21 +57,21 @@ def test_setting_one_save_cadence_turns_the_other_off() -> None:
 
 
 @pytest.mark.parametrize("name", ["save_summary_steps", "log_step_count_steps", "keep_checkpoint_max"])
-def test_zero_and_none_turn_a_number_off_and_negative_ones_are_refused(name: str) -> None:
+def test_zero_and_none_turn_a_number_off_and_negative_ones_are_refused(name: str, messages: Messages) -> None:
     assert getattr(RunConfig(**{name: 0}), name) == 0  # type: ignore[arg-type]
     assert getattr(RunConfig(**{name: None}), name) is None  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=rf"RunConfig\({name}=-1\) must be at least 1."):
+    with messages.raised(ValueError):
         RunConfig(**{name: -1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["save_checkpoints_steps", "save_checkpoints_secs", "steps_per_loop"])
-def test_cadences_and_loops_must_be_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"RunConfig\({name}=0\) must be (at least 1|more than 0)."):
+def test_cadences_and_loops_must_be_positive(name: str, messages: Messages) -> None:
+    with messages.raised(ValueError):
         RunConfig(**{name: 0})  # type: ignore[arg-type]
 
 
-def test_unknown_nan_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"RunConfig\(nan='skip'\) is not allowed. Allowed: stop, rollback, ignore."):
+def test_unknown_nan_policy_is_refused(messages: Messages) -> None:
+    with messages.raised(ValueError):
         RunConfig(nan="skip")
 
 

@@ -16,6 +16,7 @@ from runner.checkpoint.integrity import DamagedCheckpointsError
 from tests.support.checkpoints import list_checkpoints
 from tests.support.jobs import run
 from tests.support.line import line, points
+from tests.support.messages import Messages
 from tests.support.trained import Put
 
 
@@ -45,6 +46,10 @@ DAMAGES = [
 ]
 
 
+FOUND = r"\d+ bytes instead of \d+|crc32:\w+|(?<=cannot be read: ).*?\[Op:RestoreV2\]"
+"""Sizes and checksums, which depend on the versions that wrote a file, and words of TensorFlow."""
+
+
 def estimator(model_dir: Path) -> Estimator:
     return Estimator(line, model_dir, RunConfig(save_checkpoints_steps=2, tensorboard=False))
 
@@ -66,15 +71,15 @@ def trained(six_steps: Path, tmp_path: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "name"), DAMAGES, ids=[f"{how.__name__}{name}" for how, name in DAMAGES])
 def test_a_damaged_newest_gives_way_to_the_one_before_with_one_warning(
-    trained: Path, how: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture
+    trained: Path, how: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture, messages: Messages
 ) -> None:
     expected = estimator(trained).get_variable_value("weight")
     how(trained / f"model.ckpt-6{name}")
     caplog.clear()
     resumed = estimator(trained)
     assert resumed.latest_checkpoint() == f"{trained}/model.ckpt-4"
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert f"{trained}/model.ckpt-6: model.ckpt-6" in warning and f"Using {trained}/model.ckpt-4 instead" in warning
+    # The byte in the middle of a manifest, which holds the time, is not always part of the same value.
+    messages.logged(caplog, hide=r"(?<=: model\.ckpt-6).*(?=\. Using)" if how is garbled and "json" in name else FOUND)
     resumed.train(points(repeat=True), max_steps=6)
     assert resumed.get_variable_value("weight") == expected, "the input went on from where it was at step 4"
     assert integrity.find_damage(f"{trained}/model.ckpt-6") is None, "step 6 was saved again"
@@ -97,39 +102,32 @@ def test_evaluating_and_predicting_take_the_one_before(
     assert len([one for one in caplog.records if "Damaged" in one.getMessage()]) == 1
 
 
-def test_two_damaged_ones_are_both_named(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_damaged_ones_are_both_named(trained: Path, caplog: pytest.LogCaptureFixture, messages: Messages) -> None:
     garbled(trained / "model.ckpt-6.data-00000-of-00001")
     truncated(trained / "model.ckpt-4.index")
     assert estimator(trained).latest_checkpoint() == f"{trained}/model.ckpt-2"
-    (message,) = caplog.messages
-    assert (
-        "model.ckpt-6: " in message
-        and "model.ckpt-4: " in message
-        and "Using " in message
-        and "model.ckpt-2 instead" in message
-    )
+    assert len(caplog.records) == 1
+    messages.logged(caplog, hide=FOUND)
 
 
-def test_when_all_are_damaged_they_are_listed_and_nothing_is_trained(trained: Path) -> None:
+def test_when_all_are_damaged_they_are_listed_and_nothing_is_trained(trained: Path, messages: Messages) -> None:
     for index in trained.glob("model.ckpt-?.index"):
         truncated(index)
     before = sorted(os.listdir(trained))
-    with pytest.raises(DamagedCheckpointsError) as caught:
+    with messages.raised(DamagedCheckpointsError, hide=FOUND):
         estimator(trained).train(points(repeat=True), max_steps=8)
-    said = str(caught.value)
-    assert said.startswith(f"every checkpoint in {trained} is damaged:")
-    assert all(f"\n  model.ckpt-{step}: model.ckpt-{step}.index has " in said for step in (0, 2, 4, 6))
     assert sorted(os.listdir(trained)) == before
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_fails(
-    put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     put_trained()
     for index in (tmp_path / "run").glob("model.ckpt-?.index"):
         truncated(index)
     assert run(tmp_path, "train.max_steps=8") == 1
-    assert "is damaged:\n  model.ckpt-4: model.ckpt-4.index has " in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    messages.same("stderr", shown[shown.index("every checkpoint") :], hide=FOUND)
 
 
 def test_a_folder_that_was_emptied_but_for_the_state_file_begins_anew(trained: Path) -> None:

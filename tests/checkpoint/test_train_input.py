@@ -22,6 +22,7 @@ from runner.data.inputs import build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from tests.integration.test_exactness import LossRecorder
 from tests.support.line import line
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 NUMBERS = np.random.RandomState(0).rand(60).astype(np.float32)
@@ -70,18 +71,18 @@ def losses(source: str, model_dir: Path, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("source", slow_but(SOURCES, "generator", "random_map"))
-def test_what_was_read_is_read_again_and_one_warning_names_the_cost(source: str, tmp_path: Path, caplog: Any) -> None:
+def test_what_was_read_is_read_again_and_one_warning_names_the_cost(
+    source: str, tmp_path: Path, caplog: Any, messages: Messages
+) -> None:
     undisturbed = losses(source, tmp_path / "a", 30)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "runner"):
         first = losses(source, tmp_path / "b", 14)  # past the end of an epoch of twelve
-        said = [record.message for record in caplog.records if record.name.startswith("runner")]
-        assert len(said) == 1 and "cannot be saved" in said[0]
-        assert "read and drop all batches up to its step before it continues" in said[0]
+        assert len([record for record in caplog.records if record.name.startswith("runner")]) == 1
         assert first + losses(source, tmp_path / "b", 16) == undisturbed
-        again = [record.message for record in caplog.records if record.name.startswith("runner")][1:]
-    assert again[0].startswith("Reading 14 batches again, to continue where ")
-    assert len(again) == 2 and "cannot be saved" in again[1]
+    for record in caplog.records:
+        if record.name.startswith("runner"):
+            messages.same(record.levelname, record.message, hide="(?<=cannot be saved: ).*?(?= A resumed)")
 
 
 def test_of_several_workers_the_chief_says_that_batches_are_read_again(tmp_path: Path, caplog: Any) -> None:
@@ -93,7 +94,7 @@ def test_of_several_workers_the_chief_says_that_batches_are_read_again(tmp_path:
         feed = build_input_pipeline(source, "train", WorkerPlace(1, worker, 2), params={})
         latest = str(trainer.latest_checkpoint())
         TrainInput.open(SOURCES["generator"], feed, latest, Reader(latest).extra()["input"])
-        assert [one.levelname.lower() for one in caplog.records if "batches again" in one.message] == said
+        assert [one.levelname.lower() for one in caplog.records if "again" in one.message] == said
 
 
 # --- the identity of an input ------------------------------------------------------------------------------------

@@ -16,8 +16,11 @@ from runner.tf_private import tensor_bundle
 from runner.tracing.partitioned_variable import UnreadableVariableError
 from runner.tracking.journal import NullJournal
 from tests.support.line import points
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
+REASON = r"(?<=DataLossError: ).*?(?=\. It was)"
+"""The words of TensorFlow in a message."""
 
 
 def model(features: Any, labels: Any, mode: str) -> EstimatorSpec:
@@ -46,19 +49,15 @@ def damage(path: str, name: str) -> None:
 
 
 def test_the_error_names_the_checkpoint_and_the_variable_and_the_next_call_restores_all(
-    estimator: Estimator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    estimator: Estimator, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     older = str(tmp_path / "model" / "model.ckpt-2")
     damage(older, "z_last")
-    with pytest.raises(UnreadableVariableError) as raised:
+    with messages.raised(UnreadableVariableError, hide=REASON) as raised:
         estimator.evaluate(points(2), checkpoint_path=older)
-    said = str(raised.value)
-    assert said.startswith(f"'z_last' in checkpoint {older} cannot be read: DataLossError: ")
-    assert "Checksum does not match" in said and "the newest undamaged checkpoint" in said
-    assert "a_first" not in said
+    assert "Checksum" in str(raised.value) and "a_first" not in str(raised.value)
     report_error(raised.value, NullJournal(), {}, set())
-    shown = capsys.readouterr().err
-    assert shown.startswith("runner: UnreadableVariableError: 'z_last' in checkpoint") and "Traceback" not in shown
+    messages.same("stderr", capsys.readouterr().err, hide=REASON)
     estimator.train(points(repeat=True), max_steps=6)
     straight = Estimator(model, tmp_path / "straight", RunConfig(tf_random_seed=1))
     straight.train(points(repeat=True), max_steps=6)
@@ -67,7 +66,9 @@ def test_the_error_names_the_checkpoint_and_the_variable_and_the_next_call_resto
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_lack_of_memory_is_no_damage(estimator: Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_no_damage(
+    estimator: Estimator, monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
     """A checkpoint that does not fit is not passed over for an older one."""
 
     def read(*_: Any) -> Any:
@@ -77,7 +78,7 @@ def test_a_lack_of_memory_is_no_damage(estimator: Estimator, monkeypatch: pytest
     monkeypatch.setattr(tensor_bundle, "read_entries", read)
     with pytest.raises(tf.errors.ResourceExhaustedError) as raised:
         again.latest_checkpoint()
-    assert "model.ckpt-4 tensor by tensor to find damage" in raised.value.__notes__[0]
+    messages.same("note", raised.value.__notes__[0])
     with pytest.raises(tf.errors.ResourceExhaustedError):
         estimator.evaluate(points(2), checkpoint_path=f"{estimator.model_dir}/model.ckpt-2")
 

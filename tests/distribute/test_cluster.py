@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from runner.config.schema import ClusterConfig, ConfigError, StrategyConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import Detected, detect
 from runner.distribute.slurm import expand_nodes
+from tests.support.messages import Messages
 
 A, B, C, D = (f"host{number}:2222" for number in range(4))
 
@@ -21,8 +21,8 @@ def found(env: Mapping[str, str], strategy: str = "multi_worker", **settings: An
     return detect(env, ClusterConfig(**settings), StrategyConfig(strategy))
 
 
-def refused(env: Mapping[str, str], strategy: str = "multi_worker", **settings: Any) -> str:
-    with pytest.raises(ConfigError) as raised:
+def refused(messages: Messages, env: Mapping[str, str], strategy: str = "multi_worker", **settings: Any) -> str:
+    with messages.raised(ConfigError, hide="(?<=not JSON: ).*?(?= at character)") as raised:
         found(env, strategy, **settings)
     return str(raised.value)
 
@@ -106,81 +106,71 @@ def test_an_evaluator_may_stand_beside_a_single_process() -> None:
 
 OF_THREE = {"cluster": CHIEF_AND_TWO}
 BAD_TF_CONFIGS = [
-    ('{"cluster": {"worker": ["a:1" "b:1"]}}', "not JSON: Expecting ',' delimiter at character 31, here: "),
-    ("{'cluster': {}}", "not JSON: Expecting property name enclosed in double quotes at character 2, "),
-    ("{'cluster': {}}", "{>>>'cluster': {}} (JSON takes double quotes)"),
-    ("tf_config.json", "not JSON: Expecting value at character 1, here: >>>tf_config.json"),
-    ("[]", 'TF_CONFIG=[]: it must be an object: {"cluster": {...}, "task": {...}}.'),
-    ({"cluster": ["a:1"]}, 'cluster=["a:1"] must be {"chief": ["host:port"], "worker": [...]}.'),
-    ({"cluster": {"worker": "a:1"}}, 'cluster.worker="a:1" must be a list: ["host:port", ...].'),
-    ({"cluster": {"worker": {"x": "a:1"}}}, "cluster.worker="),
-    ({"cluster": {"worker": {"1": A, "3": B}}}, "cluster.worker names indices 1, 3 and leaves gaps. List every"),
-    ({"cluster": {"wrker": [A]}}, "cluster: unknown task type 'wrker'. Use one of: chief, worker, ps, eval"),
-    ({"cluster": {"master": [A], "chief": [B]}}, "cluster names a chief and a master; master is the old name"),
-    ({"cluster": {"chief": [A, B]}}, f"cluster.chief=['{A}', '{B}']: only one chief is allowed."),
-    ({"cluster": {"evaluator": [A, B]}}, "only one evaluator is allowed."),
-    ({"cluster": {"worker": ["host"]}}, 'cluster.worker[0]="host" is not an address. Write host:port, such as node1:'),
-    ({"cluster": {"worker": [A, "h:port"]}}, 'cluster.worker[1]="h:port" is not an address. Write host:port'),
-    ({"cluster": {"worker": ["h:0"]}}, "is not an address"),
-    ({"cluster": {"worker": ["h:65536"]}}, "is not an address"),
-    ({"cluster": {"worker": [":2222"]}}, "is not an address"),
-    ({"cluster": {"worker": ["::1:2222"]}}, "is not an address"),
-    ({"cluster": {"worker": ["grpc://h:2222"]}}, "is not an address"),
-    ({"cluster": {"worker": [" h:2222"]}}, "is not an address"),
-    ({"cluster": {"worker": None}}, "cluster.worker=null must be a list"),
-    ({"cluster": {"worker": [2222]}}, "cluster.worker[0]=2222 is not an address"),
-    ({"cluster": {"chief": [A], "worker": [B, A]}}, f"chief 0 and worker 1 have the same address '{A}'."),
-    ({**OF_THREE}, "TF_CONFIG names a cluster (1 chief, 2 worker), but not which of its tasks "),
-    ({**OF_THREE, "task": {}}, "but not which of its tasks this process is. Add \"task\": {"),
-    ({**OF_THREE, "task": {"index": 1}}, 'task={"index": 1} must be {"type": "worker", "index": 0}'),
-    ({**OF_THREE, "task": "worker"}, 'task="worker" must be {"type": "worker", "index": 0}.'),
-    ({**OF_THREE, "task": task("wroker")}, "task.type: unknown task type 'wroker'. Use one of"),
-    ({**OF_THREE, "task": task("worker", 2)}, f"task.index=2: there is no worker 2 in cluster, only 0: {B}, 1"),
-    ({**OF_THREE, "task": task("worker", -1)}, "task.index=-1 must be an integer from 0."),
-    ({**OF_THREE, "task": task("worker", 1.5)}, "task.index=1.5 must be an integer from 0"),
-    ({**OF_THREE, "task": task("worker", True)}, "task.index=true must be an integer from 0"),
-    ({**OF_THREE, "task": {"type": "worker"}}, "task.index=null must be an integer from 0"),
-    ({**OF_THREE, "task": task("ps")}, "task.type=ps: cluster has no ps, only 1 chief, 2 worker."),
-    ({"task": task("worker", 1)}, "task is worker 1, but there is no cluster."),
-    ({**OF_THREE, "task": task("evaluator", 1)}, "task.type=evaluator: cluster has no evaluator"),
-]  # fmt: skip
+    '{"cluster": {"worker": ["a:1" "b:1"]}}',
+    "{'cluster': {}}",
+    "tf_config.json",
+    "[]",
+    {"cluster": ["a:1"]},
+    {"cluster": {"worker": "a:1"}},
+    {"cluster": {"worker": {"x": "a:1"}}},
+    {"cluster": {"worker": {"1": A, "3": B}}},
+    {"cluster": {"wrker": [A]}},
+    {"cluster": {"master": [A], "chief": [B]}},
+    {"cluster": {"chief": [A, B]}},
+    {"cluster": {"evaluator": [A, B]}},
+    {"cluster": {"worker": ["host"]}},
+    {"cluster": {"worker": [A, "h:port"]}},
+    {"cluster": {"worker": ["h:0"]}},
+    {"cluster": {"worker": ["h:65536"]}},
+    {"cluster": {"worker": [":2222"]}},
+    {"cluster": {"worker": ["::1:2222"]}},
+    {"cluster": {"worker": ["grpc://h:2222"]}},
+    {"cluster": {"worker": [" h:2222"]}},
+    {"cluster": {"worker": None}},
+    {"cluster": {"worker": [2222]}},
+    {"cluster": {"chief": [A], "worker": [B, A]}},
+    {**OF_THREE},
+    {**OF_THREE, "task": {}},
+    {**OF_THREE, "task": {"index": 1}},
+    {**OF_THREE, "task": "worker"},
+    {**OF_THREE, "task": task("wroker")},
+    {**OF_THREE, "task": task("worker", 2)},
+    {**OF_THREE, "task": task("worker", -1)},
+    {**OF_THREE, "task": task("worker", 1.5)},
+    {**OF_THREE, "task": task("worker", True)},
+    {**OF_THREE, "task": {"type": "worker"}},
+    {**OF_THREE, "task": task("ps")},
+    {"task": task("worker", 1)},
+    {**OF_THREE, "task": task("evaluator", 1)},
+]
 
 
-@pytest.mark.parametrize(("given", "said"), BAD_TF_CONFIGS)
-def test_a_wrong_tf_config_is_refused_with_the_part_that_is_wrong(given: Any, said: str) -> None:
+@pytest.mark.parametrize("given", BAD_TF_CONFIGS, ids=str)
+def test_a_wrong_tf_config_is_refused_with_the_part_that_is_wrong(given: Any, messages: Messages) -> None:
     text = given if isinstance(given, str) else json.dumps(given)
-    message = refused({"TF_CONFIG": text})
-    assert message.startswith("TF_CONFIG") and said in message
-    assert "\n" not in message
+    message = refused(messages, {"TF_CONFIG": text})
+    assert message.startswith("TF_CONFIG") and "\n" not in message
 
 
-def test_worker_0_coordinates_parameter_servers_where_tf_config_names_no_chief() -> None:
+def test_worker_0_coordinates_parameter_servers_where_tf_config_names_no_chief(messages: Messages) -> None:
     """The cluster of TensorFlow's guide on distributed training."""
     tasks = {"chief": [A], "worker": [B], "ps": [C]}
     for given, place in ((("worker", 0), ("chief", 0)), (("worker", 1), ("worker", 0)), (("ps", 0), ("ps", 0))):
         seen = found(tf_config({"worker": [A, B], "ps": [C]}, task(*given)), "parameter_server")
         assert (seen.cluster.task_type, seen.cluster.task_index) == place
         assert {kind: list(listed) for kind, listed in seen.cluster.tasks.items()} == tasks
-        assert "It names no chief, so worker 0 is the chief" in seen.why
+        messages.same("why", seen.why)
 
 
-def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why() -> None:
+def test_a_strategy_that_cannot_use_the_tasks_of_tf_config_says_why(messages: Messages) -> None:
     with_ps = {**CHIEF_AND_TWO, "ps": [D]}
-    assert refused(tf_config(with_ps, task("chief"))) == (
-        "TF_CONFIG names 1 chief, 2 worker, 1 ps: strategy=multi_worker has no parameter servers. Remove ps, "
-        "or use strategy=parameter_server."
-    )
-    message = refused(tf_config({"worker": [A], "ps": [C]}, task("worker")), "parameter_server")
-    assert (
-        "a chief (the coordinator; without a chief, worker 0 is the coordinator), workers and ps. Missing: worker."
-        in message
-    )
-    assert "Missing: ps." in refused(tf_config(CHIEF_AND_TWO, task("worker")), "parameter_server")
-    message = refused(tf_config(CHIEF_AND_TWO, task("worker")), "mirrored")
-    assert "several processes (1 chief, 2 worker), but strategy=mirrored trains in one. Use strategy=multi_w" in message
-    assert "Use strategy=parameter_server;" in refused(tf_config(with_ps, task("worker")), "default")
-    assert "names no cluster" in refused({"TF_CONFIG": "{}"}, resolver="tf_config")
-    assert refused({}, resolver="tf_config") == "cluster.resolver=tf_config, but TF_CONFIG is not set."
+    refused(messages, tf_config(with_ps, task("chief")))
+    refused(messages, tf_config({"worker": [A], "ps": [C]}, task("worker")), "parameter_server")
+    refused(messages, tf_config(CHIEF_AND_TWO, task("worker")), "parameter_server")
+    refused(messages, tf_config(CHIEF_AND_TWO, task("worker")), "mirrored")
+    refused(messages, tf_config(with_ps, task("worker")), "default")
+    refused(messages, {"TF_CONFIG": "{}"}, resolver="tf_config")
+    refused(messages, {}, resolver="tf_config")
 
 
 def slurm(rank: int, count: int, nodes: str = "node[1-2]", **more: str) -> dict[str, str]:
@@ -205,17 +195,16 @@ def test_slurms_short_form_of_node_names_is_expanded(nodelist: str, nodes: list[
 
 
 @pytest.mark.parametrize("nodelist", ["n[1-", "n[]", "n[3-1]", "a,,b", "n[1-2-3]", "n]1[", "n[a-b]"])
-def test_a_broken_list_of_nodes_is_refused(nodelist: str) -> None:
-    with pytest.raises(ConfigError, match="^SLURM_STEP_NODELIST=.* Write it like node"):
+def test_a_broken_list_of_nodes_is_refused(nodelist: str, messages: Messages) -> None:
+    with messages.raised(ConfigError):
         expand_nodes(nodelist)
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "count"),
-    [("node[1-99999999]", 99999999), ("n[1-5000],m[1-5001]", 10001), ("r[1-9999]n[1-9999]", 9999 * 9999)],
-)
-def test_a_list_of_more_nodes_than_anybody_has_is_refused_before_it_is_written_out(nodelist: str, count: int) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"={nodelist} names {count} nodes. At most 10000 are allowed.")):
+@pytest.mark.parametrize("nodelist", ["node[1-99999999]", "n[1-5000],m[1-5001]", "r[1-9999]n[1-9999]"])
+def test_a_list_of_more_nodes_than_anybody_has_is_refused_before_it_is_written_out(
+    nodelist: str, messages: Messages
+) -> None:
+    with messages.raised(ConfigError):
         expand_nodes(nodelist)
 
 
@@ -235,7 +224,7 @@ def test_all_tasks_of_a_slurm_step_agree_on_one_address_for_each(nodes: str, per
     assert [each.cluster.name for each in all_found] == ["chief", *(f"worker:{index}" for index in range(count - 1))]
 
 
-def test_slurm_tasks_of_a_node_listen_on_neighbouring_ports_of_their_job() -> None:
+def test_slurm_tasks_of_a_node_listen_on_neighbouring_ports_of_their_job(messages: Messages) -> None:
     env = slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x2)")
     tasks = found(env, port=5000).cluster.tasks
     assert tasks == {"chief": ["node1:5000"], "worker": ["node1:5001", "node2:5000", "node2:5001"]}
@@ -247,12 +236,10 @@ def test_slurm_tasks_of_a_node_listen_on_neighbouring_ports_of_their_job() -> No
     assert len(chosen) == 8 and min(chosen) >= 61440 and max(chosen) + 15 <= 65535
     many = [found(slurm(0, 40, "node1", SLURM_JOB_ID=str(job))).cluster.tasks["worker"][-1] for job in range(256)]
     assert max(int(address.rpartition(":")[2]) for address in many) == 65535
-    assert (
-        refused(env, port=65535) == "cluster.port=65535 with 2 tasks on a node exceeds port 65535. Use at most 65534."
-    )
+    refused(messages, env, port=65535)
 
 
-def test_tasks_of_slurm_have_roles_by_their_number() -> None:
+def test_tasks_of_slurm_have_roles_by_their_number(messages: Messages) -> None:
     env = [slurm(rank, 6, SLURM_STEP_TASKS_PER_NODE="3(x2)") for rank in range(6)]
     names = [found(each, "parameter_server", num_ps=2, evaluator=True).cluster.name for each in env]
     assert names == ["chief", "ps:0", "ps:1", "worker:0", "worker:1", "evaluator"]
@@ -261,11 +248,7 @@ def test_tasks_of_slurm_have_roles_by_their_number() -> None:
     assert (
         found(env[5], evaluator=True).has_evaluator and "evaluator" not in found(env[5], evaluator=True).cluster.tasks
     )
-    small = slurm(0, 2, "node1")
-    assert refused(small, "parameter_server") == (
-        "Slurm, with 2 tasks (srun --ntasks): strategy=parameter_server needs at least 1 chief, 1 ps, 1 worker, but "
-        "there are 2 processes."
-    )
+    refused(messages, slurm(0, 2, "node1"), "parameter_server")
 
 
 @pytest.mark.parametrize(
@@ -293,39 +276,31 @@ def test_old_names_of_slurms_variables_serve_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "said"),
+    "env",
     [
-        ({}, "cluster.resolver=slurm, but SLURM_PROCID is not set. Start the tasks with srun."),
-        ({"SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS is not set: start the tasks with srun, which sets it."),
-        ({"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is 'x', and no number"),
-        (slurm(2, 2), "SLURM_PROCID=2: the step has 2 tasks, 0 to 1."),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NODELIST is not set"),
-        (slurm(0, 3), "SLURM_STEP_TASKS_PER_NODE is not set"),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"), "SLURM_STEP_TASKS_PER_NODE=2(x3) describes 3 nodes, not 2."),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"), "describes 99999999999 nodes, not 2."),
-        (slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2,99999999999"), "describes 100000000001 tasks. At most 10000"),
-        (slurm(0, 99999999999), "the Slurm step has 99999999999 tasks (srun --ntasks). Use at most 10000."),
-        (
-            slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="two"),
-            "SLURM_STEP_TASKS_PER_NODE=two: 'two' is not a number of tasks.",
-        ),
-        (
-            slurm(0, 5, SLURM_STEP_TASKS_PER_NODE="2(x2)"),
-            "SLURM_STEP_NODELIST=node[1-2] holds 4 tasks, but the step has 5.",
-        ),
-        (
-            slurm(1, 4, SLURM_STEP_TASKS_PER_NODE="2(x2)", SLURM_NODEID="1", SLURM_LOCALID="0"),
-            "task 1 is number 0 on node 1, but by SLURM_STEP_TASKS_PER_NODE it is number 1 on node 0 (node1). Start",
-        ),
+        {},
+        {"SLURM_PROCID": "0"},
+        {"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "2"},
+        slurm(2, 2),
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+        slurm(0, 3),
+        slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x3)"),
+        slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2(x99999999999)"),
+        slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="2,99999999999"),
+        slurm(0, 99999999999),
+        slurm(0, 4, SLURM_STEP_TASKS_PER_NODE="two"),
+        slurm(0, 5, SLURM_STEP_TASKS_PER_NODE="2(x2)"),
+        slurm(1, 4, SLURM_STEP_TASKS_PER_NODE="2(x2)", SLURM_NODEID="1", SLURM_LOCALID="0"),
     ],
+    ids=lambda env: " ".join(f"{name.removeprefix('SLURM_')}={value}" for name, value in env.items()) or "nothing",
 )
-def test_what_slurm_did_not_set_or_sets_in_contradiction_is_refused(env: dict[str, str], said: str) -> None:
-    assert said in refused(env, resolver="slurm")
+def test_what_slurm_did_not_set_or_sets_in_contradiction_is_refused(env: dict[str, str], messages: Messages) -> None:
+    refused(messages, env, resolver="slurm")
 
 
-def test_several_slurm_tasks_do_not_each_train_the_same_single_process_by_mistake() -> None:
+def test_several_slurm_tasks_do_not_each_train_the_same_single_process_by_mistake(messages: Messages) -> None:
     env = slurm(0, 2)
-    assert "strategy=mirrored trains in one. Use strategy=multi_worker; or, to run" in refused(env, "mirrored")
+    refused(messages, env, "mirrored")
     assert found(env, "mirrored", resolver="local").cluster == ALONE
     assert found(slurm(1, 2), "mirrored", evaluator=True).cluster == Cluster("evaluator", 0)
 
@@ -376,24 +351,21 @@ def test_an_indexed_job_of_single_processes_is_no_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "strategy", "said"),
+    ("env", "strategy"),
     [
-        (
-            job_pod("digits-2"), "multi_worker",
-            "HOSTNAME=digits-2 is pod 2, but strategy=multi_worker has 2, 0 to 1: 1 chief, 1 worker (cluster.num_w",
-        ),
-        (
-            pod("run-ps-1"), "parameter_server",
-            "HOSTNAME=run-ps-1 is ps 1, but strategy=parameter_server has 1 chief, 2 worker, 1 ps (cluster.num_w",
-        ),
-        (pod("run-ps-0"), "multi_worker", "HOSTNAME=run-ps-0 is ps 0, but strategy=multi_worker has 1 chief, 1 worker"),
-        (pod("node17", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=node17 does not end in -0 (JOB_COMPLETION"),
-        (pod("digits-1", JOB_COMPLETION_INDEX="0"), "multi_worker", "HOSTNAME=digits-1 does not end in -0"),
-        (pod("web-x"), "multi_worker", "HOSTNAME=web-x does not end in -<index>, so the names of the other pods are"),
+        (job_pod("digits-2"), "multi_worker"),
+        (pod("run-ps-1"), "parameter_server"),
+        (pod("run-ps-0"), "multi_worker"),
+        (pod("node17", JOB_COMPLETION_INDEX="0"), "multi_worker"),
+        (pod("digits-1", JOB_COMPLETION_INDEX="0"), "multi_worker"),
+        (pod("web-x"), "multi_worker"),
     ],
-)  # fmt: skip
-def test_pods_that_do_not_go_with_the_config_are_refused(env: dict[str, str], strategy: str, said: str) -> None:
-    assert said in refused(env, strategy, resolver="kubernetes")
+    ids=lambda given: given if isinstance(given, str) else given["HOSTNAME"],
+)
+def test_pods_that_do_not_go_with_the_config_are_refused(
+    env: dict[str, str], strategy: str, messages: Messages
+) -> None:
+    refused(messages, env, strategy, resolver="kubernetes")
 
 
 def test_the_first_that_the_environment_shows_counts_unless_one_is_chosen() -> None:
@@ -407,26 +379,20 @@ def test_the_first_that_the_environment_shows_counts_unless_one_is_chosen() -> N
     assert found({}).is_local
 
 
-def test_why_tells_what_was_seen() -> None:
-    assert found(tf_config({"worker": [A, B]}, task("worker", 1))).why == (
-        "TF_CONFIG says that this is worker 1 of 2 worker. It names no chief, so worker 0 is the chief, and the "
-        "following workers count from 0."
-    )
-    assert found(slurm(1, 2)).why == "SLURM_PROCID=1: task 1 of 2 that srun started on node1, node2."
-    assert found(job_pod("digits-1")).why == (
-        "JOB_COMPLETION_INDEX and HOSTNAME=digits-1: one pod of 1 chief, 1 worker, as the config says "
-        "(cluster.num_workers=2, cluster.num_ps=1, cluster.evaluator=false)."
-    )
-    assert found({}, resolver="local").why == "cluster.resolver=local."
+def test_why_tells_what_was_seen(messages: Messages) -> None:
+    for env in (tf_config({"worker": [A, B]}, task("worker", 1)), slurm(1, 2), job_pod("digits-1")):
+        messages.same("why", found(env).why)
+    messages.same("why", found({}, resolver="local").why)
 
 
-def test_a_pod_of_a_stateful_set_does_not_silently_train_alone() -> None:
+def test_a_pod_of_a_stateful_set_does_not_silently_train_alone(messages: Messages) -> None:
     """Its environment was emptied on the way (env -i, sudo): the name and cluster.service tell."""
     settings = ClusterConfig(service="digits")
-    with pytest.raises(ConfigError, match=r"HOSTNAME=digits-1 look like a pod.*cluster.resolver=kubernetes to join"):
+    with messages.raised(ConfigError):
         detect({"HOSTNAME": "digits-1"}, settings, StrategyConfig("multi_worker"))
     joined = ClusterConfig(service="digits", resolver="kubernetes")
     assert detect({"HOSTNAME": "digits-1"}, joined, StrategyConfig("multi_worker")).cluster.name == "worker:0"
     laptop = detect({"HOSTNAME": "pc"}, settings, StrategyConfig("multi_worker"))
-    assert laptop.is_local and "cluster.service=digits has no effect" in laptop.why
+    assert laptop.is_local
+    messages.same("why", laptop.why)
     assert detect({"HOSTNAME": "digits-1"}, settings, StrategyConfig("mirrored")).is_local

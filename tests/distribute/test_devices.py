@@ -17,6 +17,7 @@ from runner.distribute.devices import configure_devices, describe_devices, sessi
 from runner.distribute.grpc_server import start_server
 from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
+from tests.support.messages import Messages
 
 GPUS = [tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU") for index in range(2)]
 
@@ -45,14 +46,15 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 
 @pytest.mark.processes
 def test_a_task_that_is_forked_has_the_threads_of_the_config_and_tells_its_devices(
-    tmp_path: Path, command_line: CommandLine
+    tmp_path: Path, command_line: CommandLine, messages: Messages
 ) -> None:
     hook = f"train.hooks=[{{fn: tests.distribute.test_devices.NoteThreads, params: {{path: {tmp_path}/threads}}}}]"
     threads = ["run.inter_op_threads=3", "run.intra_op_threads=2", "run.memory_growth=true"]
     result = command_line(*SMALL, *threads, hook, "model_dir=run", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "threads").read_text()) == [3, 2]
-    assert "warning: run.memory_growth=true has no effect: TensorFlow sees no GPU here." in result.stderr
+    (warning,) = (line for line in result.stderr.splitlines() if "memory_growth" in line)
+    messages.same("line", warning)
     cores = len(os.sched_getaffinity(0))
     on = f"CPU, {cores} core{'s' * (cores > 1)}"
     assert f" on {on}; strategy default, 1 replica" in result.stderr
@@ -81,12 +83,11 @@ def test_a_server_of_tensorflow_gets_the_same(gpus: dict[str, bool], monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("key", "settings"),
-    [("inter_op_threads", RunSettings(inter_op_threads=7)), ("intra_op_threads", RunSettings(intra_op_threads=7))],
+    "settings", [RunSettings(inter_op_threads=7), RunSettings(intra_op_threads=7)], ids=["inter_op", "intra_op"]
 )
-def test_threads_that_come_too_late_are_refused(key: str, settings: RunSettings) -> None:
+def test_threads_that_come_too_late_are_refused(settings: RunSettings, messages: Messages) -> None:
     tf.constant(1)
-    with pytest.raises(ConfigError, match=rf"^run\.{key}=7 comes too late: this process has already used TensorFlow"):
+    with messages.raised(ConfigError):
         configure_devices(settings)
 
 

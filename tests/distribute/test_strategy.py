@@ -16,6 +16,7 @@ from runner.config.schema import ConfigError
 from runner.distribute import strategy
 from runner.distribute.strategy import split_cpu
 from tests.support.line import line, native_line
+from tests.support.messages import Messages
 
 
 def test_default_is_no_strategy() -> None:
@@ -77,27 +78,23 @@ def test_cross_device_ops_and_packs_reach_the_strategy(name: str, kind: Any, mon
     assert isinstance(given["ops"], kind)
 
 
-def test_unknown_name_is_refused_with_the_known_ones() -> None:
-    message = "strategy.name='mirored' is not known. Use one of: default, one_device, mirrored, central_storage."
-    with pytest.raises(ValueError, match=message):
+def test_unknown_name_is_refused_with_the_known_ones(messages: Messages) -> None:
+    with messages.raised(ValueError):
         build_strategy("mirored")
 
 
-def test_unknown_cross_device_ops_are_refused_with_the_known_ones() -> None:
-    message = "strategy.cross_device_ops='ring' is not known. Use one of: auto, nccl, hierarchical_copy, reduction_to"
-    with pytest.raises(ValueError, match=message):
+def test_unknown_cross_device_ops_are_refused_with_the_known_ones(messages: Messages) -> None:
+    with messages.raised(ValueError):
         build_strategy("mirrored", cross_device_ops="ring")
 
 
-def test_unknown_device_is_refused_with_those_that_are_there() -> None:
-    with pytest.raises(
-        ValueError, match="strategy.devices: there is no device 'GPU:7'. TensorFlow sees: /device:CPU:0, /dev"
-    ):
+def test_unknown_device_is_refused_with_those_that_are_there(messages: Messages) -> None:
+    with messages.raised(ValueError):
         build_strategy("mirrored", devices=["CPU:0", "GPU:7"])
 
 
-def test_more_gpus_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="strategy.num_gpus=3, but TensorFlow sees 0 GPUs here."):
+def test_more_gpus_than_there_are_is_refused(messages: Messages) -> None:
+    with messages.raised(ValueError):
         build_strategy("mirrored", num_gpus=3)
 
 
@@ -119,23 +116,25 @@ def test_workers_send_what_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (options.bytes_per_pack, options.timeout_seconds, options.implementation) == (1000, 30, ring)
 
 
-def test_a_cpu_that_is_in_use_cannot_be_split_any_more() -> None:
+def test_a_cpu_that_is_in_use_cannot_be_split_any_more(messages: Messages) -> None:
     """As by a module of the user's that makes a tensor while it is imported."""
     tf.constant(1.0)
-    with pytest.raises(ConfigError, match="virtual_devices=3 comes too late.*move that into model_fn or input_fn"):
+    with messages.raised(ConfigError):
         split_cpu(3)
 
 
-def test_a_way_to_sum_over_gpus_is_refused_where_there_is_none() -> None:
-    with pytest.raises(ConfigError, match="cross_device_ops=nccl needs GPUs, but the devices are /cpu:0"):
+def test_a_way_to_sum_over_gpus_is_refused_where_there_is_none(messages: Messages) -> None:
+    with messages.raised(ConfigError):
         build_strategy("mirrored", virtual_devices=2, cross_device_ops="nccl")
-    with pytest.raises(ConfigError, match="communication=nccl needs GPUs.* Use ring or auto"):
+    with messages.raised(ConfigError):
         build_strategy("multi_worker", communication="nccl")
 
 
-def test_a_way_to_sum_is_said_to_have_no_effect_with_one_device(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_way_to_sum_is_said_to_have_no_effect_with_one_device(
+    caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
     build_strategy("mirrored", devices=["/cpu:0"], cross_device_ops="hierarchical_copy", num_packs=3)
-    assert "cross_device_ops=hierarchical_copy and strategy.num_packs=3 has no effect with one device" in caplog.text
+    messages.logged(caplog, "strategy.")
 
 
 class CountedOps(tf.distribute.ReductionToOneDevice):
@@ -148,9 +147,9 @@ class CountedOps(tf.distribute.ReductionToOneDevice):
         return super().batch_reduce_implementation(*args, **kwargs)
 
 
-def test_packs_without_a_way_to_sum_that_has_them_are_refused() -> None:
+def test_packs_without_a_way_to_sum_that_has_them_are_refused(messages: Messages) -> None:
     for ops in ("auto", "reduction_to_one_device", f"{__name__}.CountedOps"):
-        with pytest.raises(ConfigError, match=f"num_packs=2 has no effect with strategy.cross_device_ops={ops}. Use"):
+        with messages.raised(ConfigError):
             build_strategy("mirrored", virtual_devices=2, cross_device_ops=ops, num_packs=2)
 
 

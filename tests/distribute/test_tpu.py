@@ -18,6 +18,7 @@ from runner.config.schema import ClusterConfig, ConfigError, StrategyConfig
 from runner.distribute import tpu
 from runner.distribute.cluster_resolver import detect
 from runner.distribute.strategy import build_strategy
+from tests.support.messages import Messages
 
 
 @pytest.mark.parametrize(
@@ -31,29 +32,32 @@ from runner.distribute.strategy import build_strategy
         ),
         ({"TPU_CONFIG": '{"tpu_node_name": "node"}'}, None, ("node", "TPU_CONFIG")),
     ],
+    ids=["config", "TPU_NAME", "Kubernetes", "TPU_CONFIG"],
 )  # fmt: skip
 def test_a_tpu_is_found_where_tensorflow_looks_for_it(
-    env: dict[str, str], address: str | None, found: tuple[str, str]
+    env: dict[str, str], address: str | None, found: tuple[str, str], messages: Messages
 ) -> None:
     assert tpu.find_tpu(env, address) == found
     detected = detect(env, ClusterConfig(), StrategyConfig("tpu", address=address))
-    assert (detected.source, detected.why) == ("tpu", f"{found[1]} names the TPU {found[0]!r}.")
+    assert detected.source == "tpu"
+    messages.same("why", detected.why)
 
 
-@pytest.mark.parametrize("env", [{}, {"TPU_NAME": ""}, {"TPU_CONFIG": "{}"}, {"TPU_CONFIG": "[1"}, {"TPU_CONFIG": "3"}])
-def test_without_a_tpu_in_sight_it_is_said_how_to_name_one(env: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="^strategy=tpu: no TPU is named: .*strategy.address=grpc://10.0.0.2:8470"):
+@pytest.mark.parametrize(
+    "env", [{}, {"TPU_NAME": ""}, {"TPU_CONFIG": "{}"}, {"TPU_CONFIG": "[1"}, {"TPU_CONFIG": "3"}], ids=str
+)
+def test_without_a_tpu_in_sight_it_is_said_how_to_name_one(env: dict[str, str], messages: Messages) -> None:
+    with messages.raised(ConfigError):
         detect(env, ClusterConfig(), StrategyConfig("tpu"))
 
 
 @pytest.mark.processes
-def test_a_run_without_a_tpu_is_refused_before_tensorflow_is_imported(tmp_path: Path) -> None:
+def test_a_run_without_a_tpu_is_refused_before_tensorflow_is_imported(tmp_path: Path, messages: Messages) -> None:
     command = [sys.executable, "-m", "runner", "strategy=tpu"]
     env = {name: value for name, value in os.environ.items() if "TPU" not in name}
     env["PYTHONPATH"] = str(Path(__file__).parents[2])
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
-    assert result.returncode == 2
-    assert result.stderr.startswith("runner: strategy=tpu: no TPU is named:")
+    messages.same(f"exit {result.returncode}", result.stderr)
     assert list(tmp_path.glob("outputs/*")) == []
 
 
@@ -97,25 +101,26 @@ def test_the_strategy_is_built_in_the_order_of_tensorflows_guide(
     ]
 
 
-def test_an_address_where_nobody_listens_is_refused_at_once(listener: str) -> None:
+def test_an_address_where_nobody_listens_is_refused_at_once(listener: str, messages: Messages) -> None:
     """TensorFlow 2.21 itself was still trying after 100 s."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"grpc://127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(ConfigError, match=f"^strategy=tpu: nothing accepts a connection at {address[7:]} within 5 s."):
+    with messages.raised(ConfigError, hide=r"(?<=127\.0\.0\.1:)\d+") as error:
         build_strategy("tpu", address=address)
+    assert address[7:] in str(error.value)
 
 
-def test_a_name_needs_googles_client_and_a_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="'mine' is a name, and looking it up needs Google's API client: pip install"):
+def test_a_name_needs_googles_client_and_a_zone(monkeypatch: pytest.MonkeyPatch, messages: Messages) -> None:
+    with messages.raised(ConfigError):
         tpu.check_reachable("mine", None, None, {})
     monkeypatch.setattr(util, "find_spec", lambda name: object())
     nobody = {"GCE_METADATA_HOST": "127.0.0.1"}
-    with pytest.raises(ConfigError, match="'mine' is a name, but its zone and project are unknown"):
+    with messages.raised(ConfigError):
         tpu.check_reachable("mine", "zone", None, nobody)
     tpu.check_reachable("mine", "zone", "project", nobody)
 
 
-def test_a_machine_without_a_tpu_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"^strategy=tpu: 'local' \(strategy.address\) is not a usable TPU: TPUs"):
+def test_a_machine_without_a_tpu_says_so(messages: Messages) -> None:
+    with messages.raised(ConfigError):
         build_strategy("tpu", address="local")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ from tests.support.export_models import (
     words_once,
 )
 from tests.support.line import points
+from tests.support.messages import Messages
 from tests.support.models import STYLES, data, train_input
 from tests.tracing.test_graph_variables import in_parts
 
@@ -406,18 +408,20 @@ def test_names_of_features_may_be_numbers_and_there_may_be_other_inputs(tmp_path
     assert model.signatures["numbers:serving_default"](n=tf.constant([4.0]))["output"].numpy().tolist() == [4.0]
 
 
-def test_what_cannot_be_exported_is_said_and_leaves_nothing(words: Estimator, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_said_and_leaves_nothing(
+    words: Estimator, tmp_path: Path, messages: Messages
+) -> None:
     new = Estimator(STYLES["classic"], tmp_path / "new", RunConfig(tensorboard=False))
     base = tmp_path / "base"
-    with pytest.raises(ValueError, match=r"no checkpoint in .*new. Train first"):
+    with messages.raised(ValueError):
         new.export_saved_model(base, RAW_X)
-    with pytest.raises(ValueError, match=r"serving_input_receiver_fn=None"):
+    with messages.raised(ValueError):
         words.export_saved_model(base, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"returned a dict. Return a ServingInputReceiver"):
+    with messages.raised(ValueError):
         words.export_saved_model(base, lambda: {})  # type: ignore[arg-type, return-value]
-    with pytest.raises(ValueError, match="for at least one of the modes 'train', 'eval', 'infer'"):
+    with messages.raised(ValueError):
         words.experimental_export_all_saved_models(base, {"other": PARSING})
-    with pytest.raises(ValueError, match="no such file"):
+    with messages.raised(ValueError):
         words.export_saved_model(base, PARSING, assets_extra={"a": str(tmp_path / "none")})
 
     def larger(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
@@ -425,14 +429,15 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(words: Estimator, tm
         return export_models.words_model(features, labels, mode, params)
 
     other = Estimator(larger, words.model_dir, RunConfig(tensorboard=False), params=words.params)
-    with pytest.raises(ValueError, match=r"has no variable 'not_in_checkpoint'.*a model with: .*kernel"):
+    with messages.raised(ValueError, hide=rf"{re.escape(words.model_dir)}|(?<=a model with: ).*?(?=\. )") as raised:
         other.export_saved_model(base, PARSING)
+    assert "kernel" in str(raised.value)
     outside = tf.Variable(1.0)
 
     def with_outside(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
         return EstimatorSpec(mode, predictions=features["n"] * outside)
 
     other = Estimator(with_outside, words.model_dir, RunConfig(tensorboard=False), params=words.params)
-    with pytest.raises(ValueError, match="a variable, table or layer that was made outside of it"):
+    with messages.raised(ValueError, hide="^.*(?=model_fn uses)"):
         other.export_saved_model(base, PARSING)
     assert not base.exists() or not os.listdir(base)

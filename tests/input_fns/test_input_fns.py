@@ -25,6 +25,7 @@ from runner.checkpoint.writer import serialize_iterator
 from runner.data.inputs import build_input_pipeline
 from runner.data.iterators import handle_of
 from runner.data.sharding import WorkerPlace
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 csv, digits, npz, tfrecord = (
@@ -74,6 +75,9 @@ def write_npz(path: Path, start: int, end: int, **arrays: Any) -> str:
     np.savez(path, **{"id": ids, "x": np.stack([ids, -ids], 1).astype(np.float32), "y": ids % 2, **arrays})
     return str(path)
 
+
+BEFORE_IT = "^.*?(?=assertion failed|Name: )"
+"""The words of TensorFlow before those of an input function."""
 
 SIZES = {"a": (0, 7), "b": (7, 18), "c": (18, 23)}
 """Three files of 23 examples."""
@@ -141,8 +145,8 @@ def all_ids(source: str, mode: str) -> list[int]:
     return held_out if mode == "eval" else sorted(set(range(1797)) - set(held_out))
 
 
-def first_error(dataset: tf.data.Dataset) -> str:
-    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+def first_error(dataset: tf.data.Dataset, messages: Messages, hide: str = BEFORE_IT) -> str:
+    with messages.raised(tf.errors.InvalidArgumentError, hide=hide) as error:
         list(dataset)
     return str(error.value)
 
@@ -355,11 +359,10 @@ def test_workers_read_only_their_files(tmp_path: Path) -> None:
 
 
 @every_source
-def test_a_missing_batch_size_is_refused(source: str, tmp_path: Path) -> None:
+def test_a_missing_batch_size_is_refused(source: str, tmp_path: Path, messages: Messages) -> None:
     fn, make = SOURCES[source]
-    with pytest.raises(ValueError) as error:
+    with messages.raised(ValueError):
         fn("train", make(tmp_path))
-    assert str(error.value) == ("this input function needs a batch size, got None. Set input.<train|eval>.batch_size.")
 
 
 @every_source
@@ -389,23 +392,15 @@ def test_files_are_a_path_a_glob_or_a_list_and_each_is_read_once(source: str, tm
 
 
 @every_file_source
-@pytest.mark.parametrize(
-    "files, message",
-    [
-        (None, "params.files is not set. Give a path, a glob such as 'data/train-*.csv', or a list of them."),
-        ([], "params.files is not set. Give a path, a glob such as 'data/train-*.csv', or a list of them."),
-        ("nowhere/*.x", "params.files: no file matches 'nowhere/*.x' (looked from {cwd})."),
-        (["nowhere.x"], "params.files: no file matches 'nowhere.x' (looked from {cwd})."),
-        ("{tmp}", "params.files: '{tmp}' is a directory. Give its files, such as '{tmp}/*'."),
-    ],
-)
-def test_files_that_are_not_there_are_refused(source: str, files: Any, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [None, [], "nowhere/*.x", ["nowhere.x"], "{tmp}"], ids=str)
+def test_files_that_are_not_there_are_refused(
+    source: str, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
     fn, make = SOURCES[source]
-    names = {"tmp": str(tmp_path), "cwd": str(Path.cwd())}
-    files = files.format(**names) if isinstance(files, str) else files
-    with pytest.raises(ValueError) as error:
+    monkeypatch.chdir(tmp_path)
+    files = files.format(tmp=tmp_path) if isinstance(files, str) else files
+    with messages.raised(ValueError):
         fn("eval", {"batch_size": 5, **make(tmp_path), "files": files})
-    assert str(error.value) == message.format(**names)
 
 
 # CSV.
@@ -452,104 +447,67 @@ def test_csv_reads_gzip_and_windows_line_ends(tmp_path: Path) -> None:
     assert [ids(batch) for batch in read_csv(str(path))] == [[0, 1, 2]]
 
 
-BAD_LINES = (
-    (",1,x,1", "column id is empty and has no default"),
-    ("9,1,x,1,5", "has 5 fields, and there are 4 columns: 9,1,x,1,5"),
-    ('9,1,x"y,1', 'its quotes are not as CSV has them: 9,1,x\\"y,1'),
-)
-MORE_BAD_LINES = (
-    ("9,abc,x,1", "column age is abc, not a float32"),
-    ("9,1,x,1.5", "column income is 1.5, not an int32"),
-    ("9,1,x,99999999999", "column income is 99999999999, not an int32"),
-    ("9,1,,1", "column city is empty and has no default"),
-    ("9,1", "has 2 fields, and there are 4 columns: 9,1"),
-    ("", "has 1 fields, and there are 4 columns: "),
-    ('9,1,"x,1', 'its quotes are not as CSV has them: 9,1,\\"x,1'),
-)
+BAD_LINES = (",1,x,1", "9,1,x,1,5", '9,1,x"y,1')
+MORE_BAD_LINES = ("9,abc,x,1", "9,1,x,1.5", "9,1,x,99999999999", "9,1,,1", "9,1", "", '9,1,"x,1')
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("line, reason", slow_but([*BAD_LINES, *MORE_BAD_LINES], *BAD_LINES))
-def test_a_bad_csv_line_is_named_with_its_file_and_number(line: str, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", slow_but([*BAD_LINES, *MORE_BAD_LINES], *BAD_LINES), ids=repr)
+def test_a_bad_csv_line_is_named_with_its_file_and_number(line: str, tmp_path: Path, messages: Messages) -> None:
     write_csv(tmp_path / "a.csv", csv_lines(0, 6))
     bad = write_csv(tmp_path / "b.csv", [*csv_lines(6, 11), line, *csv_lines(11, 14)])
-    message = first_error(read_csv(str(tmp_path / "*.csv")))
-    assert f"assertion failed: [{bad} line 7: {reason}]" in message
+    assert f"[{bad} line 7: " in first_error(read_csv(str(tmp_path / "*.csv")), messages)
 
 
-def test_a_bad_csv_line_is_named_in_train_too(tmp_path: Path) -> None:
+def test_a_bad_csv_line_is_named_in_train_too(tmp_path: Path, messages: Messages) -> None:
     write_csv(tmp_path / "a.csv", csv_lines(0, 6))
     bad = write_csv(tmp_path / "b.csv", [*csv_lines(6, 11), "9,x,x,1", *csv_lines(11, 14)])
-    message = first_error(read_csv(str(tmp_path / "*.csv"), "train"))
-    assert f"assertion failed: [{bad} line 7: column age is x, not a float32]" in message
+    assert f"[{bad} line 7: " in first_error(read_csv(str(tmp_path / "*.csv"), "train"), messages)
 
 
-def test_the_good_batches_before_a_bad_line_are_given(tmp_path: Path) -> None:
+def test_the_good_batches_before_a_bad_line_are_given(tmp_path: Path, messages: Messages) -> None:
     path = write_csv(tmp_path / "a.csv", [*csv_lines(0, 9), "x,1,x,1"])
     iterator = iter(read_csv(path))
     assert [ids(next(iterator)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a\.csv line 11: column id is x, not an int64"):
+    with messages.raised(tf.errors.InvalidArgumentError, hide=BEFORE_IT) as error:
         next(iterator)
+    assert f"[{path} line 11: " in str(error.value)
 
 
-def test_a_bad_line_without_a_header_counts_from_one(tmp_path: Path) -> None:
+def test_a_bad_line_without_a_header_counts_from_one(tmp_path: Path, messages: Messages) -> None:
     path = write_csv(tmp_path / "a.csv", ["x,1,x,1"], header=None)
-    assert f"{path} line 1: column id is x, not an int64" in first_error(read_csv(path, header=False))
+    assert f"[{path} line 1: " in first_error(read_csv(path, header=False), messages)
 
 
-@pytest.mark.parametrize(
-    "header, message",
-    [
-        (
-            "id,agee,city,income",
-            "{b} line 1: no column 'age'. Did you mean 'agee'? The header has: id, agee, city, income.",
-        ),
-        ("id,age,city,city,income", "{b} line 1: the header has 'city' twice."),
-        (
-            "age,id,city,income",
-            "{b} line 1: the header is age, id, city, income; that of {a} id, age, city, income.",
-        ),
-    ],
-)
-def test_a_wrong_csv_header_is_refused(header: str, message: str, tmp_path: Path) -> None:
-    a, b = write_csv(tmp_path / "a.csv", []), write_csv(tmp_path / "b.csv", [], header)
-    with pytest.raises(ValueError) as error:
+@pytest.mark.parametrize("header", ["id,agee,city,income", "id,age,city,city,income", "age,id,city,income"])
+def test_a_wrong_csv_header_is_refused(header: str, tmp_path: Path, messages: Messages) -> None:
+    write_csv(tmp_path / "a.csv", [])
+    bad = write_csv(tmp_path / "b.csv", [], header)
+    with messages.raised(ValueError) as error:
         read_csv(str(tmp_path / "*.csv"))
-    assert str(error.value) == message.format(a=a, b=b)
+    assert str(error.value).startswith(f"{bad} line 1: ")
 
 
-def test_an_empty_csv_file_is_refused(tmp_path: Path) -> None:
+def test_an_empty_csv_file_is_refused(tmp_path: Path, messages: Messages) -> None:
     (tmp_path / "a.csv").write_text("")
-    with pytest.raises(ValueError, match=r"a\.csv: is empty; its first line should be the header"):
+    with messages.raised(ValueError):
         read_csv(str(tmp_path / "a.csv"))
 
 
 @pytest.mark.parametrize(
-    "params, message",
+    "params",
     [
-        (
-            {"columns": None},
-            "params.columns is not set. Give {name: {dtype: int32|int64|float32|float64|string, default: value}}.",
-        ),
-        ({"label": "pay"}, "params.label='pay' is not among params.columns: id, age, city, income."),
-        (
-            {"columns": {"income": "int8"}},
-            "params.columns.income.dtype='int8' is not one of int32, int64, float32, float64, string.",
-        ),
-        (
-            {"columns": {"income": {"dtype": "int32", "defualt": 1}}},
-            "params.columns.income has defualt; it can have dtype and default.",
-        ),
-        (
-            {"columns": {"income": {"dtype": "int32", "default": "x"}}},
-            "params.columns.income.default='x' is not an int32.",
-        ),
+        {"columns": None},
+        {"label": "pay"},
+        {"columns": {"income": "int8"}},
+        {"columns": {"income": {"dtype": "int32", "defualt": 1}}},
+        {"columns": {"income": {"dtype": "int32", "default": "x"}}},
     ],
+    ids=str,
 )
-def test_wrong_csv_settings_are_refused(params: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as error:
+def test_wrong_csv_settings_are_refused(params: dict[str, Any], tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
         read_csv(write_csv(tmp_path / "a.csv", csv_lines(0, 2)), **params)
-    assert str(error.value) == message
 
 
 # TFRecord.
@@ -576,82 +534,62 @@ def test_tfrecord_knows_its_number_of_steps(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "record, reason",
-    [
-        (b"this is no Example", "assertion failed: [{bad} record 5: is not a tf.train.Example]"),
-        (example(9, x=[1]), "Name: {bad} record 5, Key: x, Index: 0.  Number of float values != expected."),
-        (b"", "Name: {bad} record 5, Feature: id (data type: int64) is required but could not be found."),
-    ],
+    "record",
+    [b"this is no Example", example(9, x=[1]), b""],
     ids=["not an Example", "wrong shape", "missing feature"],
 )
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_bad_record_is_named_with_its_file_and_index(record: bytes, reason: str, mode: str, tmp_path: Path) -> None:
+def test_a_bad_record_is_named_with_its_file_and_index(
+    record: bytes, mode: str, tmp_path: Path, messages: Messages
+) -> None:
     write_tfrecord(tmp_path / "a.tfrecord", [example(i) for i in range(3)])
     good = [example(i) for i in range(5)]
     bad = write_tfrecord(tmp_path / "b.tfrecord", [*good, record, *good])
-    assert reason.format(bad=bad) in first_error(read_tfrecord(str(tmp_path / "*.tfrecord"), mode))
+    assert f"{bad} record 5" in first_error(read_tfrecord(str(tmp_path / "*.tfrecord"), mode), messages)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_damaged_bytes_are_named_with_file_and_record(mode: str, tmp_path: Path) -> None:
+def test_damaged_bytes_are_named_with_file_and_record(mode: str, tmp_path: Path, messages: Messages) -> None:
     path = Path(write_tfrecord(tmp_path / "a.tfrecord", [example(i) for i in range(10)]))
     data = bytearray(path.read_bytes())
     data[6 * len(data) // 10] ^= 255
     path.write_bytes(data)
-    message = first_error(read_tfrecord(str(path), mode))
-    named = re.search(rf"{path} record (\d): cannot be read, the file is damaged there or before\]", message)
+    message = first_error(read_tfrecord(str(path), mode), messages, hide=rf"{BEFORE_IT}|(?<=record )\d")
+    named = re.search(rf"{path} record (\d): ", message)
     assert named and (int(named[1]) in (5, 6) if mode == "eval" else int(named[1]) >= 5)
 
 
-@pytest.mark.parametrize(
-    "cut, record", [(-5, 9), (-1, 9), (5, 0), (None, 10)], ids=["in the data", "in the checksum", "in a header", "tail"]
-)
-def test_a_file_that_is_cut_off_is_refused_at_the_start(cut: int | None, record: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [-5, -1, 5, None], ids=["in the data", "in the checksum", "in a header", "tail"])
+def test_a_file_that_is_cut_off_is_refused_at_the_start(cut: int | None, tmp_path: Path, messages: Messages) -> None:
     path = Path(write_tfrecord(tmp_path / "a.tfrecord", [example(i) for i in range(10)]))
     path.write_bytes(path.read_bytes()[:cut] if cut else path.read_bytes() + b"123")
-    with pytest.raises(ValueError) as error:
+    with messages.raised(ValueError):
         read_tfrecord(str(path))
-    assert str(error.value) == (
-        f"{path}: record {record} (from 0) is cut off or damaged, or this is no TFRecord file (the file ends within "
-        "it)."
-    )
 
 
-def test_a_compressed_file_that_is_cut_off_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_compressed_file_that_is_cut_off_is_refused_at_the_start(tmp_path: Path, messages: Messages) -> None:
     path = Path(write_tfrecord(tmp_path / "a.tfrecord.gz", [example(i) for i in range(10)]))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"a\.tfrecord\.gz: record \d+ \(from 0\) is cut off or damaged"):
+    with messages.raised(ValueError, hide=r"(?<=record )\d+"):
         read_tfrecord(str(path))
 
 
 @pytest.mark.parametrize(
-    "params, message",
+    "params",
     [
-        ({"features": {}}, "params.features is not set. Give {name: {dtype: float32|int64|string, shape: [...]}}."),
-        ({"label": "z"}, "params.label='z' is not among params.features: x, id, words, weight, y."),
-        (
-            {"features": {"y": {"dtype": "int32"}}},
-            "params.features.y.dtype='int32' is not what an Example holds: float32, int64, string.",
-        ),
-        (
-            {"features": {"y": {"dtype": "int64", "size": 3}}},
-            "params.features.y has size; it can have dtype, shape, default, varlen.",
-        ),
-        (
-            {"features": {"y": {"dtype": "int64", "shape": [2], "default": [1, 2, 3]}}},
-            "params.features.y.default=[1, 2, 3] is not of dtype int64 and shape [2].",
-        ),
-        (
-            {"features": {"y": {"dtype": "int64", "shape": [2], "varlen": True}}},
-            "params.features.y is varlen, so it has neither shape nor default.",
-        ),
+        {"features": {}},
+        {"label": "z"},
+        {"features": {"y": {"dtype": "int32"}}},
+        {"features": {"y": {"dtype": "int64", "size": 3}}},
+        {"features": {"y": {"dtype": "int64", "shape": [2], "default": [1, 2, 3]}}},
+        {"features": {"y": {"dtype": "int64", "shape": [2], "varlen": True}}},
     ],
+    ids=str,
 )
-def test_wrong_tfrecord_settings_are_refused(params: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError) as error:
+def test_wrong_tfrecord_settings_are_refused(params: dict[str, Any], tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
         read_tfrecord(write_tfrecord(tmp_path / "a.tfrecord", [example(1)]), **params)
-    assert str(error.value) == message
 
 
 # NumPy.
@@ -674,63 +612,48 @@ NAN = np.array([[0, 0], [1, 1], [2, np.nan], [3, 3], [np.inf, 4]], np.float32)
 
 
 @pytest.mark.parametrize(
-    "arrays, params, message",
-    [
-        (
-            {"x": NAN},
-            {},
-            "array 'x' row 2 (from 0) holds nan, as do 2 rows in all. Set params.allow_nan=true to let them through.",
-        ),
-        (
-            {"y": np.arange(4)},
-            {},
-            "its arrays have different numbers of rows: id 5, x 5, y 4. Row 4 (from 0) is the first that not all of "
-            "them have.",
-        ),
-        ({}, {"features": ["z"]}, "no array 'z'; there are: id, x, y."),
-        ({"x": np.float32(3)}, {}, "array 'x' is a single value; it must have a row for each example."),
-    ],
+    "arrays, params",
+    [({"x": NAN}, {}), ({"y": np.arange(4)}, {}), ({}, {"features": ["z"]}), ({"x": np.float32(3)}, {})],
     ids=["nan", "rows", "key", "scalar"],
 )
 def test_bad_arrays_are_named_with_file_array_and_row(
-    arrays: Mapping[str, Any], params: dict[str, Any], message: str, tmp_path: Path
+    arrays: Mapping[str, Any], params: dict[str, Any], tmp_path: Path, messages: Messages
 ) -> None:
     path = write_npz(tmp_path / "a.npz", 0, 5, **arrays)
-    with pytest.raises(ValueError) as error:
+    with messages.raised(ValueError):
         read_npz(path, **params)
-    assert str(error.value) == f"{path}: {message}"
 
 
 def test_npz_lets_nan_through_where_asked(tmp_path: Path) -> None:
     assert len(list(read_npz(write_npz(tmp_path / "a.npz", 0, 5, x=NAN), allow_nan=True))) == 2
 
 
-def test_npz_never_unpickles(tmp_path: Path) -> None:
+def test_npz_never_unpickles(tmp_path: Path, messages: Messages) -> None:
     path = write_npz(tmp_path / "a.npz", 0, 2, x=np.array([{"a": 1}, None], dtype=object))
-    with pytest.raises(ValueError, match=r"a\.npz: array 'x' cannot be read \(Object arrays cannot be loaded"):
+    with messages.raised(ValueError) as error:
         read_npz(path)
+    assert "allow_pickle" in str(error.value)
 
 
-def test_what_is_no_npz_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_npz_file_is_refused(tmp_path: Path, messages: Messages) -> None:
     text, one, cut = tmp_path / "a.npz", tmp_path / "b.npz", Path(write_npz(tmp_path / "c.npz", 0, 500))
     text.write_text("hello")
     with one.open("wb") as file:
         np.save(file, np.arange(3))
     cut.write_bytes(cut.read_bytes()[:-500])
-    with pytest.raises(ValueError, match=r"a\.npz: not an \.npz file"):
+    with messages.raised(ValueError):
         read_npz(str(text))
-    with pytest.raises(ValueError, match=r"b\.npz: one \.npy array, not an \.npz file\. Save it with np\.savez"):
+    with messages.raised(ValueError):
         read_npz(str(one))
-    with pytest.raises(ValueError, match=r"c\.npz: not an \.npz file"):
+    with messages.raised(ValueError):
         read_npz(str(cut))
 
 
-def test_npz_files_must_be_alike(tmp_path: Path) -> None:
-    a = write_npz(tmp_path / "a.npz", 0, 5)
-    b = write_npz(tmp_path / "b.npz", 5, 8, x=np.zeros([3, 3]))
-    with pytest.raises(ValueError) as error:
+def test_npz_files_must_be_alike(tmp_path: Path, messages: Messages) -> None:
+    write_npz(tmp_path / "a.npz", 0, 5)
+    write_npz(tmp_path / "b.npz", 5, 8, x=np.zeros([3, 3]))
+    with messages.raised(ValueError):
         read_npz(str(tmp_path / "*.npz"))
-    assert str(error.value) == f"{b}: array 'x' has rows of float64 (3,), and those of {a} are float32 (2,)."
 
 
 # Digits.
@@ -787,16 +710,16 @@ def test_the_saved_position_takes_no_more_room_after_two_hundred_epochs_than_aft
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_files_without_an_example_are_refused_by_name(mode: str, tmp_path: Path) -> None:
+def test_files_without_an_example_are_refused_by_name(mode: str, tmp_path: Path, messages: Messages) -> None:
     header = write_csv(tmp_path / "a.csv", [])
-    with pytest.raises(ValueError, match=r"a\.csv: there is no line of data beside the header\.$"):
+    with messages.raised(ValueError):
         read_csv(header, mode)
     records = write_tfrecord(tmp_path / "a.tfrecord", [])
     for index in (True, False):
-        with pytest.raises(ValueError, match=r"a\.tfrecord: there is no record of data\.$"):
+        with messages.raised(ValueError):
             read_tfrecord(records, mode, index=index)
     rows = write_npz(tmp_path / "a.npz", 0, 0)
-    with pytest.raises(ValueError, match=r"a\.npz: the arrays have no rows\.$"):
+    with messages.raised(ValueError):
         npz.input_fn(mode, {"files": rows, "label": "y", "batch_size": 5})
 
 
@@ -805,55 +728,57 @@ def test_files_without_an_example_have_no_predictions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", FILE_SOURCES)
-def test_a_worker_for_whom_nothing_is_left_is_refused_in_train(source: str, tmp_path: Path) -> None:
+def test_a_worker_for_whom_nothing_is_left_is_refused_in_train(source: str, tmp_path: Path, messages: Messages) -> None:
     fn, make = SOURCES[source]
     make(tmp_path)
     params = {**make(tmp_path), "files": str(next(tmp_path.glob("c.*"))), "batch_size": 5}  # five examples
     last = tf.distribute.InputContext(6, 5)
-    with pytest.raises(ValueError, match=r"c\.\w+: .* for one of the workers, which share them"):
+    with messages.raised(ValueError):
         fn("train", params, input_context=last)
     assert list(fn("eval", params, input_context=last)) == []
 
 
-def test_csv_in_utf_16_is_named(tmp_path: Path) -> None:
+def test_csv_in_utf_16_is_named(tmp_path: Path, messages: Messages) -> None:
     path = tmp_path / "a.csv"
     for encoding in ("utf-16", "utf-16-le"):
         path.write_text("\n".join(["id,age,city,income", *csv_lines(0, 3)]), encoding=encoding)
         for header in (True, False):
-            with pytest.raises(ValueError, match=r"a\.csv: is not UTF-8 text.* iconv -f utf-16 -t utf-8"):
+            with messages.raised(ValueError):
                 read_csv(str(path), header=header)
     path.write_bytes(b"id,age,city\xe9,income\n1,2,c,3\n")
-    with pytest.raises(ValueError, match=r"a\.csv line 1: the header is not a line of CSV in UTF-8 .*can't decode"):
+    with messages.raised(ValueError) as error:
         read_csv(str(path))
+    assert "a.csv line 1: " in str(error.value) and "decode" in str(error.value)
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "no gzip"])
-def test_a_compressed_csv_that_is_not_whole_is_named(damage: str, tmp_path: Path) -> None:
+def test_a_compressed_csv_that_is_not_whole_is_named(damage: str, tmp_path: Path, messages: Messages) -> None:
     path = tmp_path / "a.csv.gz"
     text = "\n".join(["id,age,city,income", *csv_lines(0, 5000)]).encode()
     whole = gzip.compress(text)
     middle = len(whole) // 2
     changed = whole[:middle] + bytes(255 - byte for byte in whole[middle : middle + 20]) + whole[middle + 20 :]
     path.write_bytes({"cut": whole[:middle], "changed": changed, "no gzip": text}[damage])
-    with pytest.raises(ValueError, match=r"a\.csv\.gz: is cut off or damaged, or no gzip file"):
+    with messages.raised(ValueError):
         read_csv(str(path))
 
 
-def test_arrays_larger_than_the_memory_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: Any) -> None:
+def test_arrays_larger_than_the_memory_are_refused_before_they_are_unpacked(
+    tmp_path: Path, monkeypatch: Any, messages: Messages
+) -> None:
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros([1000, 1000], np.float64), y=np.zeros(1000))
     assert path.stat().st_size < 20_000
     monkeypatch.setattr(npz, "_free_bytes", lambda: 20_000_000)
     monkeypatch.setattr(npz, "_load", None)  # nothing may be unpacked
-    with pytest.raises(ValueError, match=r"a\.npz: its arrays take 0\.01 GB once they are unpacked.* 0\.02 GB of mem"):
+    with messages.raised(ValueError):
         read_npz(str(path))
 
 
-def test_an_array_that_promises_more_than_there_is_is_refused(tmp_path: Path) -> None:
+def test_an_array_that_promises_more_than_there_is_is_refused(tmp_path: Path, messages: Messages) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**12,)})
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", header.getvalue() + bytes(80))
-    expected = r"a\.npz: array 'x' cannot be read \(float64 \(1000000000000,\) takes 8000000000000 bytes, not 80\)"
-    with pytest.raises(ValueError, match=expected):
+    with messages.raised(ValueError):
         npz.input_fn("eval", {"files": str(tmp_path / "a.npz"), "batch_size": 5})

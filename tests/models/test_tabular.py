@@ -16,6 +16,7 @@ from runner.classic.premade.layers import dense_features
 from runner.config import user_code
 from runner.models import tabular
 from runner.models.column_specs import Columns
+from tests.support.messages import Messages
 
 PARAMS = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "wide_deep.yaml").read_text())["params"]
 
@@ -46,26 +47,24 @@ def test_numbers_are_brought_to_the_scale_that_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "message"),
+    "written",
     [
-        (
-            {"a": {"kind": "number"}},
-            "model.params.columns.a.kind='number': there is no such kind. Did you mean 'numeric'",
-        ),
-        ({"a": {"kind": "hashed", "bucket": 3}}, "columns.a.bucket: .* no such setting. Did you mean 'buckets'"),
-        ({"a": {"kind": "hashed"}}, "columns.a: a column of kind hashed needs buckets"),
-        ({"a": {"kind": "embedding", "of": "b", "dimension": 2}}, "model.params.columns has no column b."),
-        ({"a": {"kind": "indicator", "of": "a"}}, "a -> a: a column cannot be made of itself"),
+        {"kind": "number"},
+        {"kind": "hashed", "bucket": 3},
+        {"kind": "hashed"},
+        {"kind": "embedding", "of": "b", "dimension": 2},
+        {"kind": "indicator", "of": "a"},
     ],
+    ids=str,
 )
-def test_a_column_that_cannot_be_made_names_its_key(written: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Columns(written)
+def test_a_column_that_cannot_be_made_names_its_key(written: Any, messages: Messages) -> None:
+    with messages.raised(ValueError):
+        Columns({"a": written})
 
 
-def test_a_column_that_is_not_there_is_named_where_it_is_asked_for() -> None:
+def test_a_column_that_is_not_there_is_named_where_it_is_asked_for(messages: Messages) -> None:
     columns = Columns({"radius": {"kind": "numeric"}})
-    with pytest.raises(ValueError, match="model.params.wide: there is no column 'radios'. Did you mean 'radius'"):
+    with messages.raised(ValueError):
         columns.chosen(["radios"], "model.params.wide")
 
 

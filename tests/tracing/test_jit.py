@@ -18,6 +18,7 @@ from runner.config.schema import ConfigError, StrategyConfig
 from tests.config.test_config import parsed
 from tests.programs.test_optimizer_step import assert_equal, trained
 from tests.support.line import line, points
+from tests.support.messages import Messages
 from tests.support.models import native, strategies, train_input
 from tests.support.tiers import slow_but
 
@@ -213,36 +214,32 @@ def reading_what_it_wrote(features: Any, training: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("body", "strategy", "reason"),
+    ("body", "strategy"),
     [
-        (
-            in_python,
-            "default",
-            "EagerPyFunc 'EagerPyFunc' .* XLA does not know this operation",
-        ),
-        (of_strings, "mirrored", "AsString 'AsString' cannot be compiled"),
-        (recurrent, "default", r"While 'lstm_1/while' .* uses variables \(a recurrent layer can be unrolled\)"),
-        (without_an_end, "default", "XLA compilation requires a fixed tensor list size.* Set train.jit=false"),
-        (synchronized, "mirrored", "two replicas compute with its value, as in a synchronized BatchNormalization"),
-        (reading_what_it_wrote, "default", "it has state, and waits for a value that the model computes"),
+        (in_python, "default"),
+        (of_strings, "mirrored"),
+        (recurrent, "default"),
+        (without_an_end, "default"),
+        (synchronized, "mirrored"),
+        (reading_what_it_wrote, "default"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_xla_cannot_compile_is_refused_before_the_first_update(
-    body: Any, strategy: str, reason: str, tmp_path: Path
+    body: Any, strategy: str, tmp_path: Path, messages: Messages
 ) -> None:
-    with pytest.raises(ValueError, match=f"^train.jit=true: .*{reason}"):
+    with messages.raised(ValueError, hide=r"(?<=')dense\w*|(?<=of this model: ).*(?=\. Set train)"):
         run(model_of(body), tmp_path, strategy, jit=True)
     assert not list(tmp_path.glob("model.ckpt-[1-9]*"))
 
 
-def test_a_train_op_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="train.jit=true: model_fn returned train_op=, which computes and applies"):
+def test_a_train_op_is_refused(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
         Estimator(line, tmp_path, RunConfig(jit=True), {}).train(points(), steps=1)
 
 
-def test_strategies_on_which_it_was_not_tried_are_refused() -> None:
+def test_strategies_on_which_it_was_not_tried_are_refused(messages: Messages) -> None:
     tried = parsed("strategy=mirrored", "strategy.virtual_devices=2", "train.jit=true")
     assert tried.train.jit
-    with pytest.raises(ConfigError, match="train.jit=true does not work with strategy=multi_worker: it compiles steps"):
+    with messages.raised(ConfigError):
         validation.check(dataclasses.replace(tried, strategy=StrategyConfig(name="multi_worker")))
