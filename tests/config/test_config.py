@@ -19,6 +19,7 @@ from runner.config.mistakes import Conflict, Malformed, NoEffect, NotAllowed, No
 from runner.config.schema import STRATEGY_OPTIONS, Config, ConfigError
 from runner.config.validation import newest_runs
 from tests.support.command_line import CommandLine
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -153,13 +154,13 @@ def test_several_named_evaluations() -> None:
     ]  # fmt: skip
 
 
-def test_named_evaluations_are_checked_like_a_single_one() -> None:
+def test_named_evaluations_are_checked_like_a_single_one(messages: Messages) -> None:
     tree = composed()
     tree["input"]["eval"] = {"val": {"fn": "a.b", "shard": "file"}}
-    with pytest.raises(NotAllowed, match="^input.eval.val.shard=file "):
+    with messages.raised(NotAllowed):
         parsing.parse(tree)
     tree["input"]["eval"] = {"val": 3}
-    with pytest.raises(UnknownKey, match="^input.eval.val=3 "):
+    with messages.raised(UnknownKey):
         parsing.parse(tree)
 
 
@@ -198,7 +199,7 @@ def test_flattens_to_dotted_names() -> None:
 def test_any_one_mistake_is_refused_with_a_message_that_names_its_key(count: int) -> None:
     command = [sys.executable, "-m", "tests.support.bad_overrides", "--count", str(count), "--seed", "0"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.stdout == f"{count} command lines, 0 not refused as they should be\n", result.stdout + result.stderr
+    assert (result.returncode, result.stdout.split()[0]) == (0, str(count)), result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -214,41 +215,34 @@ def run_module(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.processes
-def test_the_module_exits_with_2(tmp_path: Path) -> None:
+def test_the_module_exits_with_2(tmp_path: Path, messages: Messages) -> None:
     result = run_module("++train.max_stps=5", cwd=tmp_path)
-    assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
+    messages.same(f"exit {result.returncode}", result.stderr)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("env", "message"),
+    "env",
     [
-        ({}, "input.train.batch_size=63 does not divide over 2 replicas. Use 62 or 64."),
-        (
-            {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'},
-            "input.train.batch_size=63 does not divide over 2 replicas. Use 62 or 64. TF_CONFIG says that this is",
-        ),
-        (
-            {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4",
-             "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "4"},
-            "input.train.batch_size=63 does not divide over 4 replicas. Use 60 or 64. SLURM_PROCID=0: task 0 of 4",
-        ),
+        {},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'},
+        {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4",
+         "SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "4"},
     ],
     ids=["here", "TF_CONFIG", "Slurm"],
 )  # fmt: skip
 def test_a_batch_that_does_not_divide_over_the_workers_of_the_environment_is_refused(
-    env: dict[str, str], message: str, tmp_path: Path, command_line: CommandLine
+    env: dict[str, str], tmp_path: Path, command_line: CommandLine, messages: Messages
 ) -> None:
     result = command_line("strategy=multi_worker", "input.train.batch_size=63", "model_dir=run", cwd=tmp_path, **env)
-    assert result.returncode == 2
-    assert message in result.stderr
+    messages.same(f"exit {result.returncode}", result.stderr)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_evaluation_on_another_input_takes_a_name_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
@@ -257,25 +251,23 @@ def test_an_evaluation_on_another_input_takes_a_name_of_its_own(
     asked = ("command=evaluate", "model_dir=run", "input.eval.fn=my.data")
     own, other = "+input.eval.params.path=val.npz", "+input.eval.params.path=test.npz"
     assert parsed(*asked, own, "input.eval.batch_size=7").eval.recorded_name("") == ""
-    said = (
-        "input.eval.params differs from the setting of the run in run, so the new metrics would replace the run's own "
-        r"eval/... Choose a name that the run does not have, such as eval.name=test$"
-    )
-    with pytest.raises(ConfigError, match=said):
+    with messages.raised(ConfigError):
         parsed(*asked, other)
-    with pytest.raises(Conflict, match="^input.eval.fn "):
+    with messages.raised(Conflict):
         parsed(*asked[:2], "input.eval.fn=my.other", own)
     assert parsed(*asked, other, "eval.name=test").eval.recorded_name("") == "test"
     named = ("command=evaluate", "model_dir=run", "input.eval.fn=my.data", "+input.eval.a.params.path=1")
     assert parsed(*named, "eval.name=test").eval.recorded_name("a") == "test_a"
     assert set(parsed(*named).input.evals) == {"a"}, "the run has none of that name"
-    with pytest.raises(NoEffect, match="^eval.name=test "):
+    with messages.raised(NoEffect):
         parsed("eval.name=test")
-    with pytest.raises(Malformed, match="^eval.name=a/b: "):
+    with messages.raised(Malformed):
         parsed(*asked, own, "eval.name=a/b")
 
 
-def test_the_newest_runs_are_named_to_somebody_who_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_runs_are_named_to_somebody_who_gives_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
     monkeypatch.chdir(tmp_path)
     for age, run in enumerate(["outputs/newest", "outputs/sweeps/a/b", "outputs/older", "outputs/oldest"]):
         Path(run).mkdir(parents=True)
@@ -284,12 +276,11 @@ def test_the_newest_runs_are_named_to_somebody_who_gives_none(tmp_path: Path, mo
         os.utime(state, (1000 - age, 1000 - age))
     Path("outputs/never_saved").mkdir()
     assert newest_runs(Path("outputs")) == [Path("outputs/newest"), Path("outputs/sweeps/a/b"), Path("outputs/older")]
-    named = "The newest: outputs/newest, outputs/sweeps/a/b, outputs/older.$"
-    with pytest.raises(NotSet, match=f"^command=predict .*{named}"):
+    with messages.raised(NotSet):
         parsed("command=predict")
-    with pytest.raises(NotFound, match=f"^model_dir=outputs/nwest: .*{named}"):
+    with messages.raised(NotFound):
         parsed("command=evaluate", "model_dir=outputs/nwest")
-    with pytest.raises(NotFound, match=f"^model_dir=outputs/never_saved: .*{named}"):
+    with messages.raised(NotFound):
         parsed("command=inspect", "model_dir=outputs/never_saved")
     assert parsed("command=inspect", "model_dir=outputs/older", "model.fn=null").model_dir == "outputs/older"
 
@@ -304,9 +295,10 @@ def test_the_newest_runs_are_named_to_somebody_who_gives_none(tmp_path: Path, mo
         (["command=predict", "model_dir=."], ["model.fn", "input.predict.fn"]),
         (["command=inspect", "model_dir=."], []),
     ],
+    ids=["train", "dry_run", "evaluate", "predict", "inspect"],
 )
 def test_a_command_needs_the_functions_that_it_calls_and_no_others(
-    overrides: list[str], keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("checkpoint").write_text("")
@@ -314,7 +306,7 @@ def test_a_command_needs_the_functions_that_it_calls_and_no_others(
     config = parsed("model=custom", "input=custom", *overrides, *given)
     assert [key for key, _, _ in config.functions()] == keys
     for key in keys:
-        with pytest.raises(ConfigError, match=f"^{key} is not set"):
+        with messages.raised(NotSet):
             parsed("model=custom", "input=custom", *overrides, *(text for text in given if not text.startswith(key)))
 
 
@@ -346,11 +338,10 @@ def test_hydras_own_launcher_and_sweeper_can_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_hydra_full_error_adds_the_traceback(tmp_path: Path, command_line: CommandLine) -> None:
+def test_hydra_full_error_adds_the_traceback(tmp_path: Path, command_line: CommandLine, messages: Messages) -> None:
     result = command_line("++train.max_stps=5", cwd=tmp_path, HYDRA_FULL_ERROR="1")
-    assert result.returncode == 2
     assert "Traceback" in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("runner: train.max_stps=5: there is no key")
+    messages.same(f"exit {result.returncode}", result.stderr.splitlines()[-1])
 
 
 @pytest.mark.processes
@@ -364,39 +355,32 @@ def test_questions_about_the_config_are_answered(flags: list[str], tmp_path: Pat
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("fn: [a\n", "/conf/model/mine.yaml, line 2: "),
-        ("fn: a: b\n", "/conf/model/mine.yaml, line 1: "),
-        ("- a\n", "conf/model/mine.yaml holds no keys with values."),
-    ],
+    ("text", "place"),
+    [("fn: [a\n", "line 2:"), ("fn: a: b\n", "line 1:"), ("- a\n", "mine.yaml")],
+    ids=["an open list", "two values", "a list"],
 )
 def test_a_damaged_file_of_the_users_is_named_with_its_line(
-    text: str, message: str, tmp_path: Path, command_line: CommandLine
+    text: str, place: str, tmp_path: Path, command_line: CommandLine, messages: Messages
 ) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text(text)
     result = command_line("model=mine", cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.startswith("runner: ") and message in result.stderr and result.stderr.count("\n") == 1
+    assert place in result.stderr and result.stderr.count("\n") == 1
+    messages.same(f"exit {result.returncode}", result.stderr)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("model: [a", "config.yaml cannot be read: while parsing a flow sequence"),
-        ("- a", "config.yaml does not contain a config."),
-        ("model: {fn: line}\nnewer: 1", "there is no key 'newer'."),
-        ("\udc80", "config.yaml cannot be read: 'utf-8' codec can't decode"),
-    ],
+    "text",
+    ["model: [a", "- a", "model: {fn: line}\nnewer: 1", "\udc80"],
+    ids=["an open list", "a list", "a newer key", "no text"],
 )
-def test_a_damaged_config_of_a_run_is_named(text: str, message: str, tmp_path: Path, command_line: CommandLine) -> None:
+def test_a_damaged_config_of_a_run_is_named(
+    text: str, tmp_path: Path, command_line: CommandLine, messages: Messages
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoint").touch()
     (tmp_path / "run" / "config.yaml").write_bytes(text.encode(errors="surrogateescape"))
     result = command_line("command=evaluate", "model_dir=run", cwd=tmp_path)
-    assert result.returncode == 2
-    assert message in result.stderr and "Traceback" not in result.stderr
-    if "newer" in text:
-        assert result.stderr.endswith("(in the config of run, changed by the command line)\n")
+    assert "Traceback" not in result.stderr
+    messages.same(f"exit {result.returncode}", result.stderr)

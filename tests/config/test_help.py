@@ -13,6 +13,7 @@ import pytest
 import runner
 from runner.config import schema
 from runner.config.help import answer
+from tests.support.messages import Messages
 
 
 def ask(*words: str) -> str:
@@ -59,9 +60,8 @@ def test_there_is_a_line_for_each_key() -> None:
     assert {*tree, "command", "model.params.learning_rate", "input.train.fn"} <= shown
 
 
-def test_what_is_not_known_is_said_with_what_is_near() -> None:
-    said = "^--help checkpiont: no key or group has this name, .* Did you mean 'checkpoint'\\?"
-    with pytest.raises(schema.ConfigError, match=said):
+def test_what_is_not_known_is_said_with_what_is_near(messages: Messages) -> None:
+    with messages.raised(schema.ConfigError):
         ask("--help", "checkpiont")
 
 
@@ -84,7 +84,7 @@ def test_a_start_file_without_texts_is_left_to_hydra(
 
 
 @pytest.mark.processes
-def test_help_is_answered_before_hydra_is_imported(tmp_path: Path) -> None:
+def test_help_is_answered_before_hydra_is_imported(tmp_path: Path, messages: Messages) -> None:
     write = "# My start.\ndefaults:\n  - model: mine\nhydra: {help: {header: HEAD, footer: FOOT}}\n"
     for name, text in {"runner.yaml": write, "model/mine.yaml": "# My net.\n\n# How wide.\nwidth: 8\n"}.items():
         (tmp_path / "conf" / "model").mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def test_help_is_answered_before_hydra_is_imported(tmp_path: Path) -> None:
             assert "  model: mine, custom, digits, " in asked.stdout and "\nFOOT\n" in asked.stdout
             assert re.search(r"^model\.width=8 +How wide\.$", asked.stdout, re.M)
         if asked.returncode:
-            assert asked.stderr.startswith("runner: --help checkpiont: ")
+            messages.same(f"exit {asked.returncode}", asked.stderr)
 
 
 def test_the_version_is_ours() -> None:

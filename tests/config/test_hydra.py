@@ -20,15 +20,26 @@ from runner.config import hydra, saved_config
 from runner.config.schema import Config
 from runner.launch import app
 from runner.tracking.exit_codes import Outcome
+from tests.support.messages import Messages
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def ask(*arguments: str, cwd: Path) -> str:
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "runner", *arguments]
-    result = subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=150)
+    return subprocess.run(command, cwd=cwd, env=ENV, capture_output=True, text=True, timeout=150)
+
+
+def ask(*arguments: str, cwd: Path) -> str:
+    result = run(*arguments, cwd=cwd)
     return result.stdout + result.stderr
+
+
+def refused(messages: Messages, *arguments: str, cwd: Path) -> None:
+    result = run(*arguments, cwd=cwd)
+    assert result.stdout == ""
+    messages.same(f"exit {result.returncode}", result.stderr)
 
 
 def write(path: Path, text: str) -> None:
@@ -37,7 +48,7 @@ def write(path: Path, text: str) -> None:
 
 
 @pytest.mark.processes
-def test_options_in_the_users_conf_are_found_without_flags(tmp_path: Path) -> None:
+def test_options_in_the_users_conf_are_found_without_flags(tmp_path: Path, messages: Messages) -> None:
     write(tmp_path / "conf" / "model" / "mine.yaml", "fn: model_fns.digits\nparams: {width: 7}\n")
     write(
         tmp_path / "conf" / "experiment" / "night.yaml",
@@ -46,33 +57,27 @@ def test_options_in_the_users_conf_are_found_without_flags(tmp_path: Path) -> No
     tree = yaml.safe_load(ask("experiment=night", "--cfg", "job", cwd=tmp_path))
     assert tree["model"]["params"] == {"width": 7}
     assert tree["train"]["max_steps"] == 9
-    assert (
-        "Did you mean 'mine'? Available: custom, digits, digits_classic, digits_keras_model, dnn, linear, mine, "
-        in ask("model=mien", cwd=tmp_path)
-    )
+    refused(messages, "model=mien", cwd=tmp_path)
 
 
 @pytest.mark.processes
-def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path) -> None:
+def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path, messages: Messages) -> None:
     write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: 77\n")
     write(tmp_path / "conf" / "config.yaml", "not: ours\n")  # of another program in the same project
     assert yaml.safe_load(ask("--cfg", "job", cwd=tmp_path))["train"]["max_steps"] == 77
     write(tmp_path / "conf" / "train" / "default.yaml", "max_stepps: 77\n")
-    said = ask(cwd=tmp_path)
-    assert said.startswith("runner: conf/train/default.yaml: train.max_stepps: there is no key 'train.max_stepps'. Did")
-    assert "Did you mean 'train.max_steps'?" in said
+    refused(messages, cwd=tmp_path)
     write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: many\n")
-    said = ask(cwd=tmp_path)
-    assert said == "runner: conf/train/default.yaml: train.max_steps=many is neither a whole number nor null.\n"
+    refused(messages, cwd=tmp_path)
     write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: 0\n")
     write(tmp_path / "conf" / "experiment" / "night.yaml", "# @package _global_\nrun: {seed: -4}\n")
-    for words, file, key in (
-        ([], "conf/train/default.yaml: ", "train.max_steps=0"),
-        (["train.max_steps=-1"], "", "train.max_steps=-1"),
-        (["train.max_steps=1", "experiment=night"], "conf/experiment/night.yaml: ", "run.seed=-4"),
-        (["train.max_steps=1", "experiment=night", "run.seed=-5"], "", "run.seed=-5"),
+    for words in (
+        [],
+        ["train.max_steps=-1"],
+        ["train.max_steps=1", "experiment=night"],
+        ["train.max_steps=1", "experiment=night", "run.seed=-5"],
     ):
-        assert ask(*words, cwd=tmp_path).startswith(f"runner: {file}{key} must be at least ")
+        refused(messages, *words, cwd=tmp_path)
 
 
 @pytest.mark.processes
@@ -90,43 +95,24 @@ def test_a_shell_completes_groups_keys_and_the_users_own_options(
     assert ask("-sc", "query=bash", cwd=tmp_path) == f"{offered}\n"
 
 
-EXPERIMENTS = [
-    (  # neither package nor override
-        "train: {max_steps: 9}\n",
-        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it, its keys would "
-        "begin with experiment.\n",
-    ),
-    (
-        "defaults:\n  - override /input: custom\ntrain: {max_steps: 9}\n",
-        "conf/experiment/mine.yaml: its first line must be '# @package _global_'. Without it, its keys would "
-        "begin with experiment.\n",
-    ),
-    (
-        "# @package _global_\ndefaults:\n  - input: custom\n",
-        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults. '- input: custom' means a "
-        "file in conf/experiment/input.\n",
-    ),
-    (
-        "# @package _global_\ndefaults:\n  - /input: custom\n",
-        "conf/experiment/mine.yaml: write '- override /input: custom' in its defaults, because the "
-        "group 'input' exists already.\n",
-    ),
-    (
-        "# @package _global_\ndefaults:\n  - override input: custom\n",
-        "conf/experiment/mine.yaml: write '- override /input: ...' in its defaults, with the slash.\n",
-    ),
-]  # fmt: skip
+EXPERIMENTS = {
+    "neither package nor override": "train: {max_steps: 9}\n",
+    "no package": "defaults:\n  - override /input: custom\ntrain: {max_steps: 9}\n",
+    "no override": "# @package _global_\ndefaults:\n  - input: custom\n",
+    "no override, a slash": "# @package _global_\ndefaults:\n  - /input: custom\n",
+    "no slash": "# @package _global_\ndefaults:\n  - override input: custom\n",
+}
 
 
-@pytest.mark.parametrize(("text", "message"), EXPERIMENTS)
+@pytest.mark.parametrize("case", EXPERIMENTS)
 def test_a_mistake_in_an_experiment_file_says_the_line_to_write(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
-    write(tmp_path / "conf" / "experiment" / "mine.yaml", text)
+    write(tmp_path / "conf" / "experiment" / "mine.yaml", EXPERIMENTS[case])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["runner", "experiment=mine"])
-    assert app.run_command_line() == 2
-    assert capsys.readouterr().err == f"runner: {message}"
+    code = app.run_command_line()
+    messages.same(f"exit {code}", capsys.readouterr().err)
 
 
 @pytest.fixture
@@ -246,11 +232,12 @@ def test_the_jobs_of_a_sweep_compose_their_files_once(
 
 
 def test_a_mistake_is_composed_no_more_often_than_by_hydra(
-    compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    compositions: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    messages: Messages,
+) -> None:  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["runner", "run.sed=3"])
-    assert app.run_command_line() == 2
-    assert capsys.readouterr().err.startswith("runner: run.sed=3: there is no key 'run.sed'.")
+    code = app.run_command_line()
+    messages.same(f"exit {code}", capsys.readouterr().err)
     assert len(compositions) == 2
 
 
@@ -304,7 +291,7 @@ def test_an_experiment_replaces_what_the_run_left() -> None:
 
 
 @pytest.mark.processes
-def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_path: Path) -> None:
+def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_path: Path, messages: Messages) -> None:
     text = (ROOT / "conf" / "runner.yaml").read_text()
     for number, asked in enumerate(("${run_files:${command}}", ".hydra")):  # ours of before; Hydra's default
         write(
@@ -312,16 +299,12 @@ def test_hydra_writes_no_notes_of_its_own_whatever_a_users_conf_asks_for(tmp_pat
             text.replace("\nhydra:\n", f"\nhydra:\n  output_subdir: {asked}\n"),
         )
         assert "output_subdir: null" in ask("--cfg", "hydra", cwd=tmp_path / str(number))
-    said = ask("hydra.output_subdir=notes", cwd=tmp_path)
-    assert said == "runner: hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.\n"
+    refused(messages, "hydra.output_subdir=notes", cwd=tmp_path)
 
 
-def test_a_launcher_that_is_not_installed_is_named_with_its_package() -> None:
+def test_a_launcher_that_is_not_installed_is_named_with_its_package(messages: Messages) -> None:
     missing = MissingConfigException("", missing_cfg_file="hydra/launcher/joblib", options=["basic"])
-    assert hydra._missing_option(missing) == (
-        "hydra/launcher=joblib: no 'joblib' in conf/hydra/launcher. It is a plugin of Hydra: pip install "
-        "hydra-joblib-launcher. Available: basic."
-    )
+    messages.same("said", hydra._missing_option(missing))
 
 
 @pytest.mark.parametrize("words", [[], ["--cfg", "job"], ["--multirun", "run.seed=1,2"]], ids=" ".join)

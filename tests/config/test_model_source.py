@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from runner.config import model_source, parsing
 from runner.config.schema import Config, ConfigError, InputConfig, ModelConfig, TrainInputBlock
+from tests.support.messages import Messages
 
 
 def config(model: str = "auto", keras: str = "auto") -> Config:
@@ -59,22 +59,21 @@ def test_the_source_of_the_model_decides(code: Path, text: str, classic: bool, k
     assert found(code, text)[:2] == (classic, keras)
 
 
-def test_what_was_found_is_said_with_its_line(code: Path) -> None:
+def test_what_was_found_is_said_with_its_line(code: Path, messages: Messages) -> None:
     *_, why = found(code, "import tensorflow.compat.v1 as tf\n\ntf.layers.dense")
-    assert why == (
-        "Model: the names of tf.estimator and tf.layers are there (model.classic=true), tf.keras is Keras 2 "
-        "(model.keras=legacy): it uses tf.layers.dense in net.py, line 3."
-    )
+    assert why.endswith("line 3.")
+    messages.same("said", why)
     assert found(code, "import tensorflow as tf")[2] == ""
 
 
-def test_files_that_the_model_imports_count_as_well(code: Path) -> None:
+def test_files_that_the_model_imports_count_as_well(code: Path, messages: Messages) -> None:
     (code / "parts").mkdir()
     (code / "parts" / "__init__.py").write_text("")
     (code / "parts" / "blocks.py").write_text("import tensorflow.compat.v1 as tf\ntf.layers.dense\n")
     classic, keras, why = found(code, "from parts import blocks")
     assert (classic, keras) == (True, "legacy")
-    assert f"tf.layers.dense in parts{os.sep}blocks.py, line 2" in why
+    assert why.endswith("line 2.")
+    messages.same("said", why)
 
 
 def test_settings_and_the_environment_count_more_than_the_source(code: Path) -> None:
@@ -86,22 +85,17 @@ def test_settings_and_the_environment_count_more_than_the_source(code: Path) -> 
 
 
 def test_keras_2_that_is_missing_is_a_mistake_before_tensorflow_is_imported(
-    code: Path, monkeypatch: pytest.MonkeyPatch
+    code: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"model.fn=net.model_fn needs Keras 2 \(tf.layers.dense in net.py, line 2\)"):
+    with messages.raised(ConfigError) as caught:
         found(code, "import tensorflow.compat.v1 as tf\ntf.layers.dense")
+    assert "line 2)" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"classic": "yes"}, "model.classic=yes is not allowed. Allowed: auto, true, false."),
-        ({"keras": "2"}, "model.keras=2 is not allowed. Allowed: auto, keras3, legacy."),
-    ],
-)
-def test_values_that_mean_nothing_are_refused(model: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("model", [{"classic": "yes"}, {"keras": "2"}], ids=str)
+def test_values_that_mean_nothing_are_refused(model: dict[str, str], messages: Messages) -> None:
+    with messages.raised(ConfigError):
         parsing.parse({"model": {"fn": "a.b", **model}, "input": {"train": {"fn": "a.b"}, "eval": {}}})
 
 
@@ -134,7 +128,7 @@ def input_fn(params):
 
 
 @pytest.mark.processes
-def test_a_model_of_tf1_runs_unmodified_from_the_command_line(tmp_path: Path) -> None:
+def test_a_model_of_tf1_runs_unmodified_from_the_command_line(tmp_path: Path, messages: Messages) -> None:
     (tmp_path / "old.py").write_text(CLASSIC)
     (tmp_path / "older.py").write_text(OLDER)
     command = [
@@ -144,7 +138,8 @@ def test_a_model_of_tf1_runs_unmodified_from_the_command_line(tmp_path: Path) ->
     ]  # fmt: skip
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "Model: the names of tf.estimator and tf.layers are there" in ran.stderr
+    (said,) = (line for line in ran.stderr.splitlines() if "Model:" in line)
+    messages.same("stderr", said)
     assert "KERAS tf_keras" in ran.stdout
     written = (tmp_path / "run" / "config.yaml").read_text()
     assert "classic: true" in written and "keras: legacy" in written
