@@ -40,9 +40,7 @@ running: pytest.Item | None = None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--write-messages", action="store_true", help="run what meets messages; write their files anew"
-    )
+    parser.addoption("--write-messages", action="store_true", help="run what meets messages; write their files anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
