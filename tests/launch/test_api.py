@@ -16,6 +16,7 @@ import runner
 from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
 from tests.support.line import line
+from tests.support.messages import Messages
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,18 +93,16 @@ def test_a_loaded_run_goes_on(finished: runner.Run) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(
-        runner.RunError, match=r"train.max_step=4: there is no key .* Did you mean 'train.max_steps'"
-    ) as raised:
+def test_what_is_wrong_is_raised(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(runner.RunError) as raised:
         runner.run("train.max_step=4")
     assert raised.value.code == 2
-    with pytest.raises(runner.RunError, match="model.fn=tests.support.jobs.no_such") as raised:
+    with messages.raised(runner.RunError) as raised:
         runner.run(*SMALL, "model.fn=tests.support.jobs.no_such", f"model_dir={tmp_path}/run")
     assert raised.value.code == 2
-    with pytest.raises(ValueError, match="--multirun: runner.run takes overrides, not flags"):
+    with messages.raised(ValueError):
         runner.run("--multirun", "run.seed=1,2")
-    with pytest.raises(FileNotFoundError, match="there is no run in this folder"):
+    with messages.raised(FileNotFoundError):
         runner.load(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import CommandLine
+from tests.support.messages import Messages
+from tests.support.screen import line_of
 
 NET = """
 import tensorflow as tf
@@ -47,55 +50,51 @@ def run(command_line: CommandLine, project: Path) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    "overrides",
     [
-        (
-            ["model.params.lrr=0.5"],
-            "model.params.lrr=0.5: model.params of the chosen model has no 'lrr'. Did you mean 'lr'? "
-            "Declared: lr, layers, tables. To add one, write +model.params.lrr=...",
-        ),
-        (["model.params={lrr: 0.5}"], "model.params.lrr=0.5: "),
-        (["model.params.layers.wdth=2"], "Did you mean 'width'?"),
-        (["model.params.db_password=hunter22"], "model.params.db_password=***: "),
-        (["input=digits", "input.eval.params.flt=1"], "Did you mean 'flat'?"),
+        ["model.params.lrr=0.5"],
+        ["model.params={lrr: 0.5}"],
+        ["model.params.layers.wdth=2"],
+        ["model.params.db_password=hunter22"],
+        ["input=digits", "input.eval.params.flt=1"],
     ],
+    ids=" ".join,
 )
-def test_a_param_that_is_not_declared_is_refused(overrides: list[str], message: str, project: Path, run: Run) -> None:
+def test_a_param_that_is_not_declared_is_refused(
+    overrides: list[str], project: Path, run: Run, messages: Messages
+) -> None:
     given = RUN if "input=digits" not in overrides else ("model=mine", "model_dir=run")
     result = run(*given, *overrides)
-    assert result.returncode == 2
-    assert message in result.stderr and result.stderr.count("runner:") == 1
+    messages.same(f"exit {result.returncode}", line_of(result.stderr, "runner:"))
     assert "hunter22" not in result.stderr
     assert not (project / "run").exists()
 
 
-def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(project: Path, run: Run) -> None:
+def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(
+    project: Path, run: Run, messages: Messages
+) -> None:
     """`+` adds; names in a table, params of an empty group and of a function on the command line are the user's."""
     opened = ["+model.params.lrr=0.5", "model.params.lrr=0.6", "model.params.tables.b.rows=2", "train.max_steps=2"]
     result = run(*RUN, *opened, "input.train.params.times=9", "input.eval.params.tmies=1")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("neither model_fn nor input_fn reads it") == 1
+    messages.same("stderr", line_of(result.stderr, "input_fn"))
     unread = ["model.params.layers", "model.params.tables", "model.params.lrr", "input.eval.params.tmies"]
-    assert (
-        f"No effect, because neither model_fn nor input_fn reads it: {', '.join(unread)}. Check the spelling"
-        in result.stderr
-    )
     assert json.loads((project / "run" / "summary.json").read_text())["unread_params"] == unread
 
     evaluate = ["command=evaluate", "model_dir=run", "tracking=none"]
     refused = run(*evaluate, "model.params.lrrr=1")
-    assert refused.returncode == 2 and "Did you mean 'lrr'? Declared: lr, layers, tables, lrr." in refused.stderr
+    messages.same(f"exit {refused.returncode}", line_of(refused.stderr, "runner: "))
     read = run(*evaluate, "model.params.lrr=1", "+input.eval.params.times=2", "eval.name=other")
     assert read.returncode == 0, read.stderr
-    assert "Not read" not in read.stderr  # who only evaluates asks for less
+    assert "input_fn" not in read.stderr  # who only evaluates asks for less
     other = run("model.fn=net", *RUN[1:5], "model_dir=other", "model.params.lr=0.1", "command=dry_run")
     assert other.returncode == 0, other.stderr
 
 
 @pytest.mark.slow
-def test_a_sweep_over_a_param_that_nobody_reads_says_so_in_its_table(run: Run) -> None:
+def test_a_sweep_over_a_param_that_nobody_reads_says_so_in_its_table(run: Run, messages: Messages) -> None:
     result = run("-m", *RUN[:5], "+model.params.lrr=0.5,0.1", "train.max_steps=1")
     assert result.returncode == 0, result.stderr
-    table = result.stdout[result.stdout.index("sweep outputs/sweeps/") :].splitlines()
-    assert sum("lrr=0.5 (not read: lrr)" in line for line in table) == 1
-    assert sum("lrr=0.1 (not read: lrr)" in line for line in table) == 1
+    table = result.stdout[result.stdout.index("sweep outputs/sweeps/") :]
+    for job in sorted(re.findall(r"lrr=\S+ \(.*?\)", table)):
+        messages.same("job", job)

@@ -23,7 +23,9 @@ from runner.launch.task_group import RestartingGang
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.tracking.exit_codes import FAILED, INTERRUPTED
 from runner.tracking.run_record import RunRecord
+from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
+from tests.support.screen import line_of
 
 ROOT = Path(__file__).parents[2]
 FORKING = ("-m", "tests.support.forking")
@@ -63,7 +65,7 @@ def test_another_command_than_that_of_a_task_is_started_as_it_is(starter: TaskSt
 
 
 def test_tasks_start_cold_after_the_server_was_killed_which_is_said_once(
-    starter: TaskStarter, capfd: pytest.CaptureFixture[str]
+    starter: TaskStarter, capfd: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     assert start(starter, task()) == 40
     pid = starter.server_pid
@@ -71,19 +73,15 @@ def test_tasks_start_cold_after_the_server_was_killed_which_is_said_once(
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: is_gone(pid))
     assert [start(starter, task()) for _ in range(2)] == [2, 2]
-    said = [line for line in capfd.readouterr().err.splitlines() if "task server" in line]
-    reason = "it was killed by SIGKILL (by the system for lack of memory, or by hand)"
-    assert said == [
-        f"runner: tasks start without a task server (run.preload): {reason}. Each task imports TensorFlow itself."
-    ]
+    messages.same("stderr", line_of(capfd.readouterr().err, "run.preload"))
 
 
 def test_where_the_system_has_no_pidfd_tasks_start_cold_which_is_said_once(
-    starter: TaskStarter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    starter: TaskStarter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     assert [start(starter, task()) for _ in range(2)] == [2, 2]
-    assert capfd.readouterr().err.count("this system has no pidfd") == 1
+    messages.same("stderr", line_of(capfd.readouterr().err, "run.preload"))
 
 
 def test_a_stop_while_the_server_starts_does_not_wait_for_it() -> None:
@@ -97,10 +95,10 @@ def test_a_stop_while_the_server_starts_does_not_wait_for_it() -> None:
     assert not psutil.pid_exists(pid)  # it has ended, and is no zombie
 
 
-def test_a_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], messages: Messages) -> None:
     starter = TaskStarter(command=("-c", "import sys; sys.exit(4)"))
     assert start(starter, task()) == 2
-    assert capfd.readouterr().err.count("it exited with 4") == 1
+    messages.same("stderr", line_of(capfd.readouterr().err, "run.preload"))
     assert starter.server_pid is None and not starter.forks
 
 

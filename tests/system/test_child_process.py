@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.system.child_process import describe_exit, start_process
+from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
 
 pytestmark = pytest.mark.processes
@@ -149,7 +150,6 @@ def test_the_watchdog_of_a_child_that_has_ended_ends(tmp_path: Path) -> None:
     assert process.close() == 4
 
 
-def test_exits_are_said_in_words() -> None:
-    assert describe_exit(1) == "exited with 1"
-    assert describe_exit(-9) == "was killed by SIGKILL (by the system for lack of memory, or by hand)"
-    assert describe_exit(-11) == "was killed by SIGSEGV"
+def test_exits_are_said_in_words(messages: Messages) -> None:
+    for code in (1, -9, -11):
+        messages.same(f"exit {code}", describe_exit(code))

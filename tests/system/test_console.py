@@ -28,6 +28,8 @@ from runner.system.console import (
     print_table,
 )
 from runner.system.start_status import StartStatus
+from tests.support.messages import Messages
+from tests.support.screen import line_of
 
 
 class Terminal(io.StringIO):
@@ -42,16 +44,13 @@ def clock(*times: float) -> Any:
     return lambda: next(values)
 
 
-def test_plain_progress_says_loss_speed_and_eta() -> None:
+def test_plain_progress_says_loss_speed_and_eta(messages: Messages) -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, clock=clock(0, 10))
     progress.start(1000, 0)
     progress.update(LoopReport(1, 2.5, 0.5, 32.0))  # slow: it traces the graph
     progress.update(LoopReport(100, 0.25, 50.0, 3200.0))
-    assert stream.getvalue().splitlines() == [
-        "step 1/1000  loss 2.5",
-        "step 100/1000  loss 0.25  50 steps/s  3,200 examples/s  ETA 18s",
-    ]
+    messages.same("screen", stream.getvalue())
 
 
 def test_plain_progress_says_one_line_a_period_and_always_the_last() -> None:
@@ -85,13 +84,13 @@ def test_speeds_are_averaged_over_the_last_loops() -> None:
     assert "130 steps/s" in stream.getvalue().splitlines()[-1]
 
 
-def test_no_eta_where_the_end_is_not_known() -> None:
+def test_no_eta_where_the_end_is_not_known(messages: Messages) -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, period_secs=0, clock=clock(0, 1))
     progress.start(None, 0)
     progress.update(LoopReport(6, 1.0, 0.0, 0.0))
     progress.update(LoopReport(7, math.nan, 0.0, 0.0))
-    assert stream.getvalue().splitlines()[-1] == "step 7  loss nan  0 steps/s  0 examples/s"
+    messages.same("line", stream.getvalue().splitlines()[-1])
 
 
 def test_rich_progress_shows_the_step_and_the_loss() -> None:
@@ -108,7 +107,7 @@ def test_rich_progress_shows_the_step_and_the_loss() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_nothing_is_cut_on_a_terminal_and_epochs_and_the_time_are_shown(width: int) -> None:
+def test_nothing_is_cut_on_a_terminal_and_epochs_and_the_time_are_shown(width: int, messages: Messages) -> None:
     stream = Terminal()
     seconds = [0.0]
     progress = RichProgress(Console(file=stream, force_terminal=True, width=width), lambda: seconds[0])
@@ -118,8 +117,8 @@ def test_nothing_is_cut_on_a_terminal_and_epochs_and_the_time_are_shown(width: i
     progress.update(LoopReport(30000, 0.25, 5000.0, 320000.0))
     progress.stop()
     last = Text.from_ansi(stream.getvalue()).plain.splitlines()[-2:]
-    assert last[0].startswith("epoch 3/10  step 30000/123456 ━") and last[0].rstrip().endswith("1:23  ETA 19s")
-    assert last[1].rstrip() == "loss 0.25  5,000 steps/s  320,000 examples/s"
+    for line in last:
+        messages.same("line", line.rstrip(), hide="[━╸╺]+")
     assert all(len(line) <= width for line in last) and "…" not in stream.getvalue()
 
 
@@ -137,16 +136,13 @@ def test_a_phase_is_shown_with_its_time_while_it_lasts_and_leaves_nothing() -> N
     assert "\x1b[2K" in stream.getvalue().rpartition("tracing")[2], "the line is erased"
 
 
-def test_plain_lines_say_the_epoch() -> None:
+def test_plain_lines_say_the_epoch(messages: Messages) -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, clock=clock(0, 10))
     progress.start(30, 10, Epochs(3, 10.0, began=0))
     progress.update(LoopReport(11, 2.5, 0.5, 32.0))
     progress.update(LoopReport(20, 0.25, 5.0, 320.0))
-    assert stream.getvalue().splitlines() == [
-        "step 11/30  epoch 2/3  loss 2.5",
-        "step 20/30  epoch 2/3  loss 0.25  5 steps/s  320 examples/s  ETA 2s",
-    ]
+    messages.same("screen", stream.getvalue())
 
 
 def test_no_color_takes_the_colours_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,20 +190,10 @@ SUMMARY = {
 }
 
 
-def test_the_summary_off_a_terminal_is_name_and_value() -> None:
+def test_the_summary_off_a_terminal_is_name_and_value(messages: Messages) -> None:
     stream = io.StringIO()
     print_summary(SUMMARY, "outputs/x", stream)
-    assert stream.getvalue().splitlines() == [
-        "status: finished",
-        "global_step: 1,000",
-        "eval/accuracy: 0.9877",
-        "eval/loss: 0.05",
-        "steps_per_sec: 312.4",
-        "strategy: mirrored, 2 replicas",
-        "checkpoint: outputs/x/model.ckpt-1000",
-        "mlflow_run_id: abc",
-        "model_dir: outputs/x",
-    ]
+    messages.same("screen", stream.getvalue())
 
 
 def test_the_summary_on_a_terminal_is_a_table_with_the_same_values() -> None:
@@ -216,10 +202,10 @@ def test_the_summary_on_a_terminal_is_a_table_with_the_same_values() -> None:
     assert "eval/accuracy" in stream.getvalue() and "0.9877" in stream.getvalue()
 
 
-def test_the_summary_of_a_failure_says_the_error_and_nothing_it_does_not_know() -> None:
+def test_the_summary_of_a_failure_says_the_error_and_nothing_it_does_not_know(messages: Messages) -> None:
     stream = io.StringIO()
     print_summary({"status": "failed", "error": "the task was killed by SIGKILL", "metrics": {}}, "x", stream)
-    assert stream.getvalue() == "status: failed\nerror: the task was killed by SIGKILL\nmodel_dir: x\n"
+    messages.same("screen", stream.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -266,14 +252,14 @@ def test_ages_have_units(secs: float, text: str) -> None:
     assert format_age(secs) == text
 
 
-def test_a_long_evaluation_says_how_far_it_is_and_a_short_one_nothing() -> None:
+def test_a_long_evaluation_says_how_far_it_is_and_a_short_one_nothing(messages: Messages) -> None:
     stream = io.StringIO()
     progress = PlainProgress(stream, period_secs=10, clock=clock(0, 9, 100, 105, 111, 112, 121, 200))
     for what, examples in (("eval", 5), ("eval", 10), ("eval", 5), ("eval", 10), ("eval", 1500)):
         progress.count(what, examples)
     for what, examples in (("predict", 2000), ("predict", 3000), ("eval", 3000)):
         progress.count(what, examples)
-    assert stream.getvalue().splitlines() == ["eval: 1,500 examples"]
+    messages.same("screen", stream.getvalue())
 
 
 def test_a_live_count_goes_when_it_has_ended() -> None:
@@ -292,15 +278,10 @@ def test_a_live_count_goes_when_it_has_ended() -> None:
 ROWS = [["dense/kernel", "[4, 10]", "40"], ["bias", "[10]", "1,000"]]
 
 
-def test_a_table_off_a_terminal_is_aligned_columns_with_numbers_on_the_right() -> None:
+def test_a_table_off_a_terminal_is_aligned_columns_with_numbers_on_the_right(messages: Messages) -> None:
     stream = io.StringIO()
     print_table("variables", ["name", "shape", "parameters"], ROWS, stream)
-    assert stream.getvalue().splitlines() == [
-        "variables",
-        "name          shape    parameters",
-        "dense/kernel  [4, 10]          40",
-        "bias          [10]          1,000",
-    ]
+    messages.same("screen", stream.getvalue())
 
 
 def test_a_table_on_a_terminal_has_lines_and_the_same_cells() -> None:
@@ -317,16 +298,15 @@ def test_a_table_may_have_no_header_and_no_rows() -> None:
     assert stream.getvalue().splitlines() == ["run", "a  b", "none", "x"]
 
 
-def test_a_summary_on_a_narrow_terminal_keeps_numbers_and_units_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_on_a_narrow_terminal_keeps_numbers_and_units_together(
+    monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = Terminal()
     phases = {"import": 5.5, "build": 0.7, "trace": 0.3, "save": 0.1, "evaluate": 0.5, "train": 3.7}
     print_summary({"status": "finished", "phases": phases, "mlflow_run_id": "f" * 32}, "outputs/mine", stream)
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()]
-    assert lines[1:3] == [
-        "time           import 5.5 s, build 0.7 s, trace 0.3 s, save 0.1 s,",
-        "               evaluate 0.5 s, train 3.7 s",
-    ]
+    messages.same("lines", "\n".join(lines[1:3]))
 
 
 def test_the_live_line_of_a_launcher_takes_the_place_of_another_and_draws_none() -> None:
@@ -339,8 +319,8 @@ def test_the_live_line_of_a_launcher_takes_the_place_of_another_and_draws_none()
     status.stop()
 
 
-@pytest.mark.parametrize(("share", "said"), [(0.384, "38 %, see docs/how_to/training.md#input"), (0.02, "2 %")])
-def test_the_summary_says_how_much_of_training_waited_for_its_input(share: float, said: str) -> None:
+@pytest.mark.parametrize("share", [0.384, 0.02])
+def test_the_summary_says_how_much_of_training_waited_for_its_input(share: float, messages: Messages) -> None:
     stream = io.StringIO()
     print_summary({"status": "finished", "input_bound": share}, "outputs/x", stream)
-    assert f"input-bound: {said}" in stream.getvalue().splitlines()
+    messages.same("line", line_of(stream.getvalue(), "input-bound: "))

@@ -21,6 +21,7 @@ from runner.tracking.ship import Deadline, RunShipper, close_abandoned
 from runner.tracking.shipping import Shipping, write_settings
 from runner.tracking.tracker import Point, Tracker
 from tests.support.journal import Lines, journal_file, note_end, note_start
+from tests.support.messages import Messages
 from tests.support.processes import wait_until
 
 
@@ -203,7 +204,7 @@ def test_an_end_that_fails_is_repeated_and_no_model_is_sent_twice(tmp_path: Path
 
 @pytest.mark.parametrize("refused", ["log_file", "log_model"])
 def test_what_a_tracker_refuses_does_not_keep_the_run_open(
-    refused: str, tmp_path: Path, journal: Lines, capsys: pytest.CaptureFixture[str]
+    refused: str, tmp_path: Path, journal: Lines, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     ship(tmp_path, tracker := RecordingTracker())
     (tmp_path / "notes.txt").touch()
@@ -214,11 +215,15 @@ def test_what_a_tracker_refuses_does_not_keep_the_run_open(
     assert tracker.status == "FINISHED" and Shipped.read(tmp_path, "mlflow").is_complete(tmp_path)
     assert tracker.files == ["notes.txt"] * (refused != "log_file")
     assert tracker.models == ["m"] * (refused != "log_model")
-    assert capsys.readouterr().err.startswith("tracking: the run is recorded without a file, model or text: server")
+    messages.same("stderr", capsys.readouterr().err)
 
 
 def test_curves_that_cannot_be_drawn_do_not_keep_the_run_open(
-    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    journal: Lines,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    messages: Messages,
 ) -> None:
     def draw(model_dir: Path) -> None:
         raise RuntimeError("no fonts")
@@ -229,7 +234,7 @@ def test_curves_that_cannot_be_drawn_do_not_keep_the_run_open(
     note_end(tmp_path)
     go_on(tmp_path, tracker)
     assert tracker.status == "FINISHED"
-    assert "no fonts" in capsys.readouterr().err
+    messages.same("stderr", capsys.readouterr().err)
 
 
 def test_a_folder_that_another_process_ships_is_left_alone(tmp_path: Path, journal: Lines) -> None:
@@ -329,7 +334,13 @@ def abandoned(tmp_path: Path, summary: Mapping[str, Any] | None, *, lock: bool =
     ],
 )
 def test_a_run_whose_supervisor_is_dead_gets_the_status_it_ended_with(
-    summary: dict[str, Any] | None, status: str, tag: str, left: str | None, lock: bool, tmp_path: Path
+    summary: dict[str, Any] | None,
+    status: str,
+    tag: str,
+    left: str | None,
+    lock: bool,
+    tmp_path: Path,
+    messages: Messages,
 ) -> None:
     tracker = abandoned(tmp_path, summary, lock=lock)
     close_abandoned(tracker, "host")
@@ -338,7 +349,8 @@ def test_a_run_whose_supervisor_is_dead_gets_the_status_it_ended_with(
         now = json.loads((tmp_path / "dead" / "summary.json").read_text())
         assert now["status"] == left
         if summary["status"] == "running":
-            assert now == {"status": "interrupted", "global_step": 7, "error": "the supervisor was killed"}
+            messages.same("error", now.pop("error"))
+            assert now == {"status": "interrupted", "global_step": 7}
     assert (tmp_path / "dead" / ".lock").exists() == lock
 
 
@@ -414,7 +426,7 @@ def test_the_lock_is_held_while_a_run_is_closed_and_free_afterwards(tmp_path: Pa
 
 
 def test_each_start_closes_what_was_abandoned_and_a_failure_there_costs_one_warning(
-    tmp_path: Path, journal: Lines, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, journal: Lines, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     journal.metrics(1, {"m": 1.0})
     tracker = abandoned(tmp_path, None)
@@ -428,8 +440,7 @@ def test_each_start_closes_what_was_abandoned_and_a_failure_there_costs_one_warn
     tracker.running_on = fail  # type: ignore[method-assign]
     assert ship(tmp_path, tracker, host="here") == "run-1"
     assert [p.step for p in tracker.points] == [1, 2]
-    said = capsys.readouterr().err
-    assert said == "tracking: cannot look for runs that were killed: http://***@host is away\n"
+    messages.same("stderr", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("event", ["wants_run", "run_ended"])
@@ -481,7 +492,7 @@ def test_a_run_that_was_killed_is_closed_in_mlflow_by_the_next_one(
 
 @pytest.mark.processes
 def test_several_runs_without_a_server_end_with_one_warning_and_one_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr("runner.tracking.shipping.say", said.append)
@@ -497,7 +508,5 @@ def test_several_runs_without_a_server_end_with_one_warning_and_one_command(
         note_end(folder)
     assert not following.close()
     assert time.monotonic() - began < 120  # with MLflow's own settings, 247 s for each call
-    warning, last = said
-    away = "tracking: http://***@127.0.0.1:9 cannot be reached: Connection refused. Start that server, or choose "
-    assert warning.startswith(f"{away}another tracking.uri. (training continues; the journals in {folders[0]} have")
-    assert last.startswith(away) and last.endswith(f"python -m runner.tracking.ship {' '.join(map(str, folders))})")
+    for line in said:
+        messages.same("stderr", line)

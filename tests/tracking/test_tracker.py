@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_tracker import MlflowTracker, build_tracker, sqlite_path
 from runner.tracking.tracker import Point, Tracker, describe, points_of
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -190,12 +191,12 @@ def test_any_name_of_an_experiment_holds_runs_with_files(name: str, uri: str, tm
     assert [file.path for file in MlflowClient(tracking_uri=uri).list_artifacts(run_id)] == ["f.txt"]
 
 
-def test_a_deleted_experiment_is_named(uri: str) -> None:
+def test_a_deleted_experiment_is_named(uri: str, messages: Messages) -> None:
     MlflowTracker(uri, "gone").start(None, "x", {}, {})
     client = MlflowClient(tracking_uri=uri)
     number = client.get_experiment_by_name("gone").experiment_id
     client.delete_experiment(number)
-    with pytest.raises(ValueError, match=f"'gone' is deleted in .*mlflow experiments restore -x {number}"):
+    with messages.raised(ValueError, hide=rf"{uri}|(?<=-x ){number}\b"):
         MlflowTracker(uri, "gone").start(None, "x", {}, {})
 
 
@@ -352,13 +353,10 @@ def test_what_went_wrong_is_one_line_without_passwords() -> None:
     assert describe(ValueError("x" * 500)) == "x" * 399 + "…"
 
 
-def test_a_server_that_is_away_is_named_with_the_reason() -> None:
+def test_a_server_that_is_away_is_named_with_the_reason(messages: Messages) -> None:
     with pytest.raises(Exception) as raised:
         MlflowTracker("http://me:hunter2@127.0.0.1:9", "away").start(None, "x", {}, {})
-    assert describe(raised.value) == (
-        "http://***@127.0.0.1:9 cannot be reached: Connection refused. "
-        "Start that server, or choose another tracking.uri."
-    )
+    messages.same(type(raised.value).__name__, describe(raised.value))
 
 
 def test_a_tracker_that_overrides_nothing_records_nothing() -> None:
