@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 
 from tests.support.command_line import CommandLine
 from tests.support.journal import recorded
+from tests.support.messages import Messages
+from tests.support.screen import line_of
 from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
@@ -80,14 +83,14 @@ def test_train_then_evaluate_are_the_two_halves(tmp_path: Path) -> None:
     assert set(summary["metrics"]) == {"eval/accuracy", "eval/loss"}
 
 
-def test_evaluating_what_was_never_trained_says_so(tmp_path: Path, command_line: CommandLine) -> None:
+def test_evaluating_what_was_never_trained_says_so(
+    tmp_path: Path, command_line: CommandLine, messages: Messages
+) -> None:
     result = command_line("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr == "runner: model_dir=run: there is no such folder.\n"
+    messages.same(f"exit {result.returncode}", result.stderr)
     (tmp_path / "run").mkdir()
     result = command_line("command=evaluate", "tracking=none", "model_dir=run", cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr == "runner: model_dir=run: it has no checkpoint for command=evaluate.\n"
+    messages.same(f"exit {result.returncode}", result.stderr)
     assert "Traceback" not in result.stderr
 
 
@@ -131,12 +134,11 @@ def task_of(process: subprocess.Popen[str]) -> psutil.Process:
 
 
 @pytest.mark.slow  # tests/launch/test_status.py: a script in the place of the task
-def test_a_task_that_is_killed_is_reported(tmp_path: Path) -> None:
+def test_a_task_that_is_killed_is_reported(tmp_path: Path, messages: Messages) -> None:
     process = start_long_run(tmp_path)
     task_of(process).kill()
     said, _ = process.communicate(timeout=150)
-    assert process.returncode == 1
-    assert "error: the task was killed by SIGKILL" in said
+    messages.same(f"exit {process.returncode}", line_of(said, "error: "))
     assert summary_in(tmp_path / "run")["status"] == "failed"
 
 
@@ -150,30 +152,29 @@ def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "message", "where", "inline"),
+    ("body", "inline"),
     [
-        ("raise ValueError('width is odd')", 2, "runner: ValueError: width is odd", "in model_fn: raise", 0),
-        ("return features['imgae']", 2, "Did you mean 'image'? It returns: image, id.", "in model_fn: return", 0),
-        pytest.param("raise ValueError('x')", 2, "ValueError: x", "in model_fn: raise", 1, marks=pytest.mark.slow),
-        pytest.param("return None", 2, "model_fns.mine.model_fn", None, 0, marks=pytest.mark.slow),
-        ("raise RuntimeError('out of luck')", 2, "RuntimeError: out of luck", "in model_fn: raise", 0),
+        ("raise ValueError('width is odd')", False),
+        ("return features['imgae']", False),
+        pytest.param("raise ValueError('x')", True, marks=pytest.mark.slow),
+        pytest.param("return None", False, marks=pytest.mark.slow),
+        ("raise RuntimeError('out of luck')", False),
     ],
     ids=["ValueError", "missing feature", "inline", "returns None", "RuntimeError"],
-)  # fmt: skip
+)
 def test_an_error_in_model_fn_is_named_with_its_line(
-    body: str, code: int, message: str, where: str | None, inline: int, tmp_path: Path, command_line: CommandLine
+    body: str, inline: bool, tmp_path: Path, command_line: CommandLine, messages: Messages
 ) -> None:
     mine = tmp_path / "model_fns" / "mine.py"
     mine.parent.mkdir()
     mine.write_text(f"def model_fn(features, labels, mode):\n    {body}\n")
     custom = ("model=custom", "model.fn=model_fns.mine", "tracking=none", "model_dir=run")
     start = run if inline else command_line
-    result = start(*custom, f"run.inline={bool(inline)}", cwd=tmp_path)
-    assert result.returncode == code, result.stderr
-    assert message in result.stderr
+    result = start(*custom, f"run.inline={inline}", cwd=tmp_path)
+    said = result.stderr[result.stderr.index("runner: ") :]
+    messages.same(f"exit {result.returncode}", said)
+    assert re.findall(r"mine\.py, line (\d+)", said) == ([] if body == "return None" else ["2"])
     assert "Traceback" not in result.stderr
-    if where:
-        assert f"  in {mine}, line 2, {where}" in result.stderr
     assert "status: failed\n" in result.stdout
     assert not (tmp_path / "run").exists(), "it never took its first step"
 
@@ -201,9 +202,6 @@ def test_inline_a_debugger_reaches_model_fn(tmp_path: Path) -> None:
     assert (summary["status"], summary["global_step"]) == ("finished", 2)
 
 
-def test_inline_is_refused_in_a_sweep(tmp_path: Path, command_line: CommandLine) -> None:
+def test_inline_is_refused_in_a_sweep(tmp_path: Path, command_line: CommandLine, messages: Messages) -> None:
     result = command_line("-m", "run.inline=true", "train.max_steps=1,2", "tracking=none", cwd=tmp_path)
-    assert result.returncode == 2
-    assert (
-        "runner: run.inline=true with --multirun: TensorFlow can be configured only once per process." in result.stderr
-    )
+    messages.same(f"exit {result.returncode}", result.stderr)

@@ -19,6 +19,7 @@ from runner.task import main
 from tests.config.test_config import composed
 from tests.support.command_line import CommandLine
 from tests.support.journal import events_in
+from tests.support.messages import Messages
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,16 +108,16 @@ def test_summaries_of_a_step_that_a_worker_took_are_written(cases: Cases) -> Non
     assert {"new", "old", "loss"} <= set(cases["options"]["summaries"])
 
 
-def test_what_workers_at_their_own_pace_cannot_do_is_refused(cases: Cases) -> None:
+def test_what_workers_at_their_own_pace_cannot_do_is_refused(cases: Cases, messages: Messages) -> None:
     found = cases["options"]
-    assert found["nan"].startswith("train.nan=rollback does not work with strategy=parameter_server: ")
-    assert found["precision"].startswith("train.precision=mixed_float16 does not work with strategy=parameter_server: ")
+    for option in ("nan", "precision"):
+        messages.same(option, found[option])
 
 
-def test_a_divided_variable_that_became_non_finite_is_not_saved(cases: Cases) -> None:
+def test_a_divided_variable_that_became_non_finite_is_not_saved(cases: Cases, messages: Messages) -> None:
     found = cases["not_finite"]
-    assert found["step"] == 0 and found["error"].startswith("variables became non-finite by step 4, and are not saved.")
-    assert "run.debug=nan strategy=default" in found["error"] and "Non-finite variables: seen." in found["error"]
+    assert found["step"] == 0
+    messages.same("error", found["error"])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam", "v1_adagrad", "v1_adam"])
@@ -180,12 +181,11 @@ def test_each_evaluation_is_asked_of_the_workers_and_begins_with_nothing(cases: 
         assert_equal(again, found["known"][1])
 
 
-def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: Cases) -> None:
+def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: Cases, messages: Messages) -> None:
     here = cases["evaluation"]["here"]
     assert here["requests"] >= 4 and here["batches"] == 19  # of Keras layers that draw; of the hook
-    assert [line for line in here["said"] if "evaluates the model itself" in line] == [
-        "The coordinator evaluates the model itself, without the workers: a session hook looks at each batch."
-    ]
+    (said,) = [line for line in here["said"] if "itself" in line]
+    messages.same("log", said)
 
 
 def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases) -> None:
@@ -224,11 +224,12 @@ def test_training_goes_on_without_a_worker_that_was_killed(cases: Cases) -> None
     assert found["later"] >= 100
 
 
-def test_steps_that_were_taken_twice_after_a_loss_are_counted_and_said(cases: Cases) -> None:
+def test_steps_that_were_taken_twice_after_a_loss_are_counted_and_said(cases: Cases, messages: Messages) -> None:
     found = cases["worker_lost"]
     twice = found["global_step"] - 500
-    said = [line for line in found["said"] if " repeated. It had already" in line]
-    assert len(said) == 1 and f"It had already taken {twice} of them, so their examples were trained on" in said[0]
+    (said,) = [line for line in found["said"] if " repeated. " in line]
+    assert f" {twice} " in said
+    messages.same("log", said, hide=r"\d+ steps? (was|were)|(?<=taken )\d+")
     seen_twice = {int(times): examples for times, examples in found["seen"]}.get(2, 0)
     assert seen_twice in (4 * twice, 4 * (twice + 1))  # one may have been killed between its update and the count
     assert LOST in found["said"] and not [line for line in found["said"] if "Error" in line]

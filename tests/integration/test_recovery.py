@@ -26,6 +26,8 @@ from runner.distribute.cluster import Cluster
 from tests.launch.test_gang import wait_until
 from tests.support.jobs import SMALL
 from tests.support.journal import events_in
+from tests.support.messages import Messages
+from tests.support.screen import line_of
 
 # Its runs take a minute. tests/launch/test_gang.py has the same restarts with tasks that do not import TensorFlow.
 pytestmark = pytest.mark.slow
@@ -124,20 +126,17 @@ def test_an_evaluation_is_given_up_by_all_when_one_task_is_preempted_and_made_by
     assert last["global_step"] == MAX_STEPS and last["metrics"].keys() == {"eval/loss", "eval/mae"}
 
 
-def test_the_reason_of_each_restart_is_said_and_noted(runs: Any) -> None:
+def test_the_reason_of_each_restart_is_said_and_noted(runs: Any, messages: Messages) -> None:
     _, disturbed, _, said = runs
     restarts = noted(disturbed, "restart", "supervisor")
     assert [line["task"] for line in restarts] == ["worker:0", "chief", "worker:0"]
-    by_kill = "was killed by SIGKILL (by the system for lack of memory, or by hand)"
-    assert [line["reason"] for line in restarts[:2]] == [f"worker:0 {by_kill}", f"chief {by_kill}"]
-    assert restarts[2]["reason"].startswith("worker:0 froze: no heartbeat for")
-    for line in restarts:
-        assert (
-            f"runner: {line['reason']}; all tasks are started again from step {line['step']} (restart 1 of 3)" in said
-        )
+    for restart in restarts:
+        line = line_of(said, f"runner: {restart['reason']}; ")
+        assert f" step {restart['step']} " in line
+        messages.same("stderr", line, hide=r"(?<=from step )\d+|(?<=no heartbeat for )\d+")
 
 
-def test_all_save_the_same_step_when_one_task_is_preempted(runs: Any) -> None:
+def test_all_save_the_same_step_when_one_task_is_preempted(runs: Any, messages: Messages) -> None:
     _, disturbed, _, said = runs
     preempted = json.loads((disturbed / "preempted.json").read_text())
     assert (preempted["status"], preempted["interrupted_by"]) == ("interrupted", "worker:0")
@@ -145,4 +144,4 @@ def test_all_save_the_same_step_when_one_task_is_preempted(runs: Any) -> None:
     assert step % 20 == 0  # at the end of a loop; one in ten of these is a step of SAVE_STEPS, too
     assert step in {line["step"] for line in noted(disturbed, "checkpoint")}
     assert f"Saved model.ckpt-{step}" in said
-    assert f"This machine is about to be taken away, in 25 s (run.preemption_notice={__name__}.of_the_worker)." in said
+    messages.same("stderr", line_of(said, "run.preemption_notice="))
