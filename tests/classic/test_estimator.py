@@ -40,6 +40,7 @@ from runner.classic.hooks import InMemoryEvaluatorHook, ProfilerHook, make_stop_
 from runner.classic.run_config import RunConfig
 from runner.classic.training import train_and_evaluate
 from tests.support.classic_models import batches, data, dense
+from tests.support.messages import Messages
 
 TrainSpec, EvalSpec = tf.estimator.TrainSpec, tf.estimator.EvalSpec
 
@@ -73,10 +74,10 @@ def test_evaluation_is_not_distributed_unless_asked_for(trained: Estimator, tmp_
     np.testing.assert_allclose(result["loss"], np.square(labels - values).mean(), rtol=1e-5)
 
 
-def test_config_of_the_engine_is_taken_as_well(tmp_path: Path) -> None:
+def test_config_of_the_engine_is_taken_as_well(tmp_path: Path, messages: Messages) -> None:
     estimator = Estimator(dense, config=runner.RunConfig(model_dir=str(tmp_path), save_checkpoints_steps=2))
     assert estimator.config.save_checkpoints_steps == 2
-    with pytest.raises(ValueError, match="it must be a RunConfig"):
+    with messages.raised(ValueError):
         Estimator(dense, config={"model_dir": "x"})  # type: ignore[arg-type]
 
 
@@ -93,30 +94,29 @@ def test_model_fn_gets_the_config_it_was_made_with(tmp_path: Path) -> None:
     assert configs[0].session_config is config.session_config  # type: ignore[attr-defined]
 
 
-def test_arguments_without_effect_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_arguments_without_effect_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
     Estimator(dense, str(tmp_path), RunConfig(session_config=tf.ConfigProto(), protocol="grpc"))
-    assert "RunConfig(session_config=...) has no effect: there is no session; tf.config sets threads" in caplog.text
-    assert "RunConfig(protocol=...) has no effect" in caplog.text
+    messages.logged(caplog, "RunConfig(")
     assert "device_fn" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["evaluator", "ps"])
-def test_an_evaluator_and_a_parameter_server_do_not_train(kind: str, tmp_path: Path) -> None:
+def test_an_evaluator_and_a_parameter_server_do_not_train(kind: str, tmp_path: Path, messages: Messages) -> None:
     cluster = f'"chief": ["a:1"], "{kind}": ["b:2"]'
     config = RunConfig(tf_config=f'{{"cluster": {{{cluster}}}, "task": {{"type": "{kind}", "index": 0}}}}')
-    with pytest.raises(ValueError, match=f"in TF_CONFIG, this process is the {kind}, which does not train"):
+    with messages.raised(ValueError):
         Estimator(dense, str(tmp_path), config).train(batches(), steps=1)
 
 
-def test_a_cluster_without_a_strategy_is_refused(tmp_path: Path) -> None:
+def test_a_cluster_without_a_strategy_is_refused(tmp_path: Path, messages: Messages) -> None:
     """tf.estimator trained between graphs there, by its worker processes and servers."""
     cluster = '{"cluster": {"chief": ["a:1"], "worker": ["b:2"], "ps": ["c:3"]}, "task": {"type": "chief", "index": 0}}'
     estimator = Estimator(dense, str(tmp_path), RunConfig(tf_config=cluster))
-    with pytest.raises(
-        ValueError, match="a cluster of 2 workers and 1 parameter servers, but RunConfig has no train_d"
-    ):
+    with messages.raised(ValueError):
         estimator.train(batches(), steps=1)
-    with pytest.raises(ValueError, match="which no longer exists. Start each process with the same TF_CONFIG"):
+    with messages.raised(ValueError):
         RunConfig(train_distribute=object.__new__(tf.distribute.experimental.ParameterServerStrategy))
 
 
@@ -135,7 +135,9 @@ def test_many_estimators_in_a_process_are_no_retracing(
     assert "retracing" not in caplog.text
 
 
-def test_what_is_logged_has_tf_estimators_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_logged_has_tf_estimators_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
     config = RunConfig(log_step_count_steps=2, save_checkpoints_steps=4)
     logger = tf.get_logger()
     before, logger.propagate = logger.propagate, True
@@ -149,9 +151,8 @@ def test_what_is_logged_has_tf_estimators_words(tmp_path: Path, caplog: pytest.L
     lines = [record.getMessage() for record in caplog.records if record.name == "tensorflow"]
     starts = [line.split()[0] for line in lines]
     assert starts == ["loss", "global_step/sec:", "loss", "global_step/sec:", "loss", "Saving", "Loss", "Saving"]
-    assert "step = 1" in lines[0] and "step = 4 (" in lines[4]
-    assert lines[5] == f"Saving checkpoints for 4 into {tmp_path}/model.ckpt-4."
-    assert lines[7].startswith("Saving dict for global step 4: global_step = 4, loss = ") and ", mae = " in lines[7]
+    for line in lines:
+        messages.same("INFO", line, hide=r"(?<=/sec: ).*|\d+\.\d+(e-\d+)?")
 
 
 # --- operators of TF 1 ------------------------------------------------------------------------------------------
@@ -275,7 +276,9 @@ def test_hooks_fetch_the_tensors_of_layers_by_name(tmp_path: Path) -> None:
         assert hook.shapes == [(8, 4), (8, 4)]  # under a strategy, the first replica's
 
 
-def test_hooks_that_only_look_at_the_ends_keep_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hooks_that_only_look_at_the_ends_keep_the_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
     class Twice(tf.train.SessionRunHook):
         def begin(self) -> None:
             self.twice = tf.train.get_global_step() * 2
@@ -288,8 +291,8 @@ def test_hooks_that_only_look_at_the_ends_keep_the_loop(tmp_path: Path, caplog: 
     waiter = tf.train.GlobalStepWaiterHook(10)  # it would wait for ever for others
     Estimator(dense, str(tmp_path)).train(batches(), hooks=[hook, final, waiter], steps=3)
     assert hook.value == 6 and final.final_ops_values == []
-    assert "training runs one step per loop" not in caplog.text
-    assert caplog.text.count("GlobalStepWaiterHook has no effect: workers take their steps together.") == 1
+    assert "loop" not in caplog.text
+    messages.logged(caplog, "GlobalStepWaiterHook")
 
 
 @pytest.mark.long
@@ -327,7 +330,9 @@ def test_a_seed_that_a_script_gives_keras_2_does_not_tell_models_of_a_process_ap
         keras_2.src.backend._SEED_GENERATOR.generator = None
 
 
-def test_profiler_hook_profiles_each_nth_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiler_hook_profiles_each_nth_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
     calls = []
     profiler = tensorflow.profiler.experimental
     monkeypatch.setattr(profiler, "start", lambda folder: calls.append(folder))
@@ -336,12 +341,12 @@ def test_profiler_hook_profiles_each_nth_step(tmp_path: Path, monkeypatch: pytes
     assert isinstance(hook, ProfilerHook)
     Estimator(dense, str(tmp_path)).train(batches(), hooks=[hook], steps=5)
     assert calls == ["there", "stop", "there", "stop"]
-    with pytest.raises(ValueError, match="give exactly one of them"):
+    with messages.raised(ValueError):
         ProfilerHook()
 
 
 @pytest.mark.long
-def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path) -> None:
+def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path, messages: Messages) -> None:
     """Under Mirrored tf.estimator's failed (tensorflow issue 23525)."""
     estimator = Estimator(dense, str(tmp_path), RunConfig(train_distribute=mirrored()))
     hook = InMemoryEvaluatorHook(estimator, batches(2), name="here", every_n_iter=2)
@@ -349,7 +354,7 @@ def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path) -> None:
     assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5]
     estimator.train(batches(), hooks=[hook], steps=2)
     assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5, 5, 6, 7]
-    with pytest.raises(ValueError, match="every_n_iter=0"):
+    with messages.raised(ValueError):
         InMemoryEvaluatorHook(estimator, batches(2), every_n_iter=0)
 
 

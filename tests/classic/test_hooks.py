@@ -16,6 +16,7 @@ from runner import EstimatorSpec, ModeKeys
 from runner.classic.estimator import Estimator
 from runner.classic.run_config import RunConfig
 from tests.support.line import Weight, line, mirrored, native_line, points, read_events, steps_of
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 
@@ -98,12 +99,9 @@ def test_evaluations_and_predictions_are_fed_by_their_hooks(tmp_path: Path) -> N
     assert [one["y"] for one in predictions] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_placeholder_that_nobody_feeds_is_named(tmp_path: Path) -> None:
+def test_a_placeholder_that_nobody_feeds_is_named(tmp_path: Path, messages: Messages) -> None:
     plain: Callable[[], Any] = lambda: v1.placeholder(tf.float32, [], name="rate")  # noqa: E731
-    with pytest.raises(
-        ValueError,
-        match=r"You must feed a value for placeholder tensor 'rate' with dtype float32 and shape \(\): model_fn made",
-    ):
+    with messages.raised(ValueError):
         trained(tmp_path, placeholder=plain)
     hooks = [lambda rate: Feeds(rate, [0.01, 0.01, 0.0, 0.0, 0.0, 0.0])]
     trainer = trained(tmp_path, steps=2, placeholder=plain, hooks=hooks)
@@ -195,26 +193,26 @@ def test_a_hook_fetches_variables_of_keras(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hooks", "message"),
+    "hooks",
     [
-        ([Feeds("my_loss:0", [1.0])], "only placeholders made by model_fn or a hook can be fed"),
-        ([Feeds("rate:0", [[1.0, 2.0]])], r"Cannot feed value of shape \(2,\) for Tensor 'rate:0', which has shape"),
-        ([Feeds("rate:0", [1.0]), Feeds("rate:0", [1.0])], "Two hooks feed the same tensor: 'rate:0'"),
+        [Feeds("my_loss:0", [1.0])],
+        [Feeds("rate:0", [[1.0, 2.0]])],
+        [Feeds("rate:0", [1.0]), Feeds("rate:0", [1.0])],
     ],
     ids=["no placeholder", "another shape", "twice"],
 )
-def test_what_cannot_be_fed_is_refused(hooks: list[Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_fed_is_refused(hooks: list[Any], tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
         Estimator(fed_line, tmp_path, RunConfig(), {}).train(points(), hooks=hooks, steps=1)
 
 
-def test_a_step_of_several_programs_cannot_be_fed(tmp_path: Path) -> None:
+def test_a_step_of_several_programs_cannot_be_fed(tmp_path: Path, messages: Messages) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
         v1.placeholder_with_default(0.0, [], name="rate")
         return native_line(features, labels, mode, params)
 
     trainer = runner.Estimator(model_fn, tmp_path, runner.RunConfig(gradient_accumulation=2))
-    with pytest.raises(ValueError, match=r"A hook feeds 'rate:0' .*, but with .* a step consists of several programs"):
+    with messages.raised(ValueError):
         trainer.train(points(), hooks=[Feeds("rate:0", [1.0])], steps=1)
 
 

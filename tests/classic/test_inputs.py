@@ -21,6 +21,7 @@ from runner.data.sharding import WorkerPlace
 from tests.classic.test_estimator import mirrored
 from tests.support.classic_models import batches, data, dense
 from tests.support.line import line
+from tests.support.messages import Messages
 
 numpy_input_fn = tf.estimator.inputs.numpy_input_fn
 pandas_input_fn = tf.estimator.inputs.pandas_input_fn
@@ -64,26 +65,27 @@ def test_columns_of_a_frame_are_features() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "error"),
     [
-        (lambda: numpy_input_fn(np.arange(3)), ValueError, "shuffle=None"),
-        (lambda: numpy_input_fn(np.arange(3), shuffle="no"), ValueError, "shuffle='no'"),
-        (lambda: numpy_input_fn([1, 2], shuffle=True), TypeError, "x must be an array or a dict of arrays"),
-        (lambda: numpy_input_fn({}, shuffle=True), ValueError, "x is empty"),
-        (lambda: numpy_input_fn(np.arange(3), {}, shuffle=True), ValueError, "there are no labels"),
-        (lambda: numpy_input_fn({"a": np.arange(3), "b": np.arange(2)}, shuffle=True), ValueError,
-         r"x\['a'\] 3, x\['b'\] 2"),
-        (lambda: numpy_input_fn(np.arange(3), np.arange(2), shuffle=True), ValueError, "x 3, y 2"),
-        (lambda: pandas_input_fn(pd.DataFrame({"a": [1]})), ValueError, "shuffle=None"),
-        (lambda: pandas_input_fn({"a": [1]}, shuffle=True), TypeError, "must be a DataFrame"),
-        (lambda: pandas_input_fn(pd.DataFrame({"target": [1]}), pd.Series([1]), shuffle=True), ValueError,
-         "target_column='target'.*x has a column of that name"),
-        (lambda: pandas_input_fn(pd.DataFrame({"a": [1]}), pd.Series([1], index=[3]), shuffle=True), ValueError,
-         "have different indexes"),
+        (lambda: numpy_input_fn(np.arange(3)), ValueError),
+        (lambda: numpy_input_fn(np.arange(3), shuffle="no"), ValueError),
+        (lambda: numpy_input_fn([1, 2], shuffle=True), TypeError),
+        (lambda: numpy_input_fn({}, shuffle=True), ValueError),
+        (lambda: numpy_input_fn(np.arange(3), {}, shuffle=True), ValueError),
+        (lambda: numpy_input_fn({"a": np.arange(3), "b": np.arange(2)}, shuffle=True), ValueError),
+        (lambda: numpy_input_fn(np.arange(3), np.arange(2), shuffle=True), ValueError),
+        (lambda: pandas_input_fn(pd.DataFrame({"a": [1]})), ValueError),
+        (lambda: pandas_input_fn({"a": [1]}, shuffle=True), TypeError),
+        (lambda: pandas_input_fn(pd.DataFrame({"target": [1]}), pd.Series([1]), shuffle=True), ValueError),
+        (lambda: pandas_input_fn(pd.DataFrame({"a": [1]}), pd.Series([1], index=[3]), shuffle=True), ValueError),
+    ],
+    ids=[
+        "arrays, no shuffle", "arrays, another shuffle", "a list", "no arrays", "no labels", "arrays of two lengths",
+        "labels of another length", "a frame, no shuffle", "no frame", "a column target", "two indexes",
     ],
 )  # fmt: skip
-def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], messages: Messages) -> None:
+    with messages.raised(error):
         make()
 
 
@@ -138,7 +140,7 @@ def test_an_input_fn_with_an_iterator_is_called_once_and_its_position_is_saved(
     estimator = Estimator(dense, str(tmp_path))
     estimator.train(input_fn, steps=2)
     assert calls == [1]
-    assert "cannot be saved" not in caplog.text and has_iterator(str(estimator.latest_checkpoint()), 0)
+    assert "position" not in caplog.text and has_iterator(str(estimator.latest_checkpoint()), 0)
     assert estimator.evaluate(lambda: tf.data.make_one_shot_iterator(batches(3)()).get_next())["global_step"] == 2
 
 
@@ -162,12 +164,12 @@ def test_initializable_and_several_iterators_are_read_together() -> None:
     assert [(x.tolist(), y.tolist()) for x, y in found] == [([0, 1], [10, 11]), ([2, 3], [12, 13])]
 
 
-def test_two_elements_of_one_iterator_are_refused() -> None:
+def test_two_elements_of_one_iterator_are_refused(messages: Messages) -> None:
     def input_fn() -> Any:
         iterator = tf.data.make_one_shot_iterator(tf.data.Dataset.range(4).batch(2))
         return iterator.get_next(), iterator.get_next()
 
-    with pytest.raises(ValueError, match=r"input_fn calls get_next\(\) twice on one iterator"):
+    with messages.raised(ValueError):
         feed(input_fn)
 
 
@@ -250,20 +252,18 @@ def test_what_was_written_for_tpus_runs_without_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"use_tpu": True, "train_batch_size": 8}, "give RunConfig.train_distribute=tf.distribute.TPUStrategy"),
-        ({"use_tpu": False, "params": {"batch_size": 8}}, "remove batch_size from params"),
-    ],
+    "arguments", [{"use_tpu": True, "train_batch_size": 8}, {"use_tpu": False, "params": {"batch_size": 8}}], ids=str
 )
-def test_tpu_estimators_that_cannot_be_are_refused(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_tpu_estimators_that_cannot_be_are_refused(
+    arguments: dict[str, Any], tmp_path: Path, messages: Messages
+) -> None:
+    with messages.raised(ValueError):
         TPUEstimator(tpu_model, str(tmp_path), **arguments)
 
 
 @pytest.mark.parametrize("name", ["eval_metrics", "host_call"])
-def test_a_call_is_a_function_and_its_tensors(name: str) -> None:
-    with pytest.raises(ValueError, match="it must be .function, tensors."):
+def test_a_call_is_a_function_and_its_tensors(name: str, messages: Messages) -> None:
+    with messages.raised(ValueError):
         TPUEstimatorSpec("train", **{name: "no"})
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from runner.classic.model_to_estimator import model_to_estimator
 from runner.classic.run_config import RunConfig
 from runner.tf_private import keras_models
+from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
@@ -144,14 +145,16 @@ def test_weights_of_examples_are_a_feature(family: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_variables_features_predictions_and_metrics_have_their_names(family: Any, tmp_path: Path) -> None:
+def test_variables_features_predictions_and_metrics_have_their_names(
+    family: Any, tmp_path: Path, messages: Messages
+) -> None:
     estimator = model_to_estimator(build(family), model_dir=tmp_path, metric_names_map={"mae": "error"})
     estimator.train(batches(x={"x": X, "unused": WEIGHTS}), steps=1)
     assert {"hidden/kernel", "hidden/bias", "y/kernel", "y/bias", "global_step"} <= {*estimator.get_variable_names()}
     assert not [name for name in estimator.get_variable_names() if "total" in name or "count" in name]
     assert {*estimator.evaluate(batches())} == {"loss", "error", "squares", "global_step"}
     assert [*next(iter(estimator.predict(batches())))] == ["y"]
-    with pytest.raises(ValueError, match="'.*' has the inputs x, but input_fn returns the features z"):
+    with messages.raised(ValueError):
         estimator.train(batches(x={"z": X}), steps=1)
 
 
@@ -238,25 +241,25 @@ class WithoutConfig(keras.Model):
         return self.function(self.out(inputs))
 
 
-def test_what_cannot_be_is_refused(family: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(family: Any, tmp_path: Path, messages: Messages) -> None:
     model = build(family)
-    with pytest.raises(ValueError, match="give exactly one of keras_model and keras_model_path"):
+    with messages.raised(ValueError):
         model_to_estimator(model, tmp_path)
-    with pytest.raises(ValueError, match="give exactly one of keras_model and keras_model_path"):
+    with messages.raised(ValueError):
         model_to_estimator()
-    with pytest.raises(ValueError, match="checkpoint_format='h5'"):
+    with messages.raised(ValueError):
         model_to_estimator(model, checkpoint_format="h5")
-    with pytest.raises(ValueError, match="is not a model of Keras 3 or tf_keras"):
+    with messages.raised(ValueError):
         model_to_estimator("model")
-    with pytest.raises(ValueError, match="is not compiled. Call model.compile"):
+    with messages.raised(ValueError):
         model_to_estimator(family.Sequential([family.layers.Dense(1)]))
 
 
-def test_a_class_without_a_config_is_refused(tmp_path: Path) -> None:
+def test_a_class_without_a_config_is_refused(tmp_path: Path, messages: Messages) -> None:
     model = WithoutConfig(np.tanh)
     model(X[:1])
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="a WithoutConfig cannot be rebuilt from its config: .* build the model in a"):
+    with messages.raised(ValueError):
         model_to_estimator(model, model_dir=tmp_path).train(batches())
 
 

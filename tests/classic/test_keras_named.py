@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from runner.classic.keras2_optimizers import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
 from runner.classic.optimizers import optimizer_of, v1_optimizer_of
+from tests.support.messages import Messages
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
 legacy = tf_keras.optimizers.legacy
@@ -79,14 +80,14 @@ def test_a_schedule_is_asked_at_each_step() -> None:
         assert variable.numpy() == pytest.approx(expected)
 
 
-def test_what_an_old_optimizer_cannot_do_is_left_to_the_new_one() -> None:
+def test_what_an_old_optimizer_cannot_do_is_left_to_the_new_one(messages: Messages) -> None:
     def given() -> Any:
         return keras.optimizers.Adam(0.1, clipnorm=1.0)
 
     keras.utils.clear_session()
     found: Any = optimizer_of(given)
     assert type(found) is keras.optimizers.Adam and found.name == "adam"
-    with pytest.raises(ValueError, match=r"keras.*Adam: this class or its settings are only supported as a function"):
+    with messages.raised(ValueError):
         optimizer_of(given())
 
 
@@ -107,13 +108,7 @@ def test_an_optimizer_of_v1_is_copied_for_it_keeps_slots() -> None:
     assert type(v1_optimizer_of("RMSProp", 0.1)) is v1.train.RMSPropOptimizer
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("adam", "optimizer='adam' is unknown. Use Adagrad, Adam, Ftrl, RMSProp, SGD"),
-        (3, "optimizer=3 is not an optimizer"),
-    ],
-)
-def test_what_is_no_optimizer_is_refused(given: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("given", ["adam", 3])
+def test_what_is_no_optimizer_is_refused(given: Any, messages: Messages) -> None:
+    with messages.raised(ValueError):
         optimizer_of(given)

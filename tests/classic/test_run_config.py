@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import runner
 from runner.classic.run_config import RunConfig
+from tests.support.messages import Messages
 
 CLUSTER = {"chief": ["host0:9"], "ps": ["host1:1", "host2:2"], "worker": ["host3:3", "host4:4", "host5:5"]}
 
@@ -41,9 +42,9 @@ def test_arguments_come_in_their_order() -> None:
     assert (given.keep_checkpoint_every_n_hours, given.log_step_count_steps) == (2.0, 50)
 
 
-def test_what_the_engine_has_beside_them_is_given_by_name() -> None:
+def test_what_the_engine_has_beside_them_is_given_by_name(messages: Messages) -> None:
     assert RunConfig(nan="ignore", steps_per_loop=3).steps_per_loop == 3
-    with pytest.raises(TypeError, match="has no argument 'steps_per_lop'"):
+    with messages.raised(TypeError):
         RunConfig(steps_per_lop=3)
 
 
@@ -124,68 +125,66 @@ def test_addresses_of_sessions_and_the_service_are_passed_on() -> None:
     assert (found.service, found.master, found.evaluation_master) == ({"key": 1}, "a", "b")
 
 
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        (task("worker", 0, {"worker": ["a:1"]}), "cluster has 1 worker but no chief"),
-        (
-            task("worker", 0, {"worker": ["a:1"], "ps": ["b:2"]}),
-            'and at least one other worker. Add "chief"',
-        ),
-        (task("chief", 0, {"chief": ["a:1", "b:2"]}), "only one chief is allowed"),
-        ({"cluster": CLUSTER}, "not which of its tasks this process is"),
-        ({"cluster": CLUSTER, "task": {"type": "worker"}}, "task.index=null must be an integer"),
-        ({"cluster": CLUSTER, "task": {"index": 0}}, 'must be {"type": "worker", "index": 0}'),
-        (task("worker", -1), "task.index=-1 must be an integer"),
-        (task("worker", 3), "there is no worker 3 in cluster"),
-        (task("ps", 0, {"chief": ["a:1"]}), "cluster has no ps"),
-        (task("boss", 0), "unknown task type 'boss'"),
-        ({"task": {"type": "worker", "index": 1}}, "there is no cluster"),
-        ({"task": {"type": "chief", "index": 0}}, "there is no cluster"),
-        (task("chief", 0, {"chief": ["a:1"], "master": ["b:2"]}), "names a chief and a master"),
-    ],
-)
-def test_a_place_that_cannot_be_is_refused(tree: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("tree", [
+    task("worker", 0, {"worker": ["a:1"]}),
+    task("worker", 0, {"worker": ["a:1"], "ps": ["b:2"]}),
+    task("chief", 0, {"chief": ["a:1", "b:2"]}),
+    {"cluster": CLUSTER},
+    {"cluster": CLUSTER, "task": {"type": "worker"}},
+    {"cluster": CLUSTER, "task": {"index": 0}},
+    task("worker", -1),
+    task("worker", 3),
+    task("ps", 0, {"chief": ["a:1"]}),
+    task("boss", 0),
+    {"task": {"type": "worker", "index": 1}},
+    {"task": {"type": "chief", "index": 0}},
+    task("chief", 0, {"chief": ["a:1"], "master": ["b:2"]}),
+], ids=[
+    "no chief", "no second worker", "two chiefs", "no task", "no index", "no type", "a negative index",
+    "no such worker", "no such servers", "an unknown type", "worker 1 of no cluster", "chief of no cluster",
+    "a chief and a master",
+])  # fmt: skip
+def test_a_place_that_cannot_be_is_refused(tree: Any, messages: Messages) -> None:
+    with messages.raised(ValueError):
         config(tree)
 
 
-def test_a_service_that_is_no_object_is_refused() -> None:
-    with pytest.raises(TypeError, match="service=3 must be a JSON object"):
+def test_a_service_that_is_no_object_is_refused(messages: Messages) -> None:
+    with messages.raised(TypeError):
         config({"service": 3}).service  # noqa: B018
 
 
-def test_model_dir_comes_from_the_argument_or_from_tf_config(tmp_path: Path) -> None:
+def test_model_dir_comes_from_the_argument_or_from_tf_config(tmp_path: Path, messages: Messages) -> None:
     assert config({"model_dir": "there"}).model_dir == "there"
     assert config({"model_dir": "there"}, model_dir="there").model_dir == "there"
     assert config({}, model_dir=tmp_path).model_dir == str(tmp_path)
-    with pytest.raises(ValueError, match="model_dir='here'\\) and model_dir='there' in TF_CONFIG differ"):
+    with messages.raised(ValueError):
         config({"model_dir": "there"}, model_dir="here")
     for wrong in ({"model_dir": ""}, {}):
-        with pytest.raises(ValueError, match="give a folder"):
+        with messages.raised(ValueError):
             config(wrong, **({} if wrong else {"model_dir": ""}))
 
 
-def test_one_cadence_of_checkpoints_turns_the_other_off() -> None:
+def test_one_cadence_of_checkpoints_turns_the_other_off(messages: Messages) -> None:
     by_steps = RunConfig(save_checkpoints_steps=100)
     assert (by_steps.save_checkpoints_steps, by_steps.save_checkpoints_secs) == (100, None)
     assert by_steps.replace(save_checkpoints_secs=7).save_checkpoints_steps is None
     neither = RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None)
     assert (neither.save_checkpoints_steps, neither.save_checkpoints_secs) == (None, None)
-    with pytest.raises(ValueError, match="give one of them"):
+    with messages.raised(ValueError):
         RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
-    with pytest.raises(ValueError, match="give one of them"):
+    with messages.raised(ValueError):
         RunConfig().replace(save_checkpoints_steps=1, save_checkpoints_secs=1)
 
 
-def test_replace_keeps_the_rest_and_refuses_what_is_no_argument() -> None:
+def test_replace_keeps_the_rest_and_refuses_what_is_no_argument(messages: Messages) -> None:
     session = tf.compat.v1.ConfigProto()
     before = config(task("worker", 1), session_config=session, tf_random_seed=3)
     after = before.replace(model_dir="x", save_summary_steps=0)
     assert (after.model_dir, after.save_summary_steps, before.model_dir) == ("x", 0, None)
     assert after.session_config is session and after.tf_random_seed == 3  # type: ignore[attr-defined]
     assert (after.task_type, after.task_id) == ("worker", 1)
-    with pytest.raises(ValueError, match="replace\\(master, no_such\\)"):
+    with messages.raised(ValueError):
         before.replace(no_such=1, master="x")
 
 
@@ -215,16 +214,16 @@ def test_what_somebody_has_set_on_a_config_stays_and_so_does_its_class() -> None
     ],
     ids=str,
 )  # fmt: skip
-def test_values_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+def test_values_that_cannot_be_are_refused(wrong: dict[str, Any], messages: Messages) -> None:
+    with messages.raised(ValueError):
         RunConfig(**wrong)
 
 
-def test_a_standalone_client_is_refused_with_what_to_do() -> None:
+def test_a_standalone_client_is_refused_with_what_to_do(messages: Messages) -> None:
     class Both:
         train_distribute, eval_distribute, remote_cluster = None, None, {"worker": ["a:1"]}
 
-    with pytest.raises(ValueError, match="standalone clients are not supported"):
+    with messages.raised(ValueError):
         RunConfig(experimental_distribute=Both())
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
     given = type("Both", (), {"train_distribute": strategy, "eval_distribute": None, "remote_cluster": None})

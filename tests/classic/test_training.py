@@ -29,6 +29,7 @@ from runner.classic.run_config import RunConfig
 from runner.tracking import tensorboard
 from tests.classic.test_estimator import evaluated, mirrored
 from tests.support.classic_models import batches, dense
+from tests.support.messages import Messages
 
 TrainSpec, EvalSpec = tf.estimator.TrainSpec, tf.estimator.EvalSpec
 
@@ -50,6 +51,8 @@ class Exporter(tf.estimator.Exporter):
         return f"{self.name}-{eval_result['global_step']}"
 
 
+ADDRESS = r"(?<= at )0x[0-9a-f]+"
+
 # --- specs ------------------------------------------------------------------------------------------------------
 
 
@@ -63,28 +66,28 @@ def test_defaults_of_the_specs_are_those_of_2_15() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "error"),
     [
-        (lambda: TrainSpec("no"), TypeError, "input_fn='no'"),
-        (lambda: TrainSpec(batches(), max_steps=0), ValueError, "max_steps=0"),
-        (lambda: TrainSpec(batches(), hooks=[object()]), TypeError, "is neither a SessionRunHook"),
-        (lambda: TrainSpec(batches(), saving_listeners=[object()]), TypeError, "is not a CheckpointSaverListener"),
-        (lambda: EvalSpec("no"), TypeError, "input_fn='no'"),
-        (lambda: EvalSpec(batches(), steps=0), ValueError, "steps=0"),
-        (lambda: EvalSpec(batches(), name=3), TypeError, "name=3"),
-        (lambda: EvalSpec(batches(), hooks=[object()]), TypeError, "is neither a SessionRunHook"),
-        (lambda: EvalSpec(batches(), start_delay_secs=-1), ValueError, "start_delay_secs=-1"),
-        (lambda: EvalSpec(batches(), throttle_secs=-1), ValueError, "throttle_secs=-1"),
-        (lambda: EvalSpec(batches(), exporters=object()), TypeError, "is not a tf.estimator.Exporter"),
-        (
-            lambda: EvalSpec(batches(), exporters=[Exporter(), Exporter()]),
-            ValueError,
-            "have the same name.*mine",
-        ),
+        (lambda: TrainSpec("no"), TypeError),
+        (lambda: TrainSpec(batches(), max_steps=0), ValueError),
+        (lambda: TrainSpec(batches(), hooks=[object()]), TypeError),
+        (lambda: TrainSpec(batches(), saving_listeners=[object()]), TypeError),
+        (lambda: EvalSpec("no"), TypeError),
+        (lambda: EvalSpec(batches(), steps=0), ValueError),
+        (lambda: EvalSpec(batches(), name=3), TypeError),
+        (lambda: EvalSpec(batches(), hooks=[object()]), TypeError),
+        (lambda: EvalSpec(batches(), start_delay_secs=-1), ValueError),
+        (lambda: EvalSpec(batches(), throttle_secs=-1), ValueError),
+        (lambda: EvalSpec(batches(), exporters=object()), TypeError),
+        (lambda: EvalSpec(batches(), exporters=[Exporter(), Exporter()]), ValueError),
     ],
-)
-def test_specs_that_cannot_be_are_refused(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+    ids=[
+        "train, input_fn", "max_steps", "train, hooks", "saving_listeners", "eval, input_fn", "steps", "name",
+        "eval, hooks", "start_delay_secs", "throttle_secs", "exporters", "two of a name",
+    ],
+)  # fmt: skip
+def test_specs_that_cannot_be_are_refused(make: Any, error: type[Exception], messages: Messages) -> None:
+    with messages.raised(error, hide=ADDRESS):
         make()
 
 
@@ -102,10 +105,10 @@ def test_specs_are_tuples_that_can_be_changed_in_a_copy(tmp_path: Path) -> None:
     assert tpu.TPUEstimatorSpec("infer", {"y": 1})._replace(loss=2)[:3] == ("infer", {"y": 1}, 2)
 
 
-def test_arguments_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_arguments_of_another_kind_are_refused(tmp_path: Path, messages: Messages) -> None:
     estimator = Estimator(dense, str(tmp_path))
     for wrong in ((None, TrainSpec(batches()), EvalSpec(batches())), (estimator, None, EvalSpec(batches()))):
-        with pytest.raises(TypeError, match="None is no"):
+        with messages.raised(TypeError):
             tf.estimator.train_and_evaluate(*wrong)
 
 
@@ -155,11 +158,11 @@ def test_training_without_summaries_still_saves(tmp_path: Path) -> None:
     assert estimator.train(batches(3)).latest_checkpoint() == str(tmp_path / "model.ckpt-2")
 
 
-def test_an_evaluator_is_number_0(tmp_path: Path) -> None:
+def test_an_evaluator_is_number_0(tmp_path: Path, messages: Messages) -> None:
     tree = {"cluster": {"chief": ["a:1"], "evaluator": ["b:2"]}, "task": {"type": "evaluator", "index": 0}}
     config = RunConfig(tf_config=json.dumps(tree))
     config = config.replace(cluster=type(config.cluster)("evaluator", 1))
-    with pytest.raises(ValueError, match="a run has one evaluator, with index 0"):
+    with messages.raised(ValueError):
         tf.estimator.train_and_evaluate(Estimator(dense, str(tmp_path), config), TrainSpec(batches()),
                                         EvalSpec(batches()))  # fmt: skip
 
@@ -224,10 +227,9 @@ def test_early_stopping_hooks_read_what_evaluations_found(
     assert stops(getattr(tf.estimator.experimental, make)(estimator, *arguments)) is expected
 
 
-def test_a_metric_that_no_evaluation_has_is_named(estimator: Estimator, tmp_path: Path) -> None:
+def test_a_metric_that_no_evaluation_has_is_named(estimator: Estimator, tmp_path: Path, messages: Messages) -> None:
     hook = tf.estimator.experimental.stop_if_higher_hook(estimator, "acuracy", 0.5)
-    expected = r"reads the metric 'acuracy', but the evaluations in .*eval only have: accuracy, loss\."
-    with pytest.raises(ValueError, match=expected):
+    with messages.raised(ValueError):
         stops(hook)
     assert not stops(tf.estimator.experimental.stop_if_higher_hook(estimator, "any", 0.5, str(tmp_path / "none_yet")))
 
@@ -241,19 +243,20 @@ def test_a_damaged_event_file_is_read_up_to_the_damage(estimator: Estimator) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error"),
     [
-        ((None, lambda: True), TypeError, "estimator=None"),
-        (("estimator", None), TypeError, "should_stop_fn=None"),
-        (("estimator", lambda: True, 60, 100), ValueError, "give exactly one of them"),
-        (("estimator", lambda: True, None, None), ValueError, "give exactly one of them"),
+        ((None, lambda: True), TypeError),
+        (("estimator", None), TypeError),
+        (("estimator", lambda: True, 60, 100), ValueError),
+        (("estimator", lambda: True, None, None), ValueError),
     ],
+    ids=["no estimator", "no function", "seconds and steps", "neither"],
 )
 def test_early_stopping_hooks_that_cannot_be_are_refused(
-    estimator: Estimator, arguments: tuple[Any, ...], error: type[Exception], message: str
+    estimator: Estimator, arguments: tuple[Any, ...], error: type[Exception], messages: Messages
 ) -> None:
     given: list[Any] = [estimator if one == "estimator" else one for one in arguments]
-    with pytest.raises(error, match=message):
+    with messages.raised(error):
         early_stopping.make_early_stopping_hook(*given)
 
 

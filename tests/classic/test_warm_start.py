@@ -17,6 +17,7 @@ from runner.checkpoint.writer import CheckpointWriter
 from runner.classic.warm_start import VocabInfo, WarmStartSettings, as_warm_start
 from runner.export.receivers import receiver_fn_of_spec
 from runner.run_config import WarmStart
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 
@@ -170,47 +171,43 @@ def test_a_new_model_is_exported_with_the_rows_of_its_tokens(old: Path) -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("patterns", "vocabularies", "names", "params", "message"), [
-    (["out"], {}, {}, {}, "has no variable 'out/kernel/Momentum' for 'out/kernel/Momentum'"),
-    (".*", {}, {"table": "tab"}, {}, "has no variable 'tab' for 'table'. Did you mean 'table'"),
-    (".*", {}, {"tabl": "table"}, {},
-     "WarmStartSettings: var_name_to_prev_var_name: 'tabl' matches no variable to load"),
-    ("nothing", {}, {}, {}, "WarmStartSettings: vars_to_warm_start: 'nothing' matches no variable"),
-    ("table", {}, {}, {"tokens": 5}, r"'table' is \[5, 2\] in the model and \[4, 2\] in.*: vars_to_war"),
-    ("out", {"table": ("cxab", 4, 0, "abc")}, {}, {},
-     "WarmStartSettings: var_name_to_vocab_info: 'table' is not a variable to load"),
-    ("table", {"table": ("ca", 4, 0, "abc")}, {}, {}, "ca has 2 lines, fewer than the requested 4"),
-    ("table", {"table": ("ca", 2, 1, "abc")}, {}, {},
-     r"ca has 2 tokens plus 1 buckets, but the variable's shape is \[4, 2\] \(axis 0\)"),
-    ("out/kernel", {"out/kernel": ("ca", 2, 0, "cxab")}, {}, {}, r"cxab has 4 tokens, but the variable's shape in"),
-    ("out/kernel", {"out/kernel": ("ca", 2, 0, "ca")}, {}, {"classes": 5},
-     r"its shape is \[2, 5\] here and \[2, 3\] in the checkpoint"),
-    ("table", {"table": ("nowhere", 4, 0, "abc")}, {}, {}, "there is no vocabulary file .*nowhere"),
-])  # fmt: skip
+@pytest.mark.parametrize(("patterns", "vocabularies", "names", "params"), [
+    (["out"], {}, {}, {}),
+    (".*", {}, {"table": "tab"}, {}),
+    (".*", {}, {"tabl": "table"}, {}),
+    ("nothing", {}, {}, {}),
+    ("table", {}, {}, {"tokens": 5}),
+    ("out", {"table": ("cxab", 4, 0, "abc")}, {}, {}),
+    ("table", {"table": ("ca", 4, 0, "abc")}, {}, {}),
+    ("table", {"table": ("ca", 2, 1, "abc")}, {}, {}),
+    ("out/kernel", {"out/kernel": ("ca", 2, 0, "cxab")}, {}, {}),
+    ("out/kernel", {"out/kernel": ("ca", 2, 0, "ca")}, {}, {"classes": 5}),
+    ("table", {"table": ("nowhere", 4, 0, "abc")}, {}, {}),
+], ids=str)  # fmt: skip
 def test_what_does_not_fit_is_refused(
-    patterns: Any, vocabularies: Any, names: Any, params: Any, message: str, old: Path
+    patterns: Any, vocabularies: Any, names: Any, params: Any, old: Path, messages: Messages
 ) -> None:
     infos = {
         name: VocabInfo(str(old / new), size, n, str(old / file)) for name, (new, size, n, file) in vocabularies.items()
     }
-    with pytest.raises(ValueError, match=message):
+    with messages.raised(ValueError):
         started(old, WarmStartSettings(str(old / "old"), patterns, infos, names), **params)
     assert not list(old.glob("new/model.ckpt-*"))
 
 
-@pytest.mark.parametrize(("source", "message"), [
-    (WarmStartSettings(""), "ckpt_to_initialize_from is empty"),
-    (WarmStartSettings("x", cast(Any, 3)), "vars_to_warm_start=3"),
-    (WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]), "it must be a regular expression, a list"),
-    (WarmStartSettings("x", "("), r"WarmStartSettings: vars_to_warm_start: '\(' is not a regular expression"),
-    (3, "warm_start_from=3: it must be a path or a tf.estimator.WarmStartSettings"),
-])  # fmt: skip
-def test_settings_that_say_nothing_are_refused(source: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("source", [
+    WarmStartSettings(""),
+    WarmStartSettings("x", cast(Any, 3)),
+    WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]),
+    WarmStartSettings("x", "("),
+    3,
+], ids=["no checkpoint", "no names", "names and variables", "no expression", "no path"])  # fmt: skip
+def test_settings_that_say_nothing_are_refused(source: Any, messages: Messages) -> None:
+    with messages.raised(ValueError):
         as_warm_start(source)
 
 
-def test_a_checkpoint_that_is_not_there_is_named_as_it_was_written(tmp_path: Path) -> None:
-    for source, written in (("nowhere", "warm_start_from"), (WarmStartSettings("nowhere"), "ckpt_to_initialize_from")):
-        with pytest.raises(ValueError, match=f"{written}=nowhere: there is no such checkpoint or folder"):
+def test_a_checkpoint_that_is_not_there_is_named_as_it_was_written(tmp_path: Path, messages: Messages) -> None:
+    for source in ("nowhere", WarmStartSettings("nowhere")):
+        with messages.raised(ValueError):
             started(tmp_path, source)

@@ -12,6 +12,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import runner.classic  # noqa: F401
+from tests.support.messages import Messages
 
 pytest.importorskip("tf_slim", reason="the extra 'classic' brings it")
 
@@ -29,7 +30,7 @@ def in_a_graph(build: Any) -> Any:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_hparams_are_parsed_and_keep_their_types() -> None:
+def test_hparams_are_parsed_and_keep_their_types(messages: Messages) -> None:
     hparams = tf.contrib.training.HParams(rate=0.1, units=[8, 4], name="a", on=False)
     assert hparams.parse("rate=1,units=[16,32],units[1]=7,name=b,on=true") is hparams
     assert hparams.values() == {"rate": 1.0, "units": [16, 7], "name": "b", "on": True}
@@ -39,10 +40,10 @@ def test_hparams_are_parsed_and_keep_their_types() -> None:
     hparams.add_hparam("more", 1)
     hparams.del_hparam("name")
     assert str(hparams) == "[('more', 1), ('on', True), ('rate', 2.0), ('units', [16, 7])]"
-    for text, said in (("rate=x", "Could not parse hparam rate"), ("no=1", "Unknown hyperparameter"), ("a b", "Malf")):
-        with pytest.raises(ValueError, match=said):
+    for text in ("rate=x", "no=1", "a b"):
+        with messages.raised(ValueError):
             hparams.parse(text)
-    with pytest.raises(ValueError, match="Could not cast hparam 'more' of type int from value 1.5"):
+    with messages.raised(ValueError):
         hparams.set_hparam("more", 1.5)
 
 
@@ -119,8 +120,8 @@ def test_functions_of_datasets() -> None:
     assert tf.data.get_output_shapes(checked) == tf.TensorShape([5])
 
 
-def test_a_checkpoint_is_assigned_by_the_scaffold(tmp_path: Path) -> None:
-    framework, kept = tf.contrib.framework, str(tmp_path / "model.ckpt")
+def test_a_checkpoint_is_assigned_by_the_scaffold(tmp_path: Path, messages: Messages) -> None:
+    framework, kept, said = tf.contrib.framework, str(tmp_path / "model.ckpt"), list[str]()
     with tf.Graph().as_default(), tf.Session() as session:
         tf.get_variable("old/w", initializer=3.0), tf.get_variable("b", initializer=4.0)
         session.run(tf.global_variables_initializer())
@@ -130,8 +131,9 @@ def test_a_checkpoint_is_assigned_by_the_scaffold(tmp_path: Path) -> None:
         w, b, new = (tf.get_variable(name, initializer=0.0) for name in ("w", "b", "new"))
         restore = framework.assign_from_checkpoint_fn(kept, {"old/w": w})
         also, feed = framework.assign_from_checkpoint(kept, [b, new], ignore_missing_vars=True)
-        with pytest.raises(ValueError, match=r"Checkpoint is missing variable \[new\]"):
+        with pytest.raises(ValueError) as caught:
             framework.assign_from_checkpoint(kept, framework.get_variables("new"))
+        said.append(str(caught.value))
 
         def init(scaffold: Any, session: Any) -> None:
             restore(session)
@@ -144,9 +146,10 @@ def test_a_checkpoint_is_assigned_by_the_scaffold(tmp_path: Path) -> None:
     estimator = tf.estimator.Estimator(model_fn, str(tmp_path / "run"))
     estimator.train(lambda: tf.data.Dataset.from_tensors([[1.0]]).repeat(), steps=1)
     assert [estimator.get_variable_value(name) for name in ("w", "b", "new")] == [3.0, 4.0, 0.0]
+    messages.same("ValueError", said[0])
 
 
-def test_feature_columns_are_those_of_tf_feature_column() -> None:
+def test_feature_columns_are_those_of_tf_feature_column(messages: Messages) -> None:
     layers, columns = tf.contrib.layers, tf.feature_column
     words = layers.sparse_column_with_keys("word", ["a", "b"])
     assert words == columns.categorical_column_with_vocabulary_list("word", ["a", "b"])
@@ -157,7 +160,7 @@ def test_feature_columns_are_those_of_tf_feature_column() -> None:
     assert layers.crossed_column([words, hashed], 7) == columns.crossed_column(["word", "h"], 7)
     assert layers.embedding_column(words, 3).dimension == 3
     assert set(layers.create_feature_spec_for_parsing([number, hashed])) == {"x", "h"}
-    with pytest.raises(ValueError, match="combiner='mean' is not supported for this column of tf.contrib.layers"):
+    with messages.raised(ValueError):
         layers.sparse_column_with_hash_bucket("h", 5, combiner="mean")
 
 

@@ -16,6 +16,7 @@ from runner.classic.heads.base import Head
 from runner.classic.heads.multi_head import MultiHead
 from tests.support import head_cases
 from tests.support.line import read_events
+from tests.support.messages import Messages
 from tests.support.models import data, strategies
 
 v1, heads = tf.compat.v1, tf.estimator
@@ -173,58 +174,60 @@ def test_of_several_heads_each_has_its_loss_in_the_events(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("head", "labels", "message"),
+    ("head", "labels"),
     [
-        (heads.BinaryClassHead(), None, "the head got labels=None"),
-        (heads.BinaryClassHead(), [0, 1, 1], r"labels have the shape \(3, 1\); with logits \(2, 1\)"),
-        (
-            heads.BinaryClassHead(label_vocabulary=["n", "y"]),
-            [0, 1],
-            "labels are int32, but label_vocabulary=",
-        ),
-        (heads.MultiClassHead(3), [0.0, 1.0], "labels are float32; they must be integers from 0 to 2"),
-        (heads.MultiClassHead(3), [[0, 1], [1, 0]], "convert one-hot labels to classes with tf.argmax"),
+        (heads.BinaryClassHead(), None),
+        (heads.BinaryClassHead(), [0, 1, 1]),
+        (heads.BinaryClassHead(label_vocabulary=["n", "y"]), [0, 1]),
+        (heads.MultiClassHead(3), [0.0, 1.0]),
+        (heads.MultiClassHead(3), [[0, 1], [1, 0]]),
     ],
+    ids=["no labels", "another shape", "numbers for names", "floats", "one-hot"],
 )
-def test_labels_that_cannot_fit_are_refused_at_the_trace(head: Head, labels: Any, message: str) -> None:
+def test_labels_that_cannot_fit_are_refused_at_the_trace(head: Head, labels: Any, messages: Messages) -> None:
     logits = tf.zeros([2, head.logits_dimension])
-    with pytest.raises(ValueError, match=message):
+    with messages.raised(ValueError):
         head.loss(None if labels is None else tf.constant(labels), logits)
 
 
 @pytest.mark.parametrize(
-    ("head", "labels", "message"),
+    ("head", "labels"),
     [
-        (heads.BinaryClassHead(), [0, 7], r"labels must be from 0 to 1; these are not:.*7"),
-        (heads.MultiClassHead(3), [-1, 3], r"labels must be from 0 to 2; these are not:.*-1,? 3"),
-        (heads.MultiClassHead(3, label_vocabulary=["a", "b", "c"]), ["a", "q"], r"not in it:.*q"),
-        (heads.MultiLabelHead(2), [[0, 2], [1, 1]], r"1: the example has the class.*2"),
-        (heads.LogisticRegressionHead(), [0.5, 1.5], r"labels must be from 0 to 1; these are not:.*1.5"),
+        (heads.BinaryClassHead(), [0, 7]),
+        (heads.MultiClassHead(3), [-1, 3]),
+        (heads.MultiClassHead(3, label_vocabulary=["a", "b", "c"]), ["a", "q"]),
+        (heads.MultiLabelHead(2), [[0, 2], [1, 1]]),
+        (heads.LogisticRegressionHead(), [0.5, 1.5]),
     ],
+    ids=["binary", "classes", "names of classes", "several labels", "logistic"],
 )
-def test_values_of_labels_that_do_not_fit_are_shown(head: Head, labels: Any, message: str) -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError, match=f"(?s){message}"):
+def test_values_of_labels_that_do_not_fit_are_shown(head: Head, labels: Any, messages: Messages) -> None:
+    with messages.raised(tf.errors.InvalidArgumentError):
         head.loss(tf.constant(labels), tf.zeros([2, head.logits_dimension]))
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make",
     [
-        (lambda: heads.BinaryClassHead(loss_reduction="none"), "loss_reduction='none' is not one of: auto, sum_over"),
-        (lambda: heads.BinaryClassHead(thresholds=[0.5, 1.0]), r"each must be between 0 and 1, unlike \[1.0\]"),
-        (lambda: heads.BinaryClassHead(loss_fn=lambda y, logits: y), "missing: labels; unknown: y"),
-        (lambda: heads.MultiClassHead(2), r"MultiClassHead\(n_classes=2\): must be more than 2"),
-        (lambda: heads.MultiClassHead(3, label_vocabulary=["a"]), "has 1 entries, but there are 3 classes"),
-        (lambda: heads.MultiLabelHead(2, classes_for_class_based_metrics=[2]), r"ids must be from 0 to 1"),
-        (lambda: heads.RegressionHead(0), "must be at least 1"),
-        (lambda: heads.MultiHead([heads.RegressionHead()]), r"heads need different names"),
+        lambda: heads.BinaryClassHead(loss_reduction="none"),
+        lambda: heads.BinaryClassHead(thresholds=[0.5, 1.0]),
+        lambda: heads.BinaryClassHead(loss_fn=lambda y, logits: y),
+        lambda: heads.MultiClassHead(2),
+        lambda: heads.MultiClassHead(3, label_vocabulary=["a"]),
+        lambda: heads.MultiLabelHead(2, classes_for_class_based_metrics=[2]),
+        lambda: heads.RegressionHead(0),
+        lambda: heads.MultiHead([heads.RegressionHead()]),
     ],
-)
-def test_arguments_that_mean_nothing_are_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    ids=[
+        "loss_reduction", "thresholds", "loss_fn", "n_classes", "label_vocabulary", "classes_for_class_based_metrics",
+        "label_dimension", "no name",
+    ],
+)  # fmt: skip
+def test_arguments_that_mean_nothing_are_refused(make: Callable[[], Any], messages: Messages) -> None:
+    with messages.raised(ValueError):
         make()
 
 
-def test_a_weight_column_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match="weight_column='w' is not a feature. The features are: x"):
+def test_a_weight_column_that_is_not_there_is_named(messages: Messages) -> None:
+    with messages.raised(ValueError):
         heads.RegressionHead(weight_column="w").loss(tf.zeros([2, 1]), tf.zeros([2, 1]), {"x": tf.zeros([2])})

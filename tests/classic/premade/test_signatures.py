@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import runner.classic  # noqa: F401
+from tests.support.messages import Messages
 
 V2, V1 = tf.estimator, tf.compat.v1.estimator
 
@@ -153,16 +154,13 @@ def test_a_class_is_found_by_its_name_and_inherits_from_the_one_with_any_head(ca
     assert inspect.getdoc(cls)
 
 
-def test_arguments_that_are_missing_or_unknown_are_refused_in_the_words_of_python() -> None:
-    with pytest.raises(TypeError) as missing:
+def test_arguments_that_are_missing_or_unknown_are_refused_in_the_words_of_python(messages: Messages) -> None:
+    with messages.raised(TypeError):
         V2.DNNClassifier([3])
-    assert str(missing.value) == "DNNClassifier.__init__() missing 1 required positional argument: 'feature_columns'"
-    with pytest.raises(TypeError) as unknown:
+    with messages.raised(TypeError):
         V1.LinearRegressor([], colour="red")
-    assert str(unknown.value) == "LinearRegressor.__init__() got an unexpected keyword argument 'colour'"
-    with pytest.raises(TypeError) as many:
+    with messages.raised(TypeError):
         V2.BaselineEstimator(1, 2, 3, 4, 5)
-    assert str(many.value) == "BaselineEstimator.__init__() takes from 2 to 5 positional arguments but 6 were given"
 
 
 def test_a_subclass_calls_the_constructor_of_its_parent() -> None:
