@@ -188,13 +188,14 @@ def check_devices_of(argument: str, strategy: Any) -> None:
 
     Args:
       argument: the argument of RunConfig that holds it.
-      strategy: the strategy; anything else, and one whose devices other processes have, is not checked.
+      strategy: the strategy; anything else is not checked, nor is one that finds its devices itself or whose devices
+        other processes have.
 
     Raises:
       ValueError: a device does not exist.
     """
-    others = tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy
-    if not isinstance(strategy, tf.distribute.Strategy) or isinstance(strategy, others):
+    central = tf.distribute.experimental.CentralStorageStrategy
+    if not isinstance(strategy, tf.distribute.MirroredStrategy | tf.distribute.OneDeviceStrategy | central):
         return
     known = [name.removeprefix("/device:") for name in _own_devices()]
     specs = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)

@@ -115,8 +115,8 @@ def refusals(request: pytest.FixtureRequest) -> dict[int, Refusal]:
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "number",
-    # A command takes 0.1 s: every second one is left to `make test-slow`.
-    slow_but(range(len(MESSAGES)), *range(0, len(MESSAGES), 2)),
+    # A command takes 0.3 s: three of four are left to `make test-slow`.
+    slow_but(range(len(MESSAGES)), *range(0, len(MESSAGES), 4)),
     ids=[" ".join(arguments) for arguments, _ in MESSAGES],
 )
 def test_a_mistake_is_refused_with_its_kind_and_one_message(number: int, refusals: dict[int, Refusal]) -> None:

@@ -63,6 +63,7 @@ def test_the_script_is_checked_as_shown(folder: Path) -> None:
     assert printed(command, folder) == shown
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_script_runs_as_it_stands_and_the_snippets_after_it(folder: Path, monkeypatch: Any) -> None:
     _, (command, shown), _ = SHOWN

@@ -14,6 +14,7 @@ from runner.models import column_specs
 TEXT = (Path(__file__).parents[2] / "docs" / "how_to" / "premade.md").read_text()
 
 
+@pytest.mark.slow
 def test_its_examples_run_and_print_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

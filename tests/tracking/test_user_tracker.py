@@ -25,6 +25,7 @@ from runner.tracking.shipping import ANSWER_SECS, MAX_DEATHS, Shipping, write_se
 from tests.support.journal import Lines, note_end, note_start
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
+from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.processes
@@ -160,7 +161,7 @@ FAILING: Mapping[str, tuple[str, list[int]]] = {
 """What is wrong -> the class, and the lines of its file that are named."""
 
 
-@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("name", slow_but(FAILING, "a mistake", "a crash"))
 def test_a_class_that_fails_is_said_and_stops_no_other(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
@@ -275,6 +276,7 @@ def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Pa
     wait_until(lambda: is_gone(pid), 2 * ANSWER_SECS)
 
 
+@pytest.mark.slow
 def test_the_tracker_of_the_documentation_works(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(
         r"```python\n(# my_trackers.py\n.*?)```", (ROOT / "docs" / "how_to" / "track_elsewhere.md").read_text(), re.S
