@@ -150,8 +150,8 @@ class TrainLog:
                 self._write_numbers(scalars, step)
             if self._config.save_summary_steps:
                 self._write_numbers_of({step: {**rates, **points.get(step, {})} for step, _ in logged})
-        shown = self._shown(metrics[-1])
-        report = LoopReport(result.last_step, float(result.losses[-1]), *self._speed.values(), shown)
+        speeds, shown = tuple(self._speed.values()), self._shown(metrics[-1])
+        report = LoopReport(result.last_step, float(result.losses[-1]), speeds[0], speeds[1], shown)
         self._context.progress.update(report)
 
     def repeated(self, step: int, asked: int, twice: int) -> None:

@@ -54,7 +54,8 @@ def misspelt(key: str, chance: random.Random) -> str:
 
 def mutations(number: int, seed: int) -> list[list[str]]:
     """Return the words of so many command lines, the same for the same seed."""
-    chance, keys, cases = random.Random(seed), list(keys_of(schema.Config)), []
+    chance, keys = random.Random(seed), list(keys_of(schema.Config))
+    cases: list[list[str]] = []
     while len(cases) < number:
         words = []
         for _ in range(chance.choice([1, 1, 1, 2])):
