@@ -13,7 +13,8 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from runner.config.schema import read
+from runner.config.schema import ConfigError, read
+from runner.system.files import set_aside
 
 FILE = "config.yaml"
 
@@ -29,6 +30,15 @@ def read_saved(model_dir: Path) -> dict[str, Any] | None:
     """
     path = model_dir / FILE
     return read(path) if path.exists() else None
+
+
+def read_left(file: Path) -> dict[str, Any]:
+    """Return the tree in a config that an earlier start left; {} if there is none. A damaged one is set aside."""
+    try:
+        return read(file) if file.exists() else {}
+    except ConfigError as error:
+        set_aside(file, str(error))
+        return {}
 
 
 def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -35,14 +35,7 @@ from runner.launch.task_group import RestartingGang, error_of, note_ending, say_
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.system import console
-from runner.system.files import (
-    MODEL_SUMMARY_FILE,
-    FolderLostError,
-    HeldFolder,
-    StorageError,
-    remove_half_written,
-    set_aside,
-)
+from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
@@ -266,12 +259,7 @@ class Supervisor:
         self.record = RunRecord.read(self.model_dir)
         if self.trains and layout.latest_checkpoint(self.model_dir) is not None:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
-        file = self.model_dir / saved_config.FILE if self.trains else self.file
-        before: Mapping[str, Any] = {}
-        try:
-            before = schema.read(file) if file.exists() else {}
-        except ValueError as error:
-            set_aside(file, str(error))
+        before = saved_config.read_left(self.model_dir / saved_config.FILE if self.trains else self.file)
         self._draw_seed(before)
         # After the seed is drawn, which the config of the earlier start has, too, and before that config is replaced.
         self._say_changes(before)

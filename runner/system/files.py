@@ -167,10 +167,8 @@ def read_json(path: Path, *, is_kept: bool = False) -> dict[str, Any] | None:
             return values
     except FileNotFoundError:
         return None
-    except IsADirectoryError:
-        why = "a folder"
-    except (ValueError, RecursionError):  # UnicodeDecodeError is one
-        pass
+    except (IsADirectoryError, ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        why = "a folder" if isinstance(error, IsADirectoryError) else why
     if not is_kept:
         set_aside(path, why)
     return None
