@@ -34,11 +34,16 @@ def read_saved(model_dir: Path) -> dict[str, Any] | None:
 
 def read_left(file: Path) -> dict[str, Any]:
     """Return the tree in a config that an earlier start left; {} if there is none. A damaged one is set aside."""
+    if not file.exists():
+        return {}
     try:
-        return read(file) if file.exists() else {}
+        tree = read(file)
+        if "tracking" in tree:  # the last group; a file that was cut may be YAML
+            return tree
+        set_aside(file, "it is not whole")
     except ConfigError as error:
         set_aside(file, str(error))
-        return {}
+    return {}
 
 
 def changed_by(saved: Mapping[str, Any], composed: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
