@@ -190,12 +190,13 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
     """Return the contents of the state file. Paths in it are reduced to names, because model_dir may have been moved.
     A file that is missing has no names, nor has one that cannot be read, which is set aside.
     """
-    path, text = Path(model_dir) / STATE_FILE, b""
-    with contextlib.suppress(IsADirectoryError):
-        try:
-            text = path.read_bytes()
-        except FileNotFoundError:
-            return State(None, ())
+    path = Path(model_dir) / STATE_FILE
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return State(None, ())
+    except IsADirectoryError:
+        text = b""
     try:
         # Text protos escape bytes as \346\227\245; the rest is UTF-8.
         entries = [

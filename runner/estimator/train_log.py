@@ -150,9 +150,9 @@ class TrainLog:
                 self._write_numbers(scalars, step)
             if self._config.save_summary_steps:
                 self._write_numbers_of({step: {**rates, **points.get(step, {})} for step, _ in logged})
-        speeds, shown = tuple(self._speed.values()), self._shown(metrics[-1])
-        report = LoopReport(result.last_step, float(result.losses[-1]), speeds[0], speeds[1], shown)
-        self._context.progress.update(report)
+        steps_per_sec, examples_per_sec = self._speed.values()
+        loss, shown = float(result.losses[-1]), self._shown(metrics[-1])
+        self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
 
     def repeated(self, step: int, asked: int, twice: int) -> None:
         """Log that steps were requested again because a worker was lost.
