@@ -164,7 +164,7 @@ $(STAMP): requirements.lock pyproject.toml
 
 # Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with. The extra
 # dev brings all others but gpu, whose 3 GB nobody needs who has no GPU.
-LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package tf-runner --custom-compile-command "make lock"
+LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package estimator-runner --custom-compile-command "make lock"
 lock:
 	$(LOCK) --group docs -o requirements-docs.lock
 	$(LOCK) --extra dev pyproject.toml -o requirements.lock

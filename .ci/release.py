@@ -127,7 +127,7 @@ def try_wheel(wheel: Path, base: str, folder: Path) -> None:
     call(*pip, "--no-cache-dir", "install", "--quiet", wheel, cwd=folder)
     call(*pip, "check", cwd=folder)
     said = call(python, "-m", "runner", "--version", cwd=folder).strip()
-    if not said.startswith(f"tf-runner {version()} "):
+    if not said.startswith(f"estimator-runner {version()} "):
         sys.exit(f"python -m runner --version says {said!r}, not {version()}")
     if "command=train_and_evaluate (default)" not in call(python, "-m", "runner", "--help", cwd=folder):
         sys.exit("python -m runner --help does not name the commands")

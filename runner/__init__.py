@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
         from importlib import metadata
 
         try:
-            return metadata.version("tf-runner")
+            return metadata.version("estimator-runner")
         except metadata.PackageNotFoundError:  # a checkout that is on the path and not installed
             return "unknown"
     if name not in _HOMES:

@@ -76,7 +76,7 @@ def version() -> str:
     from importlib import metadata  # 10 ms, which every other command would wait for
 
     others = [f"{name} {metadata.version(name)}" for name in _SHOWN_PACKAGES]
-    return f"tf-runner {runner.__version__} ({', '.join([*others, f'Python {platform.python_version()}'])})"
+    return f"estimator-runner {runner.__version__} ({', '.join([*others, f'Python {platform.python_version()}'])})"
 
 
 def overview() -> str:

@@ -324,7 +324,7 @@ class CommandLine:
             raise NotAllowed(
                 f"hydra.sweeper._target_={target} belongs to hydra-optuna-sweeper, which needs optuna<3 and "
                 "always minimizes. Use hydra/sweeper=optuna instead: pip uninstall hydra-optuna-sweeper, "
-                "pip install 'tf-runner[optuna]'."
+                "pip install 'estimator-runner[optuna]'."
             )
         else:
             write_privately(Path(config.hydra.sweep.dir) / "multirun.yaml", config)  # a sweeper writes over it

@@ -255,11 +255,11 @@ def _import_optuna() -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ImportError as error:
-        raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'tf-runner[optuna]'") from error
+        raise ConfigError("hydra/sweeper=optuna needs Optuna: pip install 'estimator-runner[optuna]'") from error
     if int(optuna.__version__.partition(".")[0]) < 4:
         raise ConfigError(
             f"hydra/sweeper=optuna needs Optuna 4 or 5, but {optuna.__version__} is installed. If hydra-optuna-sweeper "
-            "brought it: pip uninstall hydra-optuna-sweeper, pip install 'tf-runner[optuna]'."
+            "brought it: pip uninstall hydra-optuna-sweeper, pip install 'estimator-runner[optuna]'."
         )
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

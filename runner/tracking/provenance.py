@@ -27,7 +27,7 @@ def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]
         "lock": str(directory / LOCK_FILE),
         "version.python": platform.python_version(),
     }
-    for package in ("tensorflow", "keras", "mlflow", "tf-runner"):
+    for package in ("tensorflow", "keras", "mlflow", "estimator-runner"):
         try:
             tags[f"version.{package}"] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -109,4 +109,4 @@ def test_help_is_answered_before_hydra_is_imported(tmp_path: Path, messages: Mes
 
 def test_the_version_is_ours() -> None:
     said = ask("--version")
-    assert said.startswith(f"tf-runner {runner.__version__} (tensorflow ") and said.count("\n") == 1
+    assert said.startswith(f"estimator-runner {runner.__version__} (tensorflow ") and said.count("\n") == 1

@@ -109,7 +109,7 @@ def test_every_page_is_two_clicks_from_the_first() -> None:
 
 QUESTIONS = {
     "install it": ("tutorial/first_model.md", "pip install /path/to/checkout"),
-    "install it on a GPU": ("tutorial/first_model.md", "tf-runner[gpu]"),
+    "install it on a GPU": ("tutorial/first_model.md", "estimator-runner[gpu]"),
     "train a first model": ("tutorial/first_model.md", "python -m runner experiment=iris"),
     "train on my own data": ("tutorial/own_data.md", "input=csv"),
     "train a Keras model that I have": ("how_to/keras_model.md", "load_model"),

@@ -172,6 +172,18 @@ def test_packages_of_other_versions_are_named() -> None:
     ]
 
 
+def test_an_installation_under_the_former_name_is_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = tmp_path / "tf_runner-0.1.0.dist-info"
+    former.mkdir()
+    (former / "METADATA").write_text("Metadata-Version: 2.1\nName: tf-runner\nVersion: 0.1.0\n")
+    assert advice(doctor.check_python({}, [])) == []
+    monkeypatch.syspath_prepend(tmp_path)
+    ((is_fatal, what, do),) = advice(doctor.check_python({}, []))
+    assert not is_fatal and what.startswith("tf-runner,") and do.startswith("pip uninstall tf-runner")
+
+
 # --- MLflow ----------------------------------------------------------------------------------------------------------
 
 

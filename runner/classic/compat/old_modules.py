@@ -98,7 +98,7 @@ def load(place: str, shown: str) -> Any:
         package = (error.name or "").partition(".")[0]
         if package not in ("tf_slim", "tf_keras"):
             raise
-        raise ImportError(f"{shown} needs the package {package}: pip install 'tf-runner[classic]'") from None
+        raise ImportError(f"{shown} needs the package {package}: pip install 'estimator-runner[classic]'") from None
     return functools.reduce(getattr, attribute.split("."), loaded) if attribute else loaded
 
 

@@ -118,8 +118,8 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
       requirements: the dependencies; None: those of the installed distribution.
     """
     try:
-        about = metadata.metadata("tf-runner")
-        supported, listed = about["Requires-Python"] or "", metadata.requires("tf-runner") or []
+        about = metadata.metadata("estimator-runner")
+        supported, listed = about["Requires-Python"] or "", metadata.requires("estimator-runner") or []
     except metadata.PackageNotFoundError:  # a checkout on the path that is not installed
         supported, listed = "", []
     rows = [
@@ -150,6 +150,9 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
             problems.append(
                 Problem(f"{needed.name} {found} is installed, not {needed.specifier}", f"pip install '{needed}'")
             )
+    if any(metadata.distributions(name="tf-runner")):  # both have the package `runner`: pip removes the files of both
+        advice = "pip uninstall tf-runner, then pip install --force-reinstall --no-deps estimator-runner"
+        problems.append(Problem("tf-runner, the name of estimator-runner before, is installed, too", advice))
     if env.get("PYTHONDONTWRITEBYTECODE"):
         what = "PYTHONDONTWRITEBYTECODE is set, so each start compiles all modules again: 10 s instead of 4"
         problems.append(Problem(what, "unset PYTHONDONTWRITEBYTECODE"))
@@ -211,7 +214,7 @@ def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/de
         about = [device["model"], capability and f"compute capability {capability}"]
         rows.append((device["name"], ", ".join(filter(None, about)) or "computes"))
         if device["error"]:
-            advice = "pip install 'tf-runner[gpu]', or hide it: CUDA_VISIBLE_DEVICES=-1"
+            advice = "pip install 'estimator-runner[gpu]', or hide it: CUDA_VISIBLE_DEVICES=-1"
             is_fatal = device["kind"] == "CPU"
             problems.append(Problem(f"{device['name']} does not compute: {device['error']}", advice, is_fatal))
     if not gpus:
@@ -228,7 +231,8 @@ def _keras_problems(env: Mapping[str, str]) -> list[Problem]:
         problems.append(Problem(what, "unset KERAS_BACKEND", is_fatal=True))
     if env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and find_spec("tf_keras") is None:
         what = "TF_USE_LEGACY_KERAS selects Keras 2, but the package tf_keras is not installed"
-        problems.append(Problem(what, "pip install 'tf-runner[classic]', or unset TF_USE_LEGACY_KERAS", is_fatal=True))
+        advice = "pip install 'estimator-runner[classic]', or unset TF_USE_LEGACY_KERAS"
+        problems.append(Problem(what, advice, is_fatal=True))
     return problems
 
 
@@ -240,7 +244,7 @@ def _mend_import(probe: Probe, env: Mapping[str, str]) -> str:
         return "this processor lacks instructions that TensorFlow's wheels use (AVX): use another machine"
     if "SIGKILL" in probe.failure:
         return "give this machine or container more memory"
-    return "pip install --force-reinstall tf-runner, in a new environment"
+    return "pip install --force-reinstall estimator-runner, in a new environment"
 
 
 def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, Problem | None]:
@@ -257,13 +261,13 @@ def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, P
         return why, Problem(f"this machine has a GPU ({shown}), but {why}", do)
     if not probe.facts["cuda"]:
         why = "this TensorFlow is built for CPUs only"
-        return why, Problem(f"this machine has a GPU ({shown}), but {why}", "pip install 'tf-runner[gpu]'")
+        return why, Problem(f"this machine has a GPU ({shown}), but {why}", "pip install 'estimator-runner[gpu]'")
     words = ("dlopen", "cuInit", "cuda drivers", "Cannot register", "driver version", "libcu", "Skipping registering")
     lines = [line for line in probe.said.splitlines() if any(word.lower() in line.lower() for word in words)]
     said = lines[-1].partition("] ")[2] or lines[-1] if lines else "TensorFlow does not say why"
-    do = "pip install 'tf-runner[gpu]'; if that does not help, check with nvidia-smi that the driver supports CUDA "
+    needed = f"check with nvidia-smi that the driver supports CUDA {probe.facts['cuda']}"
     what = f"this machine has a GPU ({shown}), but TensorFlow does not use it: {said}"
-    return said, Problem(what, do + str(probe.facts["cuda"]))
+    return said, Problem(what, f"pip install 'estimator-runner[gpu]'; if that does not help, {needed}")
 
 
 # --- memory and disk -------------------------------------------------------------------------------------------------
