@@ -106,21 +106,5 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
             continue  # a file with a mistake is reported when it is imported, with a better message
         imports_keras = imports_keras or bool(source_names.uses(tree, "keras"))
         uses += [Use(one.api_name, file, one.line) for one in source_names.uses(tree)]
-        waiting += _files_beside(tree, file)
+        waiting += source_names.imported_files(tree, file, [Path.cwd()])
     return uses, imports_keras
-
-
-def _files_beside(tree: ast.AST, file: Path) -> list[Path | None]:
-    """Return the user's own files that a file imports: those in the current directory."""
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package = list(file.parent.relative_to(Path.cwd()).parts) if file.is_relative_to(Path.cwd()) else []
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*base, *filter(None, [node.module])])
-            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
-    candidates = [Path.cwd().joinpath(*name.split(".")) for name in names if name]
-    found = [path for name in candidates for path in (name.with_suffix(".py"), name / "__init__.py")]
-    return [path for path in found if path.is_file()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 V1 = "tensorflow.compat.v1"
@@ -126,6 +128,24 @@ class Uses(ast.NodeVisitor):
             left = left.left
         for term in (left, *reversed(terms)):
             self.visit(term)
+
+
+def imported_files(tree: ast.AST, file: Path, folders: Iterable[Path]) -> list[Path]:
+    """Return the files in `folders`, where Python looks for modules, that the source `file` imports."""
+    found = []
+    for folder in folders:
+        names = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                package = list(file.parent.relative_to(folder).parts) if file.is_relative_to(folder) else []
+                base = package[: len(package) - node.level + 1] if node.level else []
+                module = ".".join([*base, *filter(None, [node.module])])
+                names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        candidates = [folder.joinpath(*name.split(".")) for name in names if name]
+        found += [path for one in candidates for path in (one.with_suffix(".py"), one / "__init__.py")]
+    return [path for path in found if path.is_file()]
 
 
 def uses(tree: ast.AST, root: str = "tensorflow") -> list[Use]:

@@ -1,5 +1,5 @@
-"""`python -m runner.classic check`: report the uses of TensorFlow 1 and tf.estimator in a script that are
-unchanged, changed and unsupported on this runner.
+"""`python -m runner.classic check`: report the uses of TensorFlow 1 and tf.estimator in a program that are unchanged,
+changed and unsupported on this runner, and whether the program runs.
 """
 
 from __future__ import annotations
@@ -7,21 +7,24 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import contextlib
 import dataclasses
 import json
+import signal
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.classic.compat import estimator_paths, names, packages, python2
-from runner.classic.compat.differences import CHANGED, RULES, RUN_CONFIG, UNSUPPORTED, instead_of
+from runner.classic.compat.differences import CHANGED, RULES, RUN_CONFIG, UNSUPPORTED, WITHOUT_FIX, instead_of
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.old_modules import space_of
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
 from runner.classic.contrib import names as contrib
 from runner.config.error_messages import did_you_mean
-from runner.config.source_names import V1
+from runner.config.source_names import V1, imported_files
 
 UNCHANGED = "unchanged"
 VERSION = "2.21"
@@ -61,10 +64,14 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     """
     findings: dict[tuple[int, str, str], Finding] = {}
     tree = ast.parse(text, file)
-    elsewhere = _for_other_versions(tree)
-    for node, verdict, name, reason in _before_tensorflow(tree, Path(file)):
-        if node.lineno not in elsewhere:
-            findings[node.lineno, name, reason] = Finding(file, node.lineno, node.col_offset + 1, verdict, name, reason)
+    elsewhere, conditions = _for_other_versions(tree), _conditions(tree)
+    before = [one for one in sorted(_before_tensorflow(tree, Path(file))) if one[0] not in elsewhere]
+    for line, column, name, reason in before:
+        lines = [other[0] for other in before if other[2] == name and other[0] not in conditions]
+        if line in conditions or line == lines[0]:  # the rest are of the same kind
+            more = f" (also in line{'s' * (len(lines) > 2)} {', '.join(map(str, lines[1:]))})" if lines[1:] else ""
+            shown = reason if line in conditions else reason + more
+            findings[line, name, reason] = Finding(file, line, column, UNSUPPORTED, name, shown)
     sign = signs(tree, installed)
     if sign.are_of_1 and sign.of_1 is not None:
         use = sign.of_1
@@ -89,25 +96,62 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
             elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
                 reason = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
             findings.setdefault((use.line, name, reason), Finding(file, use.line, use.column, verdict, name, reason))
-    return list(findings.values())
+    return [
+        dataclasses.replace(one, verdict=CHANGED, text=f"only if {conditions[one.line]}: {one.text}")
+        if one.verdict == UNSUPPORTED and one.line in conditions
+        else one
+        for one in findings.values()
+    ]
 
 
 def _place(node: ast.stmt) -> tuple[int, int]:
     return node.lineno, node.col_offset + 1
 
 
-def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[tuple[ast.expr | ast.stmt, str, str, str]]:
-    """Yield (node, verdict, name, text) for each problem other than a TensorFlow name: Python 2, missing packages, and
-    a user's module that hides TensorFlow.
+def _before_tensorflow(tree: ast.AST, file: Path) -> Iterator[python2.Found]:
+    """Yield each problem other than a TensorFlow name: Python 2, NumPy, missing packages, and a user's module that
+    hides TensorFlow.
     """
     for statement, package, reason in packages.missing(tree, file):
-        yield statement, UNSUPPORTED, package, reason
-    for expression, shown, reason in python2.idioms(tree):
-        yield expression, UNSUPPORTED, shown, reason
+        yield *_place(statement), package, reason
+    yield from python2.idioms(tree)
     own = packages.in_place_of_tensorflow(file)
     for node in ast.walk(tree) if own is not None else ():
         if isinstance(node, ast.Import | ast.ImportFrom) and "tensorflow" in ast.unparse(node):
-            yield node, UNSUPPORTED, "tensorflow", f"Python imports your {own} instead of TensorFlow: rename it"
+            yield *_place(node), "tensorflow", f"Python imports your {own} instead of TensorFlow: rename it"
+
+
+def _conditions(tree: ast.AST) -> dict[int, str]:
+    """Return the line numbers of code that runs only under a condition, each with that condition.
+
+    Not counted are conditions that hold in some call of each program (`mode == PREDICT`, `__name__ == "__main__"`), and
+    those on a flag whose default value meets them.
+    """
+    found: dict[int, str] = {}
+    defaults = _defaults_of_flags(tree)
+    for node in ast.walk(tree):  # outer conditions first, so that the innermost one is named
+        if not isinstance(node, ast.If) or {"mode", "ModeKeys", "__name__"} & _named(node.test) or _asks(node.test):
+            continue
+        test, is_not = node.test, isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        flag = test.operand if isinstance(test, ast.UnaryOp) and is_not else test
+        default = defaults.get(getattr(flag, "attr", ""))
+        shown = textwrap.shorten(ast.unparse(test), 60, placeholder="...")
+        for body, is_met, text in ((node.body, not is_not, shown), (node.orelse, is_not, f"not ({shown})")):
+            if body and default is not is_met:
+                found.update(dict.fromkeys(range(body[0].lineno, (body[-1].end_lineno or 0) + 1), text))
+    return found
+
+
+def _defaults_of_flags(tree: ast.AST) -> dict[str, bool]:
+    """Return whether the default value of each flag of `DEFINE_...("name", value, help)` is true."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1)
+    return {
+        str(call.args[0].value): bool(call.args[1].value)
+        for call in calls
+        if ast.unparse(call.func).rpartition(".")[2].startswith("DEFINE_")
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[1], ast.Constant)
+    }
 
 
 _VERSIONS = frozenset({"__version__", "VERSION", "hasattr", "version_info", "PY2", "PY3"})
@@ -123,7 +167,7 @@ def _for_other_versions(tree: ast.AST) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp):
-            is_one = bool(_VERSIONS & _named(node.test))
+            is_one = _asks(node.test)
         elif isinstance(node, ast.Try):
             is_one = any(one.type is None or _MISSING & _named(one.type) for one in node.handlers)
         else:
@@ -131,6 +175,10 @@ def _for_other_versions(tree: ast.AST) -> set[int]:
         if is_one:
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return lines
+
+
+def _asks(test: ast.expr) -> bool:
+    return bool(_VERSIONS & _named(test))
 
 
 def _named(tree: ast.AST) -> set[str]:
@@ -223,6 +271,8 @@ def _gone(use: Use, installed: Installed) -> str | None:
     hint = instead_of(use.api_name)
     if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
         hint = f"use tf.compat.v1.{rest}, or `import tensorflow.compat.v1 as tf` for all names of TensorFlow 1"
+    if not hint and installed.lacks_keras_2(f"{V1}.{use.api_name}"):
+        hint = "it is in Keras 2, the package tf_keras: pip install 'estimator-runner[classic]'"
     return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
 
 
@@ -266,37 +316,63 @@ def report(findings: Sequence[Finding]) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Return one line with the number of findings of each verdict."""
+    """Return one line about a program: whether it runs here, and the number of findings of each verdict."""
     counts = collections.Counter(one.verdict for one in findings)
     if not findings:
         return "no use of TensorFlow"
-    return f"{counts[UNCHANGED]} unchanged, {counts[CHANGED]} changed, {counts[UNSUPPORTED]} unsupported"
+    stops = [one for one in findings if one.verdict == UNSUPPORTED]
+    lasting = next((one for one in stops if one.text.endswith(WITHOUT_FIX)), None)
+    if lasting is not None:
+        verdict = f"cannot run here, for {lasting.name} in {lasting.file}, line {lasting.line}: {lasting.text}"
+    elif stops:
+        verdict = "runs after the changes that the unsupported lines name"
+    else:
+        branches = sum(one.text.startswith("only if ") for one in findings)
+        verdict = f"runs{f', unless it comes to one of the {branches} uses marked `only if`' if branches else ''}"
+    return f"{verdict} ({counts[UNCHANGED]} unchanged, {counts[CHANGED]} changed, {counts[UNSUPPORTED]} unsupported)"
+
+
+def _sources(path: Path) -> Iterator[Path]:
+    """Yield the source files of a program: a folder's, or a file and the files beside it that it imports."""
+    waiting, read = sorted(path.rglob("*.py")) if path.is_dir() else [path], set[Path]()
+    while waiting:
+        file = waiting.pop(0)
+        if file.resolve() in read:
+            continue
+        read.add(file.resolve())
+        yield file
+        with contextlib.suppress(OSError, ValueError, SyntaxError):  # who reads it next, says so
+            waiting += imported_files(ast.parse(file.read_bytes()), file, dict.fromkeys((path.parent, Path())))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the findings about the given files.
+    """Print the findings about the given programs.
 
     Returns:
       exit code. 0: nothing is unsupported; 1: something is; 2: a file cannot be read or is not Python.
     """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it does other programs
     parser = argparse.ArgumentParser(prog="python -m runner.classic check", description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path, help="files, or folders of .py files")
+    parser.add_argument("paths", nargs="+", type=Path, help="files (with what they import), or folders of .py files")
     parser.add_argument("--json", action="store_true", help="print a list of objects, one per finding")
     options = parser.parse_args(arguments)
-    installed, findings, is_read = Installed(), list[Finding](), True
+    installed, findings, unread = Installed(), list[Finding](), list[Path]()
     for path in options.paths:
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        of_program = list[Finding]()
+        for file in _sources(path):
             try:
-                findings += check_source(file.read_text(), str(file), installed)
+                of_program += check_source(file.read_text(), str(file), installed)
             except (OSError, UnicodeDecodeError) as error:
-                is_read = False
+                unread.append(path)
                 print(f"runner.classic check: {error}", file=sys.stderr)
             except SyntaxError as error:
-                is_read = False
+                unread.append(path)
                 message = f"{error.msg} ({python2.fix_of_syntax(error)})"
                 print(f"{error.filename}:{error.lineno}: {message}", file=sys.stderr)
+        if not options.json:
+            said = "not judged, since a file could not be read" if path in unread else summary(of_program)
+            print(f"{report(of_program)}{path}: {said}")
+        findings += of_program
     if options.json:
         print(json.dumps([dataclasses.asdict(one) for one in findings], indent=1))
-    else:
-        print(f"{report(findings)}{', '.join(map(str, options.paths))}: {summary(findings)}")
-    return int(any(one.verdict == UNSUPPORTED for one in findings)) if is_read else 2
+    return 2 if unread else int(any(one.verdict == UNSUPPORTED for one in findings))

@@ -229,6 +229,15 @@ REMOVED: tuple[tuple[str, str], ...] = (
 """(prefix of removed names, what to use instead); the first match counts."""
 
 
+WITHOUT_FIX = (
+    "has no such name",
+    "the runner does not have it",
+    "graphs of a session are not supported",
+    "programs did not use this module",
+)
+"""Ends of the texts about names that nothing replaces."""
+
+
 def instead_of(name: str) -> str:
     """Return what to use instead of a removed name; "" if unknown."""
     fits = (text for beginning, text in REMOVED if name == beginning or name.startswith(f"{beginning}."))

@@ -59,6 +59,11 @@ class Installed:
                 return True
         return self.is_module(".".join(parts))
 
+    def lacks_keras_2(self, name: str) -> bool:
+        """Report whether the dotted name is one that TensorFlow loads from tf_keras, which is not installed."""
+        keras_2 = (module for module, folder in _ELSEWHERE.items() if folder.startswith("tf_keras"))
+        return not (self._root / "tf_keras").exists() and name.startswith(tuple(f"{one}." for one in keras_2))
+
     def is_module(self, name: str) -> bool:
         return bool(self._files(name))
 

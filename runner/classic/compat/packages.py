@@ -22,6 +22,8 @@ _PIP_NAMES: Mapping[str, str] = {
     "google.cloud.storage": "google-cloud-storage",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
+    "tf_keras": "'estimator-runner[classic]'",
+    "tf_slim": "'estimator-runner[classic]'",
     "yaml": "PyYAML",
 }
 _ENDED: Mapping[str, str] = {
@@ -65,8 +67,8 @@ def _is_beside(package: str, file: Path) -> bool:
     """Report whether there is a module `package` in the folder of `file`, or in a parent folder, from which `python -m`
     may be started.
     """
-    folders = file.absolute().parents
-    return any((folder / package).is_dir() or (folder / f"{package}.py").exists() for folder in folders)
+    sources = (f"{package}.py", f"{package}/*.py", f"{package}/*/*.py")  # a folder such as /run is no package
+    return any(next(folder.glob(source), None) for folder in file.absolute().parents for source in sources)
 
 
 def in_place_of_tensorflow(file: Path) -> Path | None:
@@ -82,6 +84,8 @@ def of_the_users_own(name: str, file: Path) -> Path | None:
     Python does not import it, because the installed TensorFlow comes first.
     """
     inside = Path(*name.split(".")[:2])
+    if inside.parts[0] != "tensorflow":  # a method
+        return None
     for folder in file.absolute().parents:
         for path in (folder / inside, (folder / inside).with_suffix(".py")):
             if path.exists() and not (folder / "tensorflow" / "_api").exists():

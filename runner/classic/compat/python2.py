@@ -1,9 +1,11 @@
-"""Find Python 2 idioms that Python 3 can parse but that fail when they run."""
+"""Find what Python 3 can parse but fails when it runs: idioms of Python 2, and names that NumPy 2 removed."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+
+from runner.config.source_names import Uses
 
 _NAMES: Mapping[str, str] = {
     "basestring": "str",
@@ -24,6 +26,32 @@ _OF_MODULES: Mapping[str, str] = {
     "itertools.imap": "map",
     "itertools.izip": "zip",
     "itertools.izip_longest": "itertools.zip_longest",
+    "numpy.Inf": "numpy.inf",
+    "numpy.NaN": "numpy.nan",
+    "numpy.PINF": "numpy.inf",
+    "numpy.NINF": "-numpy.inf",
+    "numpy.alltrue": "numpy.all",
+    "numpy.asfarray": "numpy.asarray(x, dtype=float)",
+    "numpy.asscalar": "x.item()",
+    "numpy.complex": "complex",
+    "numpy.complex_": "numpy.complex128",
+    "numpy.cumproduct": "numpy.cumprod",
+    "numpy.float": "float",
+    "numpy.float_": "numpy.float64",
+    "numpy.in1d": "numpy.isin",
+    "numpy.infty": "numpy.inf",
+    "numpy.int": "int",
+    "numpy.mat": "numpy.asmatrix",
+    "numpy.object": "object",
+    "numpy.product": "numpy.prod",
+    "numpy.rank": "numpy.ndim",
+    "numpy.round_": "numpy.round",
+    "numpy.sometrue": "numpy.any",
+    "numpy.str": "str",
+    "numpy.string_": "numpy.bytes_",
+    "numpy.trapz": "numpy.trapezoid",
+    "numpy.unicode": "str",
+    "numpy.unicode_": "numpy.str_",
     "os.getcwdu": "os.getcwd",
     "string.join": "separator.join(strings)",
     "string.letters": "string.ascii_letters",
@@ -37,15 +65,21 @@ _OF_MODULES: Mapping[str, str] = {
     "urllib.urlopen": "urllib.request.urlopen",
     "urllib.urlretrieve": "urllib.request.urlretrieve",
 }
-_METHODS: Mapping[str, str] = {
-    "has_key": "key in d",
-    "iteritems": "d.items()",
-    "iterkeys": "d.keys()",
-    "itervalues": "d.values()",
-    "viewitems": "d.items()",
-    "viewkeys": "d.keys()",
-    "viewvalues": "d.values()",
+_METHODS: Mapping[str, tuple[str, int, str]] = {
+    "has_key": ("Python 3's dict", 1, "key in d"),
+    "itemset": ("NumPy 2's array", 2, "x[index] = value"),
+    "iteritems": ("Python 3's dict", 0, "d.items()"),
+    "iterkeys": ("Python 3's dict", 0, "d.keys()"),
+    "itervalues": ("Python 3's dict", 0, "d.values()"),
+    "next": ("Python 3's iterator", 0, "next(iterator)"),
+    "ptp": ("NumPy 2's array", 0, "numpy.ptp(x)"),
+    "tostring": ("NumPy 2's array", 0, "x.tobytes()"),
+    "viewitems": ("Python 3's dict", 0, "d.items()"),
+    "viewkeys": ("Python 3's dict", 0, "d.keys()"),
+    "viewvalues": ("Python 3's dict", 0, "d.values()"),
 }
+"""Method that is gone -> (what had it, number of its arguments, what to write)."""
+
 _LAZY = ("map", "filter", "zip")
 _VIEWS = ("keys", "values", "items")
 _LIST_METHODS = ("append", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort")
@@ -73,8 +107,8 @@ MODULES: Mapping[str, str] = {
 }
 """Module of Python 2 -> its name in Python 3."""
 
-Found = tuple[ast.expr, str, str]
-"""(node of the idiom, name of the idiom such as `.iteritems` or `print >>`, text of the finding)."""
+Found = tuple[int, int, str, str]
+"""(line, column from 1, name of the idiom such as `.iteritems` or `print >>`, text of the finding)."""
 
 
 def fix_of_syntax(error: SyntaxError) -> str:
@@ -92,15 +126,24 @@ def fix_of_syntax(error: SyntaxError) -> str:
 
 
 def idioms(tree: ast.AST) -> Iterator[Found]:
-    """Yield each idiom of Python 2, in any order."""
+    """Yield each use of what is gone, in any order."""
+    modules = Uses(*{name.partition(".")[0] for name in _OF_MODULES})
+    modules.visit(tree)
+    for use in modules.found:
+        if use.name in _OF_MODULES:
+            gone_from = "NumPy 2" if use.name.startswith("numpy.") else "Python 3"
+            text = f"{gone_from} has no {use.name}: write {_OF_MODULES[use.name]}"
+            yield use.line, use.column, use.name, text
+    for node, shown, text in _of_nodes(tree):
+        yield node.lineno, node.col_offset + 1, shown, text
+
+
+def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
     bound = _bound(tree)
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in _NAMES and node.id not in bound:
             yield node, node.id, f"Python 3 has no {node.id}: write {_NAMES[node.id]}"
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in _OF_MODULES:
-            written = ast.unparse(node)
-            yield node, written, f"Python 3 has no {written}: write {_OF_MODULES[written]}"
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift) and ast.unparse(node.left) == "print":
             yield node, "print >>", "Python 3's print is a function: write print(..., file=f)"
         elif isinstance(node, ast.Call):
@@ -125,20 +168,20 @@ def _bound(tree: ast.AST) -> set[str]:
     return found
 
 
-def _of_call(node: ast.Call, functions: set[str]) -> Iterator[Found]:
+def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, str, str]]:
     function = node.func
     if isinstance(function, ast.Attribute):
-        takes = 1 if function.attr == "has_key" else 0
-        if function.attr in _METHODS and len(node.args) == takes and function.attr not in functions:
-            yield node, f".{function.attr}", f"Python 3's dict has no {function.attr}: write {_METHODS[function.attr]}"
-        elif function.attr == "next" and not node.args and not node.keywords and "next" not in functions:
-            yield node, ".next", "Python 3's iterators have no next(): write next(iterator)"
+        owner, takes, instead = _METHODS.get(function.attr, ("", 0, ""))
+        if owner and len(node.args) == takes and not node.keywords and function.attr not in functions:
+            yield node, f".{function.attr}", f"{owner} has no {function.attr}: write {instead}"
     elif isinstance(function, ast.Name) and function.id == "range":
         if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div) for one in node.args):
             yield node, "range", "in Python 3, / gives a float, which range does not accept: write //"
 
 
-def _used_as_lists(scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[str]) -> Iterator[Found]:
+def _used_as_lists(
+    scope: ast.Module | ast.FunctionDef | ast.Lambda, bound: set[str]
+) -> Iterator[tuple[ast.expr, str, str]]:
     """Yield uses of `map(...)`, `d.keys()` and the like as lists, directly or through a variable that is assigned
     once.
     """

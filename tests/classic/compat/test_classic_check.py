@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runner.classic.compat import check, install, names
+from runner.classic.compat import check, install, names, packages, python2
 from runner.classic.compat.check import Finding, check_source
 from runner.classic.compat.differences import REMOVED, RULES, RUN_CONFIG, WITHOUT_EFFECT
 from runner.classic.compat.installed_names import Installed
@@ -252,6 +253,7 @@ def test_messages_of_protos_are_looked_for() -> None:
 def test_packages_that_are_missing_are_no_fault_of_tensorflow(tmp_path: Path, messages: Messages) -> None:
     (tmp_path / "mine.py").touch()
     (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "data.py").touch()
     source = """
         import mine, os, numpy, tensorflow_datasets as tfds
         from sub import data
@@ -303,6 +305,61 @@ def test_idioms_of_python_2_are_named_with_their_fix(messages: Messages) -> None
         messages.same(name, text)
 
 
+def test_idioms_of_one_kind_are_told_once_with_their_lines() -> None:
+    (said,) = found("xrange(1)\nd.keys()\nxrange(2)\nif big:\n  pass\nxrange(3)")
+    assert (said.line, said.name) == (1, "xrange") and said.text.endswith("(also in lines 3, 6)")
+
+
+def test_names_that_numpy_removed_are_gone_and_what_is_written_instead_is_there() -> None:
+    import numpy as np
+
+    removed = {name: instead for name, instead in python2._OF_MODULES.items() if name.startswith("numpy.")}
+    for name, instead in removed.items():
+        with pytest.raises(AttributeError), warnings.catch_warnings(action="ignore"):
+            getattr(np, name.removeprefix("numpy."))
+        for used in re.findall(r"numpy\.(\w+)", instead):
+            assert hasattr(np, used), instead
+    methods = [name for name, (owner, _, _) in python2._METHODS.items() if "NumPy" in owner]
+    assert len(removed) > 20 and methods and not [name for name in methods if hasattr(np.zeros(1), name)]
+
+
+def test_a_use_in_a_branch_is_told_with_its_condition() -> None:
+    source = """
+        import tensorflow as tf
+        flags.DEFINE_bool("tpu", False, "")
+        flags.DEFINE_bool("gpu", True, "")
+        if FLAGS.tpu:
+            tf.contrib.foo
+        elif not FLAGS.gpu:
+            tf.contrib.foo
+        else:
+            tf.contrib.foo
+        if FLAGS.gpu:
+            tf.contrib.foo
+        def model_fn(features, mode):
+            if mode == PREDICT:
+                tf.contrib.foo
+    """
+    told = {one.line: one for one in found(source) if one.text}
+    assert {line: one.verdict for line, one in told.items()} == {
+        6: "changed", 8: "changed", 10: "unsupported", 12: "unsupported", 15: "unsupported",
+    }  # fmt: skip
+    assert [told[line].text.split(":")[0] for line in (6, 8)] == ["only if FLAGS.tpu", "only if not FLAGS.gpu"]
+
+
+def test_without_keras_2_what_needs_it_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = next(Path(one) for one in sys.path if (Path(one) / "tensorflow" / "_api").is_dir())
+    for package in ("tensorflow", "keras"):
+        (tmp_path / package).symlink_to(site / package)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = "import tensorflow.compat.v1 as tf\ntf.layers.dense(x, 2)\ntf.layers.dens(x, 2)\ntf.keras.layers.Dense(1)"
+    monkeypatch.setattr(packages, "_is_installed", lambda package: package != "tf_slim")
+    told = check_source(f"{source}\nimport tf_slim", "code.py", Installed())
+    assert [(one.line, "'estimator-runner[classic]'" in one.text) for one in told if one.text] == [
+        (5, True), (2, True), (3, True),
+    ]  # fmt: skip
+
+
 # --- how it is told ---------------------------------------------------------------------------------------------------
 
 
@@ -327,12 +384,40 @@ def test_it_prints_as_compilers_do_and_imports_no_tensorflow(tmp_path: Path, mes
     messages.same(f"exit {good.returncode}", good.stdout)
     bad = command("bad.py", cwd=tmp_path)
     messages.same(f"exit {bad.returncode}", bad.stdout.splitlines()[1])
+    cut = f"{sys.executable} -m runner.classic check good.py bad.py | head -1; echo ${{PIPESTATUS[0]}}"
+    shell = ["bash", "-c", cut]
+    piped = subprocess.run(shell, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert piped.stdout.splitlines()[1] in ("0", "1", "141") and piped.stderr == ""
     whole = command("--json", ".", cwd=tmp_path)
     assert whole.returncode == 1
     assert [(one["file"], one["line"], one["verdict"]) for one in json.loads(whole.stdout)] == [
         ("bad.py", 2, "changed"), ("bad.py", 2, "unsupported"), ("bad.py", 3, "unchanged"),
         *[("good.py", 2, "unchanged")] * 3,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sources", "code", "said"), [
+    ({"train.py": "import tensorflow as tf\ntf.zeros"}, 0, "train.py: runs ("),
+    ({"train.py": "import mine", "mine.py": "import tensorflow as tf\nif x:\n  tf.contrib.foo"}, 0,
+     "train.py: runs, unless it comes to one of the 1 uses"),
+    ({"train.py": "from lib import mine", "lib/mine.py": "import tensorflow as tf\ntf.contrib.learn.run_n"}, 1,
+     "train.py: runs after the changes"),
+    ({"train.py": "import lib.mine", "lib/__init__.py": "", "lib/mine.py": "from . import deep",
+      "lib/deep.py": "import tensorflow.compat.v1 as tf\ntf.contrib.foo"}, 1,
+     "train.py: cannot run here, for tf.compat.v1.contrib.foo in lib/deep.py, line 2: "),
+    ({"train.py": "import mine", "mine.py": "print 1"}, 2, "train.py: not judged"),
+    ({"train.py": "import tensorflow as tf\nimport run\ns.run(f, input_fn=f)\ntf.zeros"}, 1, "train.py: runs after"),
+], ids=["runs", "branch", "import", "cannot", "python 2", "no package /run"])  # fmt: skip
+def test_a_program_has_one_verdict_with_the_files_that_it_imports(
+    sources: dict[str, str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in sources.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    assert check.main(["train.py"]) == code
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].startswith(said) and "your /" not in printed
 
 
 @pytest.mark.parametrize(("name", "text", "place"), [

@@ -259,6 +259,24 @@ CASES: dict[str, str] = {
     "unicode that is tried": script(script="try:\n  unicode\nexcept NameError:\n  unicode = str"),
     "a module of Python 2": script(before="import cPickle"),
     "range of a quotient": script(script="range(4 / 2)"),
+    "an import from a module of Python 2's": script(before="from itertools import izip"),
+    "a method of Python 2's iterators": script(script="iter([1]).next()"),
+    # NumPy 2
+    "a type of NumPy 1": script(before="import numpy as np", script="np.zeros(2, np.float)"),
+    "a type that NumPy 2 has again": script(before="import numpy as np", script="np.zeros(2, np.bool)"),
+    "a number of NumPy 1": script(before="from numpy import NaN"),
+    "bytes of an array": script(before="import numpy as np", script="np.zeros(2).tostring()"),
+    # branches
+    "a branch of a flag that is off": script(
+        script="tf.flags.DEFINE_bool('tpu', False, '')\ntf.flags.FLAGS(['x'])\nif tf.flags.FLAGS.tpu:\n  tf.contrib.foo"
+    ),
+    "a branch of a flag that is on": script(
+        script="tf.flags.DEFINE_bool('gpu', True, '')\ntf.flags.FLAGS(['x'])\nif tf.flags.FLAGS.gpu:\n  tf.contrib.foo"
+    ),
+    "the other branch of a flag": script(
+        script="tf.flags.DEFINE_bool('cpu', True, '')\ntf.flags.FLAGS(['x'])\nif not tf.flags.FLAGS.cpu:\n"
+        "  tf.contrib.foo\nelse:\n  tf.zeros([])"
+    ),
     "print to a file": script(script="import sys\nprint >>sys.stderr, 'x'"),
 }
 
@@ -345,7 +363,8 @@ def scripts() -> Iterator[tuple[str, str, str]]:
 
 
 def test_scripts_of_the_tests_are_said_to_do_what_they_do(tmp_path: Path) -> None:
-    (tmp_path / "trainer").mkdir()  # that of test_classic_tensorflow1.py
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "model.py").touch()  # that of test_classic_tensorflow1.py
     found = list(scripts())
     assert len(found) >= 5
     for file, name, text in found:
