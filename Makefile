@@ -28,13 +28,13 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu lint format lock bench canary release clean setup browser golden messages docs docs-serve
+.PHONY: help run check fast check-pythons python test test-slow test-gpu test-world lint format lock bench canary release clean setup browser golden messages docs docs-serve
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
 	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden messages"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
-	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, check-pythons; all but the last take ARGS for pytest"
+	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, test-world (needs a server), check-pythons; all but the last take ARGS for pytest"
 
 run: $(STAMP)
 	$(BIN)/python -m runner $(ARGS)
@@ -51,20 +51,26 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 ALONE = --durations=20 $(if $(strip $(ARGS)),,$(shell grep -rl --include='*.py' 'mark\.alone' tests))
 
 test: $(STAMP)
-	$(call tier,not (alone or slow or gpu),$(SIDE_BY_SIDE) --durations=20)
-	$(call tier,alone and not (slow or gpu),$(ALONE))
+	$(call tier,not (alone or slow or gpu or world),$(SIDE_BY_SIDE) --durations=20)
+	$(call tier,alone and not (slow or gpu or world),$(ALONE))
 
 test-slow: $(STAMP)
-	$(call tier,slow and not (alone or gpu),$(SIDE_BY_SIDE) --durations=20)
-	$(call tier,slow and alone and not gpu,$(ALONE))
+	$(call tier,slow and not (alone or gpu or world),$(SIDE_BY_SIDE) --durations=20)
+	$(call tier,slow and alone and not (gpu or world),$(ALONE))
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
+# What needs an environment or a server of its own: not for CI. Debian's Slurm is installed where that is allowed.
+test-world: $(STAMP)
+	command -v slurmctld >/dev/null || { apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } || true
+	$(call tier,world)
+
 # What a change passes before it is committed. `make check PYTHON=python3.13` does the same with another Python.
 check: python lint fast
 
-FAST := not (long or processes or slow or gpu)
+FAST := not (long or processes or slow or gpu or world)
 fast: python $(STAMP)
 	$(call tier,$(FAST),$(SIDE_BY_SIDE))
 

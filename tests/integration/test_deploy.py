@@ -279,10 +279,16 @@ def test_the_tasks_of_the_batch_script_are_one_cluster(words: list[str], roles: 
     assert not (tmp_path / "scontrol.txt").exists()
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (2, False), (3, True)])
-def test_the_batch_script_queues_itself_again_after_3_alone(code: int, requeued: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "restarts", "requeued"), [
+    (0, 0, False), (1, 0, False), (2, 0, False), (3, 0, True), (3, 99, True), (137, 0, True), (139, 19, True),
+    (137, 20, False),
+])  # fmt: skip
+def test_the_batch_script_queues_itself_again_after_3_and_after_a_task_was_killed(
+    code: int, restarts: int, requeued: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "runner.py").write_text(f"raise SystemExit({code})")  # before the real one on the path of `python -m`
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     assert run_script(tmp_path, [{}]) == code
     assert (tmp_path / "scontrol.txt").exists() is requeued
     if requeued:

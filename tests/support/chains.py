@@ -284,10 +284,10 @@ def undisturbed(model: str, input: str, dropout: bool, strategy: str) -> tuple[d
         return losses, variables(folder)
 
 
-def variables(model_dir: Any) -> dict[str, np.ndarray]:
-    """Return the variables of the latest checkpoint, slots included, without what the runner notes beside them."""
+def variables(model_dir: Any, total: int = TOTAL) -> dict[str, np.ndarray]:
+    """Return the variables of the last checkpoint, slots included, without what the runner notes beside them."""
     path = latest_checkpoint(model_dir)
-    assert path is not None and path.endswith(f"-{TOTAL}"), f"ended at {path}, not at step {TOTAL}"
+    assert path is not None and path.endswith(f"-{total}"), f"ended at {path}, not at step {total}"
     reader = Reader(path)
     return reader.get_many(name for name in reader.names() if not name.startswith("_runner"))
 
