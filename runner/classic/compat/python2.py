@@ -7,104 +7,54 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from runner.config.source_names import Uses
 
+
+def _pairs(text: str) -> dict[str, str]:
+    """Return old name -> what to write, from `old=new` for each."""
+    return dict(pair.split("=", 1) for pair in text.split())
+
+
 _NAMES: Mapping[str, str] = {
-    "basestring": "str",
+    **_pairs("""
+        basestring=str execfile=exec(open(path).read()) file=open intern=sys.intern long=int raw_input=input
+        reduce=functools.reduce reload=importlib.reload unichr=chr unicode=str xrange=range
+    """),
     "cmp": "(a > b) - (a < b)",
-    "execfile": "exec(open(path).read())",
-    "file": "open",
-    "intern": "sys.intern",
-    "long": "int",
-    "raw_input": "input",
-    "reduce": "functools.reduce",
-    "reload": "importlib.reload",
-    "unichr": "chr",
-    "unicode": "str",
-    "xrange": "range",
 }
-_OF_MODULES: Mapping[str, str] = {
-    "itertools.ifilter": "filter",
-    "itertools.imap": "map",
-    "itertools.izip": "zip",
-    "itertools.izip_longest": "itertools.zip_longest",
-    "numpy.Inf": "numpy.inf",
-    "numpy.NaN": "numpy.nan",
-    "numpy.PINF": "numpy.inf",
-    "numpy.NINF": "-numpy.inf",
-    "numpy.alltrue": "numpy.all",
-    "numpy.asfarray": "numpy.asarray(x, dtype=float)",
-    "numpy.asscalar": "x.item()",
-    "numpy.complex": "complex",
-    "numpy.complex_": "numpy.complex128",
-    "numpy.cumproduct": "numpy.cumprod",
-    "numpy.float": "float",
-    "numpy.float_": "numpy.float64",
-    "numpy.in1d": "numpy.isin",
-    "numpy.infty": "numpy.inf",
-    "numpy.int": "int",
-    "numpy.mat": "numpy.asmatrix",
-    "numpy.object": "object",
-    "numpy.product": "numpy.prod",
-    "numpy.rank": "numpy.ndim",
-    "numpy.round_": "numpy.round",
-    "numpy.sometrue": "numpy.any",
-    "numpy.str": "str",
-    "numpy.string_": "numpy.bytes_",
-    "numpy.trapz": "numpy.trapezoid",
-    "numpy.unicode": "str",
-    "numpy.unicode_": "numpy.str_",
-    "os.getcwdu": "os.getcwd",
-    "string.join": "separator.join(strings)",
-    "string.letters": "string.ascii_letters",
-    "string.lowercase": "string.ascii_lowercase",
-    "string.maketrans": "str.maketrans",
-    "string.uppercase": "string.ascii_uppercase",
-    "sys.maxint": "sys.maxsize",
-    "urllib.quote": "urllib.parse.quote",
-    "urllib.unquote": "urllib.parse.unquote",
-    "urllib.urlencode": "urllib.parse.urlencode",
-    "urllib.urlopen": "urllib.request.urlopen",
-    "urllib.urlretrieve": "urllib.request.urlretrieve",
-}
+_OF_MODULES = _pairs("""
+    itertools.ifilter=filter itertools.imap=map itertools.izip=zip itertools.izip_longest=itertools.zip_longest
+    os.getcwdu=os.getcwd string.join=separator.join(strings) string.letters=string.ascii_letters
+    string.lowercase=string.ascii_lowercase string.maketrans=str.maketrans string.uppercase=string.ascii_uppercase
+    sys.maxint=sys.maxsize urllib.quote=urllib.parse.quote urllib.unquote=urllib.parse.unquote
+    urllib.urlencode=urllib.parse.urlencode urllib.urlopen=urllib.request.urlopen
+    urllib.urlretrieve=urllib.request.urlretrieve
+
+    numpy.Inf=numpy.inf numpy.NaN=numpy.nan numpy.PINF=numpy.inf numpy.NINF=-numpy.inf numpy.infty=numpy.inf
+    numpy.float=float numpy.int=int numpy.complex=complex numpy.object=object numpy.str=str numpy.unicode=str
+    numpy.float_=numpy.float64 numpy.complex_=numpy.complex128 numpy.string_=numpy.bytes_ numpy.unicode_=numpy.str_
+    numpy.alltrue=numpy.all numpy.sometrue=numpy.any numpy.product=numpy.prod numpy.cumproduct=numpy.cumprod
+    numpy.asfarray=numpy.asarray(x,dtype=float) numpy.asscalar=x.item() numpy.in1d=numpy.isin numpy.mat=numpy.asmatrix
+    numpy.rank=numpy.ndim numpy.round_=numpy.round numpy.trapz=numpy.trapezoid
+""")
+_VIEWS = ("keys", "values", "items")
 _METHODS: Mapping[str, tuple[str, int, str]] = {
     "has_key": ("Python 3's dict", 1, "key in d"),
-    "itemset": ("NumPy 2's array", 2, "x[index] = value"),
-    "iteritems": ("Python 3's dict", 0, "d.items()"),
-    "iterkeys": ("Python 3's dict", 0, "d.keys()"),
-    "itervalues": ("Python 3's dict", 0, "d.values()"),
     "next": ("Python 3's iterator", 0, "next(iterator)"),
+    **{f"{of}{what}": ("Python 3's dict", 0, f"d.{what}()") for of in ("iter", "view") for what in _VIEWS},
+    "itemset": ("NumPy 2's array", 2, "x[index] = value"),
     "ptp": ("NumPy 2's array", 0, "numpy.ptp(x)"),
     "tostring": ("NumPy 2's array", 0, "x.tobytes()"),
-    "viewitems": ("Python 3's dict", 0, "d.items()"),
-    "viewkeys": ("Python 3's dict", 0, "d.keys()"),
-    "viewvalues": ("Python 3's dict", 0, "d.values()"),
 }
 """Method that is gone -> (what had it, number of its arguments, what to write)."""
 
 _LAZY = ("map", "filter", "zip")
-_VIEWS = ("keys", "values", "items")
 _LIST_METHODS = ("append", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort")
 
-MODULES: Mapping[str, str] = {
-    "BaseHTTPServer": "http.server",
-    "ConfigParser": "configparser",
-    "HTMLParser": "html.parser",
-    "Queue": "queue",
-    "SocketServer": "socketserver",
-    "StringIO": "io",
-    "Tkinter": "tkinter",
-    "__builtin__": "builtins",
-    "cPickle": "pickle",
-    "cStringIO": "io",
-    "commands": "subprocess",
-    "cookielib": "http.cookiejar",
-    "copy_reg": "copyreg",
-    "httplib": "http.client",
-    "md5": "hashlib",
-    "sets": "set",
-    "thread": "_thread",
-    "urllib2": "urllib.request",
-    "urlparse": "urllib.parse",
-}
+MODULES = _pairs("""
+    BaseHTTPServer=http.server ConfigParser=configparser HTMLParser=html.parser Queue=queue SocketServer=socketserver
+    StringIO=io Tkinter=tkinter __builtin__=builtins cPickle=pickle cStringIO=io commands=subprocess
+    cookielib=http.cookiejar copy_reg=copyreg httplib=http.client md5=hashlib sets=set thread=_thread
+    urllib2=urllib.request urlparse=urllib.parse
+""")
 """Module of Python 2 -> its name in Python 3."""
 
 Found = tuple[int, int, str, str]
