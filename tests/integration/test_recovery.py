@@ -126,6 +126,19 @@ def test_an_evaluation_is_given_up_by_all_when_one_task_is_preempted_and_made_by
     assert last["global_step"] == MAX_STEPS and last["metrics"].keys() == {"eval/loss", "eval/mae"}
 
 
+def test_only_a_frozen_worker_of_a_parameter_server_run_is_started_again(tmp_path: Path) -> None:
+    """The coordinator waits for it in TensorFlow, without a heartbeat; training goes on from where it was."""
+    served = ["strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1", "run.freeze_secs=15"]
+    process = start(tmp_path, *served, "train.max_steps=1000")
+    wait_until(lambda: len(noted(tmp_path, "first_step")) > 0, 90)
+    task(tmp_path, "worker").suspend()
+    said = process.communicate(timeout=240)[1]
+    (restart,) = noted(tmp_path, "restart", "supervisor")
+    assert (process.returncode, restart["task"]) == (0, "worker:0") and "only this task" in said, said
+    assert len(noted(tmp_path, "started")) == 1 and len(noted(tmp_path, "started", "worker")) == 2
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["global_step"] >= 1000
+
+
 def test_the_reason_of_each_restart_is_said_and_noted(runs: Any, messages: Messages) -> None:
     _, disturbed, _, said = runs
     restarts = noted(disturbed, "restart", "supervisor")

@@ -63,10 +63,8 @@ PartitionName=all Nodes=ALL Default=YES State=UP
     daemons = [subprocess.Popen(["munged", *munged], stderr=subprocess.DEVNULL)]
     try:
         wait_until((folder / "munge.socket").exists)
-        daemons += [
-            subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-            for command in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "127.0.0.1"], ["slurmd", "-D", "-N", "127.0.0.2"])
-        ]
+        for command in (["slurmctld"], ["slurmd", "-N", "127.0.0.1"], ["slurmd", "-N", "127.0.0.2"]):
+            daemons.append(subprocess.Popen([*command, "-D"], env=env, stderr=subprocess.DEVNULL))
         wait_until(lambda: ask(env, "sinfo", "--noheader", "--format=%T %D").split() == ["idle", "2"])
         yield env
     finally:
