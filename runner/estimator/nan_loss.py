@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint.snapshot import not_finite
+from runner.distribute.strategy import is_parameter_server
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
@@ -158,7 +159,7 @@ class NanPolicy:
         cures = ["a lower learning rate", clip]
         if self._policy == "rollback":
             saved = f"the run has rolled back {self.rollbacks} times already; {saved}"
-        elif not self._setup.config.cluster.num_ps:
+        elif not is_parameter_server(self._setup.config.train_distribute):  # it refuses rollback
             cures.append("train.nan=rollback (RunConfig(nan='rollback')), which rolls back and skips the batch")
         return (
             f"Try {', '.join(cures[:-1])} or {cures[-1]} ({saved}). train.nan=ignore continues with non-finite values."
