@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.chains import variables
 from tests.support.processes import wait_until
-from tests.support.slurm import ask, slurm
+from tests.support.slurm import Slurm, slurm
 
 pytestmark = pytest.mark.world
 
@@ -25,30 +25,27 @@ STEPS = 600
 
 
 @pytest.fixture(scope="module")
-def env() -> Iterator[Mapping[str, str]]:
-    with slurm() as env:
-        yield {
-            **env, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}",
-            "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1",
+def cluster() -> Iterator[Slurm]:
+    with slurm() as cluster:
+        cluster.env |= {
+            "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{cluster.env['PATH']}",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
         }  # fmt: skip
+        yield cluster
 
 
-def submit(env: Mapping[str, str], folder: Path, *words: str) -> str:
-    """Submit the script with two tasks, one a node; return the number of the job."""
+def submit(cluster: Slurm, folder: Path, *words: str) -> str:
+    """Submit the script with two tasks, on two nodes where there are two; return the number of the job."""
     folder.mkdir(exist_ok=True)
-    size = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", f"--chdir={folder}"]
+    size = [f"--nodes={cluster.nodes}", f"--ntasks-per-node={2 // cluster.nodes}", "--cpus-per-task=1"]
     settings = ["model.params.network=mlp", "tracking=none", f"train.max_steps={STEPS}", "checkpoint.save_steps=50"]
-    said = ask(env, "sbatch", *size, str(SCRIPT), *settings, *words)
+    said = cluster.ask("sbatch", *size, f"--chdir={folder}", str(SCRIPT), *settings, *words)
     return re.findall(r"Submitted batch job (\d+)", said)[0]
 
 
-def facts(env: Mapping[str, str], job: str) -> dict[str, str]:
-    return dict(re.findall(r"(\w+)=(\S*)", ask(env, "scontrol", "show", "job", job)))
-
-
-def wait_for_end(env: Mapping[str, str], job: str) -> dict[str, str]:
-    wait_until(lambda: facts(env, job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 500)
-    return facts(env, job)
+def wait_for_end(cluster: Slurm, job: str) -> dict[str, str]:
+    wait_until(lambda: cluster.facts(job)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), 500)
+    return cluster.facts(job)
 
 
 def task(folder: Path, number: int) -> psutil.Process:
@@ -62,21 +59,22 @@ def task(folder: Path, number: int) -> psutil.Process:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(env: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(cluster: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert wait_for_end(env, submit(env, folder))["JobState"] == "COMPLETED", (folder / "digits-1.log").read_text()
+    end = wait_for_end(cluster, submit(cluster, folder))
+    assert end["JobState"] == "COMPLETED", Path(end["StdOut"]).read_text()
     return folder / "outputs" / "digits"
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["chief", "worker"])
 def test_a_job_that_lost_a_task_goes_on_with_the_same_numbers(
-    number: int, env: Mapping[str, str], undisturbed: Path, tmp_path: Path
+    number: int, cluster: Slurm, undisturbed: Path, tmp_path: Path
 ) -> None:
-    job = submit(env, tmp_path)
+    job = submit(cluster, tmp_path)
     model_dir = tmp_path / "outputs" / "digits"
     wait_until(lambda: bool(list(model_dir.glob("model.ckpt-*.index"))))
     task(tmp_path, number).kill()
-    end = wait_for_end(env, job)
+    end = wait_for_end(cluster, job)
     said = (tmp_path / f"digits-{job}.log").read_text()
     assert (end["JobState"], end["ExitCode"], end["Restarts"]) == ("COMPLETED", "0:0", "1"), said
     summary = json.loads((model_dir / "summary.json").read_text())
