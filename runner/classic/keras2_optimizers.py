@@ -188,8 +188,14 @@ class Adam(KerasNamed):
         beta1, beta2, power1, power2 = self._betas(handle)
         m = _decayed(self.get_slot(handle, "m"), beta1, indices, grad * (1 - beta1))
         v = _decayed(self.get_slot(handle, "v"), beta2, indices, tf.square(grad) * (1 - beta2))
+        written: list[Any] = []
+        if "vhat" in self.slots:
+            largest = self.get_slot(handle, "vhat")
+            v = tf.maximum(largest.read_value(), v)
+            written.append(largest.assign(v, read_value=False))
         rate = self.rate(handle) * tf.sqrt(1 - power2) / (1 - power1)
-        return handle.assign_sub(rate * m / (tf.sqrt(v) + self._values["epsilon"]), read_value=False)
+        step = rate * m / (tf.sqrt(v) + self._values["epsilon"])
+        return tf.group(*written, handle.assign_sub(step, read_value=False))
 
     def _betas(self, variable: Any) -> tuple[tf.Tensor, ...]:
         beta1, beta2 = self.setting("beta_1", variable), self.setting("beta_2", variable)
@@ -202,17 +208,6 @@ class AmsgradAdam(Adam):
 
     operation = "AdamWithAmsgrad"
     slots: ClassVar = {"m": "m", "v": "v", "vhat": "vhat"}
-
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
-        beta1, beta2, power1, power2 = self._betas(handle)
-        m = _decayed(self.get_slot(handle, "m"), beta1, indices, grad * (1 - beta1))
-        v = _decayed(self.get_slot(handle, "v"), beta2, indices, tf.square(grad) * (1 - beta2))
-        slot = self.get_slot(handle, "vhat")
-        largest = tf.maximum(slot.read_value(), v)
-        written = slot.assign(largest, read_value=False)
-        rate = self.rate(handle) * tf.sqrt(1 - power2) / (1 - power1)
-        step = rate * m / (tf.sqrt(largest) + self._values["epsilon"])
-        return tf.group(written, handle.assign_sub(step, read_value=False))
 
 
 class Adamax(Adam):
@@ -261,17 +256,26 @@ class RMSprop(KerasNamed):
         if "momentum" in self._initial_slots:
             return super()._resource_apply_dense(grad, handle)
         rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
-        now = rho * rms + (1 - rho) * tf.square(grad)
-        written = rms.assign(now, read_value=False)
-        step = self.rate(handle) * grad / (tf.sqrt(now) + self._values["epsilon"])
-        return tf.group(written, handle.assign_sub(step, read_value=False))
+        spread = rho * rms + (1 - rho) * tf.square(grad)
+        written = [rms.assign(spread, read_value=False)]
+        if "mg" in self.slots:
+            mg = self.get_slot(handle, "mg")
+            mean = rho * mg + (1 - rho) * grad
+            spread -= tf.square(mean)
+            written.append(mg.assign(mean, read_value=False))
+        step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
+        return tf.group(*written, handle.assign_sub(step, read_value=False))
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         if "momentum" in self._initial_slots:
             return super()._resource_apply_sparse(grad, handle, indices)
-        rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
-        now = _decayed(rms, rho, indices, tf.square(grad) * (1 - rho))
-        step = self.rate(handle) * grad / (tf.sqrt(tf.gather(now, indices)) + self._values["epsilon"])
+        rho = self.setting("rho", handle)
+        square = _decayed(self.get_slot(handle, "rms"), rho, indices, tf.square(grad) * (1 - rho))
+        spread = tf.gather(square, indices)
+        if "mg" in self.slots:
+            mean = _decayed(self.get_slot(handle, "mg"), rho, indices, grad * (1 - rho))
+            spread -= tf.square(tf.gather(mean, indices))
+        step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
         return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-step)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
@@ -284,25 +288,6 @@ class CenteredRMSprop(RMSprop):
 
     operation = "CenteredRMSProp"
     slots: ClassVar = {"rms": "ms", "momentum": "mom", "mg": "mg"}
-
-    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
-        if "momentum" in self._initial_slots:
-            return super()._resource_apply_dense(grad, handle)
-        rho, rms, mg = self.setting("rho", handle), self.get_slot(handle, "rms"), self.get_slot(handle, "mg")
-        square, mean = rho * rms + (1 - rho) * tf.square(grad), rho * mg + (1 - rho) * grad
-        step = self.rate(handle) * grad / (tf.sqrt(square - tf.square(mean)) + self._values["epsilon"])
-        written = rms.assign(square, read_value=False), mg.assign(mean, read_value=False)
-        return tf.group(*written, handle.assign_sub(step, read_value=False))
-
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
-        if "momentum" in self._initial_slots:
-            return super()._resource_apply_sparse(grad, handle, indices)
-        rho = self.setting("rho", handle)
-        square = _decayed(self.get_slot(handle, "rms"), rho, indices, tf.square(grad) * (1 - rho))
-        mean = _decayed(self.get_slot(handle, "mg"), rho, indices, grad * (1 - rho))
-        spread = tf.gather(square, indices) - tf.square(tf.gather(mean, indices))
-        step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
-        return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-step)
 
 
 class Ftrl(KerasNamed):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 # CollectiveAllReduceExtended: see `cpus_of_worker`.
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import all_replaced, replaced
 
 
 def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
@@ -32,8 +32,7 @@ def replicas_in_sync(count: int) -> contextlib.AbstractContextManager[None]:
 _FRAMEWORKS = ("keras", "tensorflow", "tf_keras")
 
 
-@contextlib.contextmanager
-def strategy_seen(is_there: bool) -> Iterator[None]:
+def strategy_seen(is_there: bool) -> contextlib.AbstractContextManager[None]:
     """If `is_there`, make `tf.distribute.has_strategy()` return True to user code under the default strategy, inside
     this context.
 
@@ -47,10 +46,8 @@ def strategy_seen(is_there: bool) -> Iterator[None]:
         caller = str(sys._getframe(1).f_globals.get("__name__", ""))
         return bool(has_one()) or caller.partition(".")[0] not in _FRAMEWORKS
 
-    with contextlib.ExitStack() as stack:
-        for module in (tf.distribute, tf.compat.v1.distribute, tf.compat.v2.distribute) if is_there else ():
-            stack.enter_context(replaced(module, "has_strategy", has_strategy))
-        yield
+    modules = (tf.distribute, tf.compat.v1.distribute, tf.compat.v2.distribute) if is_there else ()
+    return all_replaced(*((module, "has_strategy", has_strategy) for module in modules))
 
 
 def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:

@@ -25,7 +25,7 @@ from tensorflow.python.eager import context
 # Lists the operations that have XLA kernels.
 from tensorflow.python.framework import func_graph, kernels, ops
 
-from runner.tf_private.replaced import Overlay, replaced
+from runner.tf_private.replaced import Overlay, all_replaced, replaced
 
 try:  # Makes functions from graphs; see `function_of_part`.
     from tensorflow.core.function.polymorphism import function_type
@@ -39,8 +39,7 @@ _numbers = itertools.count()
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
-@contextlib.contextmanager
-def kernels_kept() -> Iterator[None]:
+def kernels_kept() -> contextlib.AbstractContextManager[None]:
     """Keep the kernels of eager operations when `tf.random.set_seed` is called inside this context.
 
     TensorFlow drops them, because random kernels keep the state of their generator. Making them again for each variable
@@ -52,14 +51,12 @@ def kernels_kept() -> Iterator[None]:
     """
     eager = context.context()
     if not hasattr(eager, "_set_global_seed"):
-        yield
-        return
+        return contextlib.nullcontext()
 
     def set_seed(seed: int) -> None:
         eager._seed, eager._rng = seed, random.Random(seed)
 
-    with replaced(eager, "_set_global_seed", set_seed):
-        yield
+    return replaced(eager, "_set_global_seed", set_seed)
 
 
 def drop_kernels() -> None:
@@ -116,8 +113,7 @@ def _no_collections() -> dict[Any, Any]:
     return {v1.GraphKeys.TRAIN_OP: _ByIdentity()}
 
 
-@contextlib.contextmanager
-def fresh_collections() -> Iterator[None]:
+def fresh_collections() -> contextlib.AbstractContextManager[None]:
     """Use empty graph collections for one trace, in the graph being traced and at the eager level.
 
     Also at the eager level because v1 optimizers and moving averages make their slots under `init_scope`, in *its*
@@ -128,22 +124,21 @@ def fresh_collections() -> Iterator[None]:
     """
     with tf.init_scope():
         eager = v1.get_default_graph()
-    with (
-        replaced(v1.get_default_graph(), "_collections", _ThreadCollections()),
-        replaced(eager, "_collections", _ThreadCollections()),
-    ):
-        yield
+    return all_replaced(
+        (v1.get_default_graph(), "_collections", _ThreadCollections()),
+        (eager, "_collections", _ThreadCollections()),
+    )
 
 
-@contextlib.contextmanager
-def fresh_thread_collections(shared: Mapping[Any, list[Any]] = MappingProxyType({})) -> Iterator[None]:
+def fresh_thread_collections(
+    shared: Mapping[Any, list[Any]] = MappingProxyType({}),
+) -> contextlib.AbstractContextManager[None]:
     """Use empty collections for this thread only: for one replica's call of model_fn within `fresh_collections`.
 
     Args:
       shared: name -> collection that this thread shares with others.
     """
-    with replaced(v1.get_default_graph()._collections, "data", {**_no_collections(), **shared}):
-        yield
+    return replaced(v1.get_default_graph()._collections, "data", {**_no_collections(), **shared})
 
 
 @contextlib.contextmanager

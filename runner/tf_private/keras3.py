@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.tf_private.legacy_keras import tf_keras_of_graphs
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import all_replaced, replaced
 from runner.tf_private.variables import begin_with
 
 v1 = tf.compat.v1
@@ -81,8 +81,7 @@ def keras_trace(
             yield trace
 
 
-@contextlib.contextmanager
-def _watching_tf_keras(trace: KerasTrace, traced: Any) -> Iterator[None]:
+def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractContextManager[None]:
     """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3.
 
     Private, in tf_keras 2.21: `_compute_current_learning_rate`, `_apply_weight_decay` and
@@ -90,14 +89,13 @@ def _watching_tf_keras(trace: KerasTrace, traced: Any) -> Iterator[None]:
     `apply_gradients` calls.
     """
     if "tf_keras" not in sys.modules:
-        yield
-        return
+        return contextlib.nullcontext()
     kind = sys.modules["tf_keras"].optimizers.Optimizer
-    with contextlib.ExitStack() as stack:
-        for name in ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn"):
-            stack.enter_context(replaced(kind, name, _noted(getattr(kind, name), trace, traced)))
-        stack.enter_context(replaced(kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)))
-        yield
+    writing = ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn")
+    return all_replaced(
+        (kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)),
+        *((kind, name, _noted(getattr(kind, name), trace, traced)) for name in writing),
+    )
 
 
 def _noted(method: Callable[..., Any], trace: KerasTrace, traced: Any) -> Callable[..., Any]:
@@ -120,8 +118,9 @@ def _reduced(own: Callable[..., Any], trace: KerasTrace) -> Callable[..., Any]:
     return own if reduce is None else lambda self, pairs: reduce(list(pairs))
 
 
-@contextlib.contextmanager
-def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Tensor | None] | None) -> Iterator[None]:
+def _watching_keras_3(
+    trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Tensor | None] | None
+) -> contextlib.AbstractContextManager[None]:
     from keras import layers as keras_layers
     from keras import random as keras_random
     from keras.src.backend.common import global_state
@@ -172,7 +171,8 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
         return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
 
-    patches: list[tuple[Any, str, Any]] = [
+    writing = ("assign", "assign_add", "assign_sub")
+    return all_replaced(
         (Variable, "_initialize", owned_initialize),
         (Variable, "_initialize_with_initializer", initialize_with_shape),
         (Variable, "assign", assign_or_begin),
@@ -184,19 +184,11 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
         (keras_loss, "scale_loss_for_distribution", lambda value: value),
         (keras_loss, "unscale_loss_for_distribution", lambda value: value),
         (global_state, "GLOBAL_STATE_TRACKER", threading.local()),
-        *(
-            (TFOptimizer, name, _noted(getattr(TFOptimizer, name), trace, traced))
-            for name in ("assign", "assign_add", "assign_sub")
-        ),
-    ]
-    with contextlib.ExitStack() as stack:
-        for target, name, value in patches:
-            stack.enter_context(replaced(target, name, value))
-        yield
+        *((TFOptimizer, name, _noted(getattr(TFOptimizer, name), trace, traced)) for name in writing),
+    )
 
 
-@contextlib.contextmanager
-def reduced_losses_by(build: Callable[..., Any]) -> Iterator[None]:
+def reduced_losses_by(build: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Let `build` reduce the losses of Keras 3 and tf_keras, if they have been imported; its first argument is Keras's
     own function.
 
@@ -205,9 +197,6 @@ def reduced_losses_by(build: Callable[..., Any]) -> Iterator[None]:
     weights, are those of each replica.
     """
     places = {"keras": ("losses.loss", "reduce_values"), "tf_keras": ("utils.losses_utils", "reduce_weighted_loss")}
-    with contextlib.ExitStack() as stack:
-        for package, (module, name) in places.items():
-            if package in sys.modules:
-                home = importlib.import_module(f"{package}.src.{module}")
-                stack.enter_context(replaced(home, name, functools.partial(build, getattr(home, name))))
-        yield
+    imported = {package: place for package, place in places.items() if package in sys.modules}
+    homes = ((importlib.import_module(f"{package}.src.{module}"), name) for package, (module, name) in imported.items())
+    return all_replaced(*((home, name, functools.partial(build, getattr(home, name))) for home, name in homes))

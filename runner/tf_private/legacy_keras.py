@@ -7,10 +7,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from runner.tf_private.replaced import Overlay, replaced
+from runner.tf_private.replaced import Overlay, all_replaced
 
 VARIABLE = "TF_USE_LEGACY_KERAS"
 
@@ -26,8 +26,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("tf_keras") is not None
 
 
-@contextlib.contextmanager
-def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
+def tf_keras_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextManager[None]:
     """Control what tf_keras assumes about the graph of a trace, inside this context; does nothing without tf_keras.
 
     It recognizes graphs of wrap_function by name, and would mix its behavior for eager programs and for graphs until it
@@ -43,18 +42,16 @@ def tf_keras_of_graphs(*, is_eager_outside: bool) -> Iterator[None]:
     `tf` of `legacy_tf_layers.base`. When they move: see what `backend.placeholder` checks.
     """
     if "tf_keras" not in sys.modules and not (is_asked_for(os.environ) and is_installed()):
-        yield
-        return
+        return contextlib.nullcontext()
     from tf_keras.src.engine import base_layer_utils
 
     name = "executing_eagerly_outside_functions"
     modules = {id(module): module for module in (base_layer_utils.tf1, base_layer_utils.tf.compat.v1)}
-    with contextlib.ExitStack() as stack:
-        for module in modules.values():
-            stack.enter_context(replaced(module, name, lambda: is_eager_outside))
-        stack.enter_context(replaced(base_layer_utils, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True))
-        # Otherwise tf.layers with a regularizer expects variables of a v1 graph.
-        layers: Any = importlib.import_module("tf_keras.src.legacy_tf_layers.base")
-        v1 = Overlay(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
-        stack.enter_context(replaced(layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))))
-        yield
+    # Otherwise tf.layers with a regularizer expects variables of a v1 graph.
+    layers: Any = importlib.import_module("tf_keras.src.legacy_tf_layers.base")
+    v1 = Overlay(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
+    return all_replaced(
+        *((module, name, lambda: is_eager_outside) for module in modules.values()),
+        (base_layer_utils, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True),
+        (layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))),
+    )

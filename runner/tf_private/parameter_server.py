@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from tensorflow.python.eager import context
 # UninitializedVariable: see runner.tf_private.variables.
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import all_replaced
 
 # The type that tf.distribute returns for a variable that is partitioned over parameter servers. When it moves: make
 # a variable under a ParameterServerStrategy with a partitioner and take its type.
@@ -144,8 +144,7 @@ def say_losses_in_a_line(log: logging.Logger) -> None:
     logger.addFilter(LossInALine(log))
 
 
-@contextlib.contextmanager
-def remote_variables() -> Iterator[None]:
+def remote_variables() -> contextlib.AbstractContextManager[None]:
     """Make Keras 3 efficient and correct with variables on parameter servers, while a step is traced inside this
     context.
 
@@ -157,8 +156,7 @@ def remote_variables() -> Iterator[None]:
     `keras.src.backend.tensorflow.numpy`, which keras.ops calls. Does nothing without Keras 3.
     """
     if "keras" not in sys.modules:
-        yield
-        return
+        return contextlib.nullcontext()
     from keras.src.backend.tensorflow import numpy as keras_numpy
     from keras.src.backend.tensorflow.core import Variable
 
@@ -178,12 +176,11 @@ def remote_variables() -> Iterator[None]:
         ids = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
         return lookup_by_rows(x._value, ids)
 
-    with (
-        replaced(Variable, "assign_add", in_one_operation("assign_add")),
-        replaced(Variable, "assign_sub", in_one_operation("assign_sub")),
-        replaced(keras_numpy, "take", take_rows),
-    ):
-        yield
+    return all_replaced(
+        (Variable, "assign_add", in_one_operation("assign_add")),
+        (Variable, "assign_sub", in_one_operation("assign_sub")),
+        (keras_numpy, "take", take_rows),
+    )
 
 
 def lookup_by_rows(params: Any, ids: Any) -> tf.Tensor:

@@ -20,7 +20,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops, gen_random_ops
 
-from runner.tf_private.replaced import Overlay, replaced
+from runner.tf_private.replaced import Overlay, all_replaced
 
 # Modules with the eager functions of the operations in KERNEL_RANDOM.
 _EAGER_OPERATIONS = (gen_random_ops, gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops)
@@ -73,10 +73,9 @@ def loop_counter(graph: Any) -> tf.Tensor | None:
     return counter
 
 
-@contextlib.contextmanager
 def replaced_random_ops(
     names: Iterable[str], replace: Callable[[str, Mapping[str, Any], int | None], Any]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Call `replace` before a random operation of TF 1 is made, inside this context.
 
     Args:
@@ -92,7 +91,10 @@ def replaced_random_ops(
         given.seed = op_seed
         return get_seed(op_seed)
 
-    def sampler_of(name: str, make: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    def sampler_of(name: str) -> Callable[..., Any]:
+        make = getattr(gen_random_ops, name)
+        signature = inspect.signature(make)
+
         def sampler(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs)
             arguments.apply_defaults()
@@ -101,13 +103,8 @@ def replaced_random_ops(
 
         return sampler
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(random_seed, "get_seed", noted_seed))
-        for name in names:
-            function = getattr(gen_random_ops, name)
-            sampler = sampler_of(name, function, inspect.signature(function))
-            stack.enter_context(replaced(gen_random_ops, name, sampler))
-        yield
+    samplers = ((gen_random_ops, name, sampler_of(name)) for name in names)
+    return all_replaced((random_seed, "get_seed", noted_seed), *samplers)
 
 
 @contextlib.contextmanager

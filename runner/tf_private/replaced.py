@@ -37,6 +37,15 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
+@contextlib.contextmanager
+def all_replaced(*replacements: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replace several attributes inside this context; each is (owner, name, new), as in `replaced`."""
+    with contextlib.ExitStack() as stack:
+        for one in replacements:
+            stack.enter_context(replaced(*one))
+        yield
+
+
 class EnteredOnce:
     """A context for several threads at a time: the first thread enters it, and the last one leaves it.
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.ops import summary_ops_v2
 from tensorflow.python.summary import summary
 
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import all_replaced
 
 v1 = tf.compat.v1
 _SCALARS, _IMAGES = "scalars", "images"  # names of TensorBoard's plugins
@@ -236,8 +236,7 @@ def _noted_by(collector: Collector) -> Iterator[None]:
         _collector.reset(token)
 
 
-@contextlib.contextmanager
-def summaries_noted() -> Iterator[None]:
+def summaries_noted() -> contextlib.AbstractContextManager[None]:
     """Make TensorFlow's summary functions report to the Collector of their thread inside this context.
 
     Replaced are `tf.compat.v1.summary.scalar`, also as `tensorflow.python.summary.summary.scalar`, and
@@ -260,10 +259,9 @@ def summaries_noted() -> Iterator[None]:
             return own_write(tag, tensor, step, metadata, name)
         return collector.write(own_write, tag, tensor, step, metadata, name)
 
-    with (
-        replaced(summary, "scalar", scalar),
-        replaced(v1.summary, "scalar", scalar),
-        replaced(tf.summary, "write", write),
-        replaced(tf.compat.v2.summary, "write", write),
-    ):
-        yield
+    return all_replaced(
+        (summary, "scalar", scalar),
+        (v1.summary, "scalar", scalar),
+        (tf.summary, "write", write),
+        (tf.compat.v2.summary, "write", write),
+    )

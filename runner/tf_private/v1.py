@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from tensorflow.python.ops import gradients_util, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.summary import summary
 
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import all_replaced, replaced
 
 v1 = tf.compat.v1
 
@@ -183,8 +183,7 @@ def names_in_saver(saver: Any) -> dict[str, str]:
     return names
 
 
-@contextlib.contextmanager
-def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
+def iterators_made_by(build: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
     """Make `build` create the one-shot and initializable iterators of datasets, inside this context.
 
     Private: `DatasetV1._make_one_shot_iterator` and `_make_initializable_iterator`, which every dataset inherits, and
@@ -195,8 +194,7 @@ def iterators_made_by(build: Callable[[Any], Any]) -> Iterator[None]:
         return build(self)
 
     kind = v1.data.Dataset
-    with replaced(kind, "_make_one_shot_iterator", make), replaced(kind, "_make_initializable_iterator", make):
-        yield
+    return all_replaced((kind, "_make_one_shot_iterator", make), (kind, "_make_initializable_iterator", make))
 
 
 def summaries_of_v1() -> contextlib.AbstractContextManager[None]:
@@ -209,8 +207,7 @@ def summaries_of_v1() -> contextlib.AbstractContextManager[None]:
     return replaced(summary, "_should_invoke_v2_op", lambda: False)
 
 
-@contextlib.contextmanager
-def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
+def weighted_losses_by(build: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Let `build` compute the loss of a batch for `tf.compat.v1.losses`; its first argument is TensorFlow's function.
 
     Private: `losses_impl.compute_weighted_loss`, which is `tf.compat.v1.losses.compute_weighted_loss` and which the
@@ -223,8 +220,7 @@ def weighted_losses_by(build: Callable[..., Any]) -> Iterator[None]:
         return build(own, *args, **kwargs)
 
     name = "compute_weighted_loss"
-    with replaced(losses_impl, name, compute_weighted_loss), replaced(v1.losses, name, compute_weighted_loss):
-        yield
+    return all_replaced((losses_impl, name, compute_weighted_loss), (v1.losses, name, compute_weighted_loss))
 
 
 def metrics_of_replica() -> contextlib.AbstractContextManager[None]:

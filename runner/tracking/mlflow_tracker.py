@@ -152,28 +152,27 @@ class MlflowTracker(Tracker):
         return "yes"
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
-        self._connect()
+        params_before: Mapping[str, str] = {}
         # If a call failed halfway and is repeated, it continues the run that it created.
-        params_before = self._resume(run_id or self._run_id, tags)
-        if params_before is None:
+        run = self._opened(run_id or self._run_id)
+        if run is not None:
+            self._client.update_run(self._run_id, status="RUNNING")
+            self.set_tags(tags)
+            params_before = run.data.params
+        else:
             cleaned = {"mlflow.user": _user(), **_clean_tags(tags)}
             # MLflow refuses a run_name beside another one in the tags.
             name = clean_text(cleaned.pop("mlflow.runName", name), MAX_NAME)
             started_at = round(self._started_at * 1000)
             run = self._client.create_run(self._experiment_id, started_at, cleaned, run_name=name)
-            self._run_id, params_before = str(run.info.run_id), {}
+            self._run_id = str(run.info.run_id)
         self._log_params(params_before, params)
         if self._system_metrics:
             self._start_monitor(is_new=not params_before)
         return self._run_id
 
     def join(self, run_id: str) -> bool:
-        self._connect()
-        run = self._existing(run_id)
-        if run is None:
-            return False
-        self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
-        return True
+        return self._opened(run_id) is not None
 
     def log_points(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -319,9 +318,6 @@ class MlflowTracker(Tracker):
             # An absolute path, because MLflow's default for sqlite is relative to the directory of the reader.
             folder = re.sub(r"[^A-Za-z0-9-]", "_", self._experiment)[:100]
             location = (database.parent / "mlartifacts" / folder).absolute().as_uri()
-        self._open_experiment(location)
-
-    def _open_experiment(self, location: str | None) -> None:
         with gc_pause.not_searched():
             from mlflow import MlflowClient
             from mlflow.exceptions import MlflowException
@@ -343,8 +339,11 @@ class MlflowTracker(Tracker):
             )
         self._experiment_id = str(experiment.experiment_id)
 
-    def _existing(self, run_id: str) -> Any:
-        """Return the run; None if it is in another database, or was deleted."""
+    def _opened(self, run_id: str | None) -> Any:
+        """Return the run, which this tracker records from now on; None if there is none here, or it was deleted."""
+        self._connect()
+        if not run_id:
+            return None
         from mlflow.exceptions import MlflowException
 
         try:
@@ -353,17 +352,10 @@ class MlflowTracker(Tracker):
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
-        return run if run.info.lifecycle_stage == "active" else None
-
-    def _resume(self, run_id: str | None, tags: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Reopen the run and return its parameters; None if there is no such run."""
-        run = self._existing(run_id) if run_id else None
-        if run is None:
+        if run.info.lifecycle_stage != "active":
             return None
         self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
-        self._client.update_run(run_id, status="RUNNING")
-        self.set_tags(tags)
-        return run.data.params
+        return run
 
     def _log_params(self, earlier: Mapping[str, str], params: Mapping[str, Any]) -> None:
         """Log new parameters. A parameter that a resumed run changed becomes a tag: MLflow refuses the change."""

@@ -8,72 +8,59 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 
-from runner.classic.compat.old_modules import MODULE, Space, modules_of, within
+from runner.classic.compat.old_modules import MODULE, Space, modules_of, places_in, within
 from runner.config.error_messages import did_you_mean
 
-
-def _at(module: str, *names: str, prefix: str = "") -> dict[str, str]:
-    return {f"{prefix}{name}": f"runner.{module}:{name}" for name in names}
-
-
-_HOOKS_OF_TENSORFLOW = (
-    "CheckpointSaverHook", "CheckpointSaverListener", "FeedFnHook", "FinalOpsHook", "GlobalStepWaiterHook",
-    "LoggingTensorHook", "NanLossDuringTrainingError", "NanTensorHook", "SecondOrStepTimer",
-    "SessionRunArgs", "SessionRunContext", "SessionRunHook", "SessionRunValues", "StepCounterHook", "StopAtStepHook",
-    "SummarySaverHook",
-)  # fmt: skip
-_PREMADE = (
-    "BaselineClassifier", "BaselineEstimator", "BaselineRegressor", "DNNClassifier", "DNNEstimator", "DNNRegressor",
-    "DNNLinearCombinedClassifier", "DNNLinearCombinedEstimator", "DNNLinearCombinedRegressor", "LinearClassifier",
-    "LinearEstimator", "LinearRegressor",
-)  # fmt: skip
 EARLY_STOPPING = (
     "make_early_stopping_hook", "stop_if_higher_hook", "stop_if_lower_hook", "stop_if_no_decrease_hook",
     "stop_if_no_increase_hook",
 )  # fmt: skip
-_RECEIVERS = (
-    "ServingInputReceiver", "TensorServingInputReceiver", "build_parsing_serving_input_receiver_fn",
-    "build_raw_serving_input_receiver_fn",
-)  # fmt: skip
-_OUTPUTS = ("ClassificationOutput", "EvalOutput", "ExportOutput", "PredictOutput", "RegressionOutput")
-_TPU = ("InputPipelineConfig", "RunConfig", "TPUConfig", "TPUEstimator", "TPUEstimatorSpec")
+_PREMADE = """
+    BaselineClassifier BaselineEstimator BaselineRegressor DNNClassifier DNNEstimator DNNRegressor
+    DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor LinearClassifier
+    LinearEstimator LinearRegressor
+"""
 
-_COMMON: Mapping[str, str] = {
-    **_at("model_fn", "EstimatorSpec", "ModeKeys"),
-    **_at("classic.run_config", "RunConfig"),
-    **_at("classic.estimator", "Estimator", "add_metrics"),
-    **_at("classic.training", "EvalSpec", "TrainSpec", "train_and_evaluate"),
-    **{name: f"tensorflow.compat.v1.train:{name}" for name in _HOOKS_OF_TENSORFLOW},
-    **_at("classic.hooks", "ProfilerHook"),
-    **_at("classic.hooks", "InMemoryEvaluatorHook", "make_stop_at_checkpoint_step_hook", prefix="experimental."),
-    **_at("classic.early_stopping", *EARLY_STOPPING, prefix="experimental."),
-    **_at("export.exporters", "BestExporter", "Exporter", "FinalExporter", "LatestExporter"),
-    **_at("export.receivers", *_RECEIVERS, prefix="export."),
-    **_at("export.receivers", "build_raw_supervised_input_receiver_fn", prefix="experimental."),
-    **_at("export.outputs", *_OUTPUTS, prefix="export."),
-    **_at("classic.heads.base", "Head"),
-    **_at("classic.heads.classification", "BinaryClassHead", "MultiClassHead"),
-    **_at("classic.heads.multi_head", "MultiHead"),
-    **_at("classic.heads.multi_label", "MultiLabelHead"),
-    **_at("classic.heads.regression", "LogisticRegressionHead", "PoissonRegressionHead", "RegressionHead"),
-    **_at("classic.inputs", "classifier_parse_example_spec", "regressor_parse_example_spec"),
-    **_at("classic.premade.logits", "call_logit_fn", prefix="experimental."),
-    **_at("classic.warm_start", "VocabInfo", "WarmStartSettings"),
-}
+_COMMON = places_in(f"""
+. @ runner.model_fn: EstimatorSpec ModeKeys
+. @ runner.classic.run_config: RunConfig
+. @ runner.classic.estimator: Estimator add_metrics
+. @ runner.classic.training: EvalSpec TrainSpec train_and_evaluate
+. @ tensorflow.compat.v1.train:
+    CheckpointSaverHook CheckpointSaverListener FeedFnHook FinalOpsHook GlobalStepWaiterHook LoggingTensorHook
+    NanLossDuringTrainingError NanTensorHook SecondOrStepTimer SessionRunArgs SessionRunContext SessionRunHook
+    SessionRunValues StepCounterHook StopAtStepHook SummarySaverHook
+. @ runner.classic.hooks: ProfilerHook
+experimental @ runner.classic.hooks: InMemoryEvaluatorHook make_stop_at_checkpoint_step_hook
+experimental @ runner.classic.early_stopping: {" ".join(EARLY_STOPPING)}
+. @ runner.export.exporters: BestExporter Exporter FinalExporter LatestExporter
+export @ runner.export.receivers:
+    ServingInputReceiver TensorServingInputReceiver build_parsing_serving_input_receiver_fn
+    build_raw_serving_input_receiver_fn
+experimental @ runner.export.receivers: build_raw_supervised_input_receiver_fn
+export @ runner.export.outputs: ClassificationOutput EvalOutput ExportOutput PredictOutput RegressionOutput
+. @ runner.classic.heads.base: Head
+. @ runner.classic.heads.classification: BinaryClassHead MultiClassHead
+. @ runner.classic.heads.multi_head: MultiHead
+. @ runner.classic.heads.multi_label: MultiLabelHead
+. @ runner.classic.heads.regression: LogisticRegressionHead PoissonRegressionHead RegressionHead
+. @ runner.classic.inputs: classifier_parse_example_spec regressor_parse_example_spec
+experimental @ runner.classic.premade.logits: call_logit_fn
+. @ runner.classic.warm_start: VocabInfo WarmStartSettings
+""")
 
-NAMES: Mapping[str, str] = {**_COMMON, **_at("classic.premade.estimators", *_PREMADE)}
+NAMES: Mapping[str, str] = {**_COMMON, **places_in(f". @ runner.classic.premade.estimators: {_PREMADE}")}
 """`tf.estimator.<name>` -> "module:attribute"."""
 
-V1_NAMES: Mapping[str, str] = {
-    **_COMMON,
-    **_at("classic.premade.v1", *_PREMADE),
-    **_at("classic.premade.logits", "dnn_logit_fn_builder", "linear_logit_fn_builder", prefix="experimental."),
-    **_at("classic.inputs", "numpy_input_fn", "pandas_input_fn", prefix="inputs."),
-    **_at("classic.tpu", *_TPU, prefix="tpu."),
-}
+V1_NAMES: Mapping[str, str] = _COMMON | places_in(f"""
+. @ runner.classic.premade.v1: {_PREMADE}
+experimental @ runner.classic.premade.logits: dnn_logit_fn_builder linear_logit_fn_builder
+inputs @ runner.classic.inputs: numpy_input_fn pandas_input_fn
+tpu @ runner.classic.tpu: InputPipelineConfig RunConfig TPUConfig TPUEstimator TPUEstimatorSpec
+""")
 """`tf.compat.v1.estimator.<name>` -> "module:attribute"."""
 
-KERAS_NAMES: Mapping[str, str] = _at("classic.model_to_estimator", "model_to_estimator")
+KERAS_NAMES: Mapping[str, str] = {"model_to_estimator": "runner.classic.model_to_estimator:model_to_estimator"}
 """`tf.keras.estimator.<name>` -> "module:attribute"."""
 
 GONE: Mapping[str, str] = {

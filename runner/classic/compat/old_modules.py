@@ -12,10 +12,12 @@ import functools
 import importlib
 import importlib.abc
 import linecache
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runner.tf_private import tf_estimator
@@ -48,6 +50,29 @@ class Space(NamedTuple):
         parts = name.split(".")
         beginnings = (".".join(parts[: end + 1]) for end in range(len(parts)))
         return any(map(self.find, beginnings)) or (self.find(name) == MODULE and bool(self.listed(name)))
+
+
+_ROW = re.compile(r"^([^\s#].*) @ (\S+):(.*(?:\n .*)*)", re.MULTILINE)
+
+
+def places_in(table: str, tables: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> dict[str, str]:
+    """Return dotted name -> its place, "module:attribute", from a table of text.
+
+    A row is `modules @ place: names`, and goes on in indented lines: each of the modules has these names ("." is the
+    root), and they are at the place, "module" or "module:attribute". `a=b` stands for the name `a`, which the place
+    calls `b`. Lines that begin with `#` are comments.
+
+    Args:
+      table: the rows.
+      tables: a place that is another table -> its names, and where they are.
+    """
+    found: dict[str, str] = {}
+    for modules, place, names in _ROW.findall(table):
+        for name, _, other in (one.partition("=") for one in names.split()):
+            of_place = tables[place] if place in tables else None
+            at = of_place[other or name] if of_place else f"{place}{'.' if ':' in place else ':'}{other or name}"
+            found |= {f"{module}.{name}".lstrip("."): at for module in modules.split()}
+    return found
 
 
 def modules_of(names: Iterable[str]) -> frozenset[str]:

@@ -14,70 +14,31 @@ from runner.model_fn import EstimatorSpec
 
 v1 = tf.compat.v1
 
-_SUM_OVER_BATCH_SIZE = "sum_over_batch_size"
+
+def regression_head(weight_column: Any = None, label_dimension: int = 1, *others: Any, **named: Any) -> Head:
+    """Return `tf.estimator.RegressionHead`; the order of the first two arguments differs."""
+    return RegressionHead(label_dimension, weight_column, *others, **named)
 
 
-def regression_head(
-    weight_column: Any = None,
-    label_dimension: int = 1,
-    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
-    loss_fn: Callable[..., Any] | None = None,
-    inverse_link_fn: Callable[..., Any] | None = None,
-    name: str | None = None,
-) -> Head:
-    """Return `tf.estimator.RegressionHead`; the order of the arguments differs."""
-    return RegressionHead(label_dimension, weight_column, loss_reduction, loss_fn, inverse_link_fn, name)
+def poisson_regression_head(weight_column: Any = None, label_dimension: int = 1, *others: Any, **named: Any) -> Head:
+    """Return `tf.estimator.PoissonRegressionHead`; the order of the first two arguments differs."""
+    return PoissonRegressionHead(label_dimension, weight_column, *others, **named)
 
 
-def poisson_regression_head(
-    weight_column: Any = None,
-    label_dimension: int = 1,
-    loss_reduction: str = _SUM_OVER_BATCH_SIZE,
-    compute_full_loss: bool = True,
-    name: str | None = None,
-) -> Head:
-    """Return `tf.estimator.PoissonRegressionHead`."""
-    return PoissonRegressionHead(
-        label_dimension=label_dimension, weight_column=weight_column, loss_reduction=loss_reduction,
-        compute_full_loss=compute_full_loss, name=name,
-    )  # fmt: skip
+class _Clipped(v1.train.Optimizer):  # type: ignore[name-defined]
+    """Clips the gradients, and leaves updates and slots to another optimizer."""
 
-
-class _Around(v1.train.Optimizer):  # type: ignore[name-defined]
-    """Base class of optimizers that change the gradients and leave updates and slots to another optimizer."""
-
-    def __init__(self, opt: Any, name: str) -> None:
-        super().__init__(False, name)
-        self._opt = opt
-
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        return self._opt.compute_gradients(*args, **kwargs)
+    def __init__(self, opt: Any, clip_norm: float) -> None:
+        super().__init__(False, "ClipByNormOptimizer")
+        self._opt, self._clip_norm = opt, clip_norm
+        self.compute_gradients, self.variables = opt.compute_gradients, opt.variables
+        self.get_slot, self.get_slot_names = opt.get_slot, opt.get_slot_names
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        return self._opt.apply_gradients(self._changed(list(grads_and_vars)), global_step, name)
-
-    def _changed(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        return grads_and_vars
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        return self._opt.get_slot(*args, **kwargs)
-
-    def get_slot_names(self) -> list[str]:
-        return list(self._opt.get_slot_names())
-
-    def variables(self) -> list[Any]:
-        return list(self._opt.variables())
-
-
-class _Clipped(_Around):
-    def __init__(self, opt: Any, clip_norm: float) -> None:
-        super().__init__(opt, "ClipByNormOptimizer")
-        self._clip_norm = clip_norm
-
-    def _changed(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], self._clip_norm)
-        return list(zip(clipped, [variable for _, variable in pairs], strict=True))
+        changed = zip(clipped, [variable for _, variable in pairs], strict=True)
+        return self._opt.apply_gradients(changed, global_step, name)
 
 
 def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
@@ -138,15 +99,6 @@ def _dense(name: str, feature: Any, defaults: Any) -> Any:
     return tf.sparse.to_dense(feature, default_value=default)
 
 
-def export_all_saved_models(
-    estimator: Estimator,
-    export_dir_base: str,
-    input_receiver_fn_map: Mapping[str, Callable[[], Any]],
-    assets_extra: Mapping[str, str] | None = None,
-    as_text: bool = False,
-    checkpoint_path: str | None = None,
-) -> bytes:
+def export_all_saved_models(estimator: Estimator, *args: Any, **kwargs: Any) -> bytes:
     """Call `Estimator.experimental_export_all_saved_models`."""
-    return estimator.experimental_export_all_saved_models(
-        export_dir_base, input_receiver_fn_map, assets_extra, as_text, checkpoint_path
-    )
+    return estimator.experimental_export_all_saved_models(*args, **kwargs)

@@ -101,24 +101,14 @@ def safe_embedding_lookup_sparse(
     sparse_ids: Any,
     sparse_weights: Any = None,
     combiner: str | None = None,
-    default_id: int | None = None,
-    name: str | None = None,
-    partition_strategy: str = "div",
-    max_norm: float | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> tf.Tensor:
     """Call `tf.nn.safe_embedding_lookup_sparse`, with combiner None meaning "mean"; returns float `[batch,
     dimension]`.
     """
-    return v1.nn.safe_embedding_lookup_sparse(
-        embedding_weights,
-        sparse_ids,
-        sparse_weights,
-        combiner or "mean",
-        default_id,
-        name,
-        partition_strategy,
-        max_norm,
-    )
+    lookup = v1.nn.safe_embedding_lookup_sparse
+    return lookup(embedding_weights, sparse_ids, sparse_weights, combiner or "mean", *args, **kwargs)
 
 
 # --- feature columns --------------------------------------------------------------------------------------------------
@@ -203,14 +193,7 @@ def one_hot_column(sparse_id_column: Any) -> Any:
 
 
 def embedding_column(
-    sparse_id_column: Any,
-    dimension: int,
-    combiner: str = "mean",
-    initializer: Any = None,
-    ckpt_to_load_from: str | None = None,
-    tensor_name_in_ckpt: str | None = None,
-    max_norm: float | None = None,
-    trainable: bool = True,
+    sparse_id_column: Any, dimension: int, combiner: str = "mean", initializer: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """Return `tf.feature_column.embedding_column`.
 
@@ -219,9 +202,7 @@ def embedding_column(
     """
     if initializer is None:
         initializer = v1.truncated_normal_initializer(0.0, 1 / float(sparse_id_column.num_buckets) ** 0.5)
-    return columns.embedding_column(
-        sparse_id_column, dimension, combiner, initializer, ckpt_to_load_from, tensor_name_in_ckpt, max_norm, trainable
-    )
+    return columns.embedding_column(sparse_id_column, dimension, combiner, initializer, *args, **kwargs)
 
 
 def create_feature_spec_for_parsing(feature_columns: Iterable[Any]) -> dict[str, Any]:

@@ -5,40 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runner.classic.compat import names as estimator_names
-from runner.classic.compat.old_modules import MODULE, Space, modules_of, within
+from runner.classic.compat.old_modules import MODULE, Space, modules_of, places_in, within
 from runner.config.error_messages import did_you_mean
 
+_EARLY_STOPPING = " ".join(f"{name}=experimental.{name}" for name in estimator_names.EARLY_STOPPING)
 
-def _at(part: str, module: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> "module:name" for each name in `names`, which blanks separate.
-
-    Args:
-      part: the part of `tf.contrib`, such as "layers".
-      module: the module that has the names, or "module:attribute".
-    """
-    at = f"{module}." if ":" in module else f"{module}:"
-    return {f"{part}.{name}": f"{at}{name}" for name in names.split()}
-
-
-def _of_tensorflow(part: str, module: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> "module:attribute" for names in a module of TensorFlow, such as `compat.v1.train`.
-
-    `a=b` in `names` stands for the name `a` of contrib, which TensorFlow calls `b`.
-    """
-    pairs = (name.partition("=") for name in names.split())
-    return {f"{part}.{name}": f"tensorflow:{module}.{old or name}".replace(":.", ":") for name, _, old in pairs}
-
-
-def _of_estimator(part: str, names: str) -> dict[str, str]:
-    """Return `<part>.<name>` -> "module:attribute" for `tf.compat.v1.estimator`. `a=b`: see `_of_tensorflow`."""
-    pairs = (name.partition("=") for name in names.split())
-    return {f"{part}.{name}": estimator_names.V1_NAMES[old or name] for name, _, old in pairs}
-
-
-_OURS = "runner.classic.contrib"
-_V1 = "compat.v1"
-
-_LAYERS = """
+NAMES: Mapping[str, str] = places_in(
+    f"""
+# --- layers, framework, slim: the package tf_slim ---
+layers slim @ tf_slim.layers:
     avg_pool2d avg_pool3d batch_norm bias_add conv1d conv2d conv3d conv2d_in_plane conv2d_transpose conv3d_transpose
     convolution convolution1d convolution2d convolution2d_in_plane convolution2d_transpose convolution3d
     convolution3d_transpose dense_to_sparse dropout elu flatten fully_connected gdn images_to_sequence layer_norm linear
@@ -48,20 +23,22 @@ _LAYERS = """
     variance_scaling_initializer l1_regularizer l2_regularizer l1_l2_regularizer sum_regularizer apply_regularization
     optimize_loss adaptive_clipping_fn OPTIMIZER_CLS_NAMES OPTIMIZER_SUMMARIES summarize_tensor summarize_tensors
     summarize_collection summarize_activation summarize_activations
-"""
-_VARIABLES = """
+framework slim @ tf_slim.ops.variables:
     add_model_variable assert_global_step assert_or_get_global_step assign_from_values assign_from_values_fn
     create_global_step filter_variables get_local_variables get_model_variables get_trainable_variables
     get_unique_variable get_variables_by_name get_variables_by_suffix get_variable_full_name get_variables_to_restore
     get_variables global_variable local_variable model_variable variable VariableDeviceChooser
-"""
-_ARG_SCOPE = "add_arg_scope arg_scope arg_scope_func_key arg_scoped_arguments current_arg_scope has_arg_scope"
-_LOSSES = """
+framework slim @ tf_slim.ops.arg_scope:
+    add_arg_scope arg_scope arg_scope_func_key arg_scoped_arguments current_arg_scope has_arg_scope
+framework slim @ tensorflow:compat.v1.train: get_global_step get_or_create_global_step
+framework @ tensorflow:compat.v1.train: init_from_checkpoint list_variables
+framework @ tensorflow:train: load_checkpoint load_variable
+framework @ tensorflow:compat.v1: argsort sort is_tensor nest
+losses slim.losses @ tf_slim.losses:
     absolute_difference add_loss compute_weighted_loss cosine_distance get_losses get_regularization_losses
     get_total_loss hinge_loss log_loss mean_pairwise_squared_error mean_squared_error sigmoid_cross_entropy
     softmax_cross_entropy sparse_softmax_cross_entropy
-"""
-_METRICS = """
+metrics slim.metrics @ tf_slim.metrics:
     accuracy f1_score auc_using_histogram aggregate_metric_map aggregate_metrics auc_with_confidence_intervals
     cohen_kappa count precision_at_recall precision_recall_at_equal_thresholds recall_at_precision
     sparse_recall_at_top_k streaming_accuracy streaming_auc streaming_concat streaming_covariance
@@ -76,183 +53,100 @@ _METRICS = """
     streaming_sparse_average_precision_at_top_k streaming_sparse_precision_at_k streaming_sparse_precision_at_top_k
     streaming_sparse_recall_at_k streaming_specificity_at_sensitivity streaming_true_negatives
     streaming_true_negatives_at_thresholds streaming_true_positives streaming_true_positives_at_thresholds
-"""
-_CREATE_TRAIN_OP = (
-    "add_gradients_summaries clip_gradient_norms clip_gradient_norms_fn create_train_op multiply_gradients"
+metrics @ tensorflow:compat.v1: confusion_matrix
+metrics @ tensorflow:compat.v1.sets:
+    set_difference=difference set_intersection=intersection set_size=size set_union=union
+slim.learning @ tf_slim.learning: add_gradients_summaries clip_gradient_norms create_train_op multiply_gradients
+slim.nets @ tf_slim.nets: alexnet inception overfeat resnet_utils resnet_v1 resnet_v2 vgg
+slim @ tf_slim: data_decoder dataset model_analyzer summaries tfexample_decoder
+losses.metric_learning @ tf_slim.losses.metric_learning:
+    cluster_loss contrastive_loss lifted_struct_loss npairs_loss npairs_loss_multilabel triplet_semihard_loss
+framework @ tf_slim.ops.framework_ops: get_graph_from_inputs get_name_scope
+training @ tf_slim.training.training:
+    add_gradients_summaries clip_gradient_norms clip_gradient_norms_fn create_train_op multiply_gradients
+# --- tf.estimator ---
+estimator @ tf.estimator:
+    {_EARLY_STOPPING} InMemoryEvaluatorHook=experimental.InMemoryEvaluatorHook add_metrics
+    make_stop_at_checkpoint_step_hook=experimental.make_stop_at_checkpoint_step_hook BaselineEstimator DNNEstimator
+    DNNLinearCombinedEstimator LinearEstimator call_logit_fn=experimental.call_logit_fn
+    dnn_logit_fn_builder=experimental.dnn_logit_fn_builder
+    linear_logit_fn_builder=experimental.linear_logit_fn_builder
+    build_raw_supervised_input_receiver_fn=experimental.build_raw_supervised_input_receiver_fn
+    binary_classification_head=BinaryClassHead logistic_regression_head=LogisticRegressionHead multi_head=MultiHead
+    multi_class_head=MultiClassHead multi_label_head=MultiLabelHead
+tpu @ tf.estimator:
+    InputPipelineConfig=tpu.InputPipelineConfig RunConfig=tpu.RunConfig TPUConfig=tpu.TPUConfig
+    TPUEstimator=tpu.TPUEstimator TPUEstimatorSpec=tpu.TPUEstimatorSpec
+# --- the rest of TensorFlow ---
+tpu @ tensorflow:compat.v1.tpu: CrossShardOptimizer bfloat16_scope
+rnn @ tensorflow:compat.v1.nn.rnn_cell:
+    BasicLSTMCell BasicRNNCell DeviceWrapper DropoutWrapper GRUCell LSTMCell LSTMStateTuple MultiRNNCell
+    ResidualWrapper RNNCell
+rnn @ tensorflow:compat.v1.nn: static_rnn static_bidirectional_rnn static_state_saving_rnn
+data @ tensorflow:compat.v1.data.experimental:
+    AUTOTUNE Counter CsvDataset Optional RandomDataset Reducer SqlDataset TFRecordWriter
+    bucket_by_sequence_length choose_from_datasets copy_to_device dense_to_sparse_batch enumerate_dataset
+    get_next_as_optional get_single_element group_by_reducer group_by_window ignore_errors
+    make_batched_features_dataset make_csv_dataset map_and_batch parallel_interleave prefetch_to_device
+    rejection_resample sample_from_datasets scan shuffle_and_repeat unbatch unique
+data @ tensorflow:compat.v1.data: Dataset FixedLengthRecordDataset Iterator TFRecordDataset TextLineDataset
+signal @ tensorflow:signal:
+    fftshift frame hamming_window hann_window ifftshift inverse_stft inverse_stft_window_fn
+    linear_to_mel_weight_matrix mfccs_from_log_mel_spectrograms overlap_and_add stft
+cluster_resolver @ tensorflow:distribute.cluster_resolver:
+    ClusterResolver GCEClusterResolver KubernetesClusterResolver SimpleClusterResolver SlurmClusterResolver
+    TFConfigClusterResolver TPUClusterResolver UnionClusterResolver=UnionResolver
+feature_column @ tensorflow:compat.v1.feature_column:
+    sequence_categorical_column_with_hash_bucket sequence_categorical_column_with_identity
+    sequence_categorical_column_with_vocabulary_file sequence_categorical_column_with_vocabulary_list
+    sequence_numeric_column
+layers @ tensorflow:compat.v1.feature_column: bucketized_column shared_embedding_columns
+distribute @ tensorflow:distribute: OneDeviceStrategy get_strategy has_strategy
+distribute @ tensorflow:tpu.experimental: initialize_tpu_system
+summary @ tensorflow:summary: flush
+summary @ tensorflow:compat.v1.summary: all_summary_ops=all_v2_summary_ops initialize
+lookup @ runner.classic.contrib.data:tables:
+    FastHashSpec HashTable HasherSpec IdTableWithHashBuckets InitializableLookupTableBase LookupInterface
+    KeyValueTensorInitializer MutableHashTable StrongHashSpec TextFileIdTableInitializer TextFileIndex
+    TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
+    index_to_string_table_from_file index_to_string_table_from_tensor
+# --- runner.classic.contrib itself ---
+layers @ runner.classic.contrib.layers:
+    bow_encoder create_feature_spec_for_parsing crossed_column embed_sequence embedding_column
+    one_hot_column real_valued_column safe_embedding_lookup_sparse sparse_column_with_hash_bucket
+    sparse_column_with_integerized_feature sparse_column_with_keys sparse_column_with_vocabulary_file
+    weighted_sparse_column
+framework slim @ runner.classic.contrib.framework: assign_from_checkpoint assign_from_checkpoint_fn
+training @ runner.classic.contrib.training: HParams parse_values
+estimator @ runner.classic.contrib.estimator:
+    TowerOptimizer clip_gradients_by_norm export_all_saved_models forward_features poisson_regression_head
+    regression_head replicate_model_fn
+opt @ runner.classic.contrib.opt:
+    AdaMaxOptimizer AdamWOptimizer DecoupledWeightDecayExtension LARSOptimizer LazyAdamOptimizer
+    MomentumWOptimizer NadamOptimizer extend_with_decoupled_weight_decay
+rnn @ runner.classic.contrib.rnn:
+    FusedRNNCell FusedRNNCellAdaptor GRUBlockCellV2 LSTMBlockCell LSTMBlockFusedCell LayerNormBasicLSTMCell
+    TimeReversedFusedRNN stack_bidirectional_dynamic_rnn stack_bidirectional_rnn
+data @ runner.classic.contrib.data:
+    assert_element_shape batch_and_drop_remainder padded_batch_and_drop_remainder sloppy_interleave
+learn @ runner.classic.contrib.learn: ModeKeys RunConfig select_last_activations
+distribute @ runner.classic.contrib.distribute:
+    AllReduceCrossDeviceOps CollectiveAllReduceStrategy MirroredStrategy TPUStrategy
+summary @ runner.classic.contrib.summary:
+    always_record_summaries create_file_writer histogram image never_record_summaries
+    record_summaries_every_n_global_steps scalar
+predictor @ runner.classic.contrib.predictor: from_estimator from_saved_model
+crf @ runner.classic.contrib.crf:
+    crf_binary_score crf_decode crf_log_likelihood crf_log_norm crf_sequence_score crf_unary_score viterbi_decode
+seq2seq @ runner.classic.contrib.seq2seq:
+    BasicDecoder BasicDecoderOutput BeamSearchDecoder BeamSearchDecoderOutput BeamSearchDecoderState CustomHelper
+    Decoder FinalBeamSearchDecoderOutput GreedyEmbeddingHelper Helper SampleEmbeddingHelper TrainingHelper
+    dynamic_decode sequence_loss tile_batch
+seq2seq @ runner.classic.contrib.attention:
+    AttentionMechanism AttentionWrapper AttentionWrapperState BahdanauAttention LuongAttention
+""",
+    {"tf.estimator": estimator_names.V1_NAMES},
 )
-_EARLY_STOPPING = " ".join(f"{name}=experimental.{name}" for name in estimator_names.EARLY_STOPPING)
-
-NAMES: Mapping[str, str] = {
-    # --- layers, framework, slim: the package tf_slim ---
-    **_at("layers", "tf_slim.layers", _LAYERS),
-    **_at("framework", "tf_slim.ops.variables", _VARIABLES),
-    **_at("framework", "tf_slim.ops.arg_scope", _ARG_SCOPE),
-    **_of_tensorflow(
-        "framework", "compat.v1.train", "get_global_step get_or_create_global_step init_from_checkpoint list_variables"
-    ),
-    **_of_tensorflow("framework", "train", "load_checkpoint load_variable"),
-    **_of_tensorflow("framework", _V1, "argsort sort is_tensor nest"),
-    **_at("slim", "tf_slim.layers", _LAYERS),
-    **_at("slim", "tf_slim.ops.variables", _VARIABLES),
-    **_at("slim", "tf_slim.ops.arg_scope", _ARG_SCOPE),
-    **_of_tensorflow("slim", "compat.v1.train", "get_global_step get_or_create_global_step"),
-    **_at("slim.losses", "tf_slim.losses", _LOSSES),
-    **_at("slim.metrics", "tf_slim.metrics", _METRICS),
-    **_at("slim.learning", "tf_slim.learning", "add_gradients_summaries clip_gradient_norms create_train_op"),
-    **_at("slim.learning", "tf_slim.learning", "multiply_gradients"),
-    **_at("slim.nets", "tf_slim.nets", "alexnet inception overfeat resnet_utils resnet_v1 resnet_v2 vgg"),
-    **_at("slim", "tf_slim", "data_decoder dataset model_analyzer summaries tfexample_decoder"),
-    **_at("losses", "tf_slim.losses", _LOSSES),
-    **_at(
-        "losses.metric_learning",
-        "tf_slim.losses.metric_learning",
-        "cluster_loss contrastive_loss lifted_struct_loss npairs_loss npairs_loss_multilabel triplet_semihard_loss",
-    ),
-    **_at("framework", "tf_slim.ops.framework_ops", "get_graph_from_inputs get_name_scope"),
-    **_at("metrics", "tf_slim.metrics", _METRICS),
-    **_of_tensorflow("metrics", "compat.v1", "confusion_matrix"),
-    **_of_tensorflow("metrics", "compat.v1.sets", "set_difference=difference set_intersection=intersection"),
-    **_of_tensorflow("metrics", "compat.v1.sets", "set_size=size set_union=union"),
-    **_at("training", "tf_slim.training.training", _CREATE_TRAIN_OP),
-    # --- tf.estimator ---
-    **_of_estimator(
-        "estimator",
-        f"""{_EARLY_STOPPING} InMemoryEvaluatorHook=experimental.InMemoryEvaluatorHook add_metrics
-        make_stop_at_checkpoint_step_hook=experimental.make_stop_at_checkpoint_step_hook BaselineEstimator DNNEstimator
-        DNNLinearCombinedEstimator LinearEstimator call_logit_fn=experimental.call_logit_fn
-        dnn_logit_fn_builder=experimental.dnn_logit_fn_builder
-        linear_logit_fn_builder=experimental.linear_logit_fn_builder
-        build_raw_supervised_input_receiver_fn=experimental.build_raw_supervised_input_receiver_fn
-        binary_classification_head=BinaryClassHead logistic_regression_head=LogisticRegressionHead multi_head=MultiHead
-        multi_class_head=MultiClassHead multi_label_head=MultiLabelHead""",
-    ),
-    **_of_estimator(
-        "tpu",
-        """InputPipelineConfig=tpu.InputPipelineConfig RunConfig=tpu.RunConfig TPUConfig=tpu.TPUConfig
-        TPUEstimator=tpu.TPUEstimator TPUEstimatorSpec=tpu.TPUEstimatorSpec""",
-    ),
-    **_of_tensorflow("tpu", "compat.v1.tpu", "CrossShardOptimizer bfloat16_scope"),
-    # --- the rest of TensorFlow ---
-    **_of_tensorflow(
-        "rnn",
-        "compat.v1.nn.rnn_cell",
-        """BasicLSTMCell BasicRNNCell DeviceWrapper DropoutWrapper GRUCell LSTMCell LSTMStateTuple MultiRNNCell
-        ResidualWrapper RNNCell""",
-    ),
-    **_of_tensorflow("rnn", "compat.v1.nn", "static_rnn static_bidirectional_rnn static_state_saving_rnn"),
-    **_of_tensorflow(
-        "data",
-        "compat.v1.data.experimental",
-        """AUTOTUNE Counter CsvDataset Optional RandomDataset Reducer SqlDataset TFRecordWriter
-        bucket_by_sequence_length choose_from_datasets copy_to_device dense_to_sparse_batch enumerate_dataset
-        get_next_as_optional get_single_element group_by_reducer group_by_window ignore_errors
-        make_batched_features_dataset make_csv_dataset map_and_batch parallel_interleave prefetch_to_device
-        rejection_resample sample_from_datasets scan shuffle_and_repeat unbatch unique""",
-    ),
-    **_of_tensorflow(
-        "data", "compat.v1.data", "Dataset FixedLengthRecordDataset Iterator TFRecordDataset TextLineDataset"
-    ),
-    **_of_tensorflow(
-        "signal",
-        "signal",
-        """fftshift frame hamming_window hann_window ifftshift inverse_stft inverse_stft_window_fn
-        linear_to_mel_weight_matrix mfccs_from_log_mel_spectrograms overlap_and_add stft""",
-    ),
-    **_of_tensorflow(
-        "cluster_resolver",
-        "distribute.cluster_resolver",
-        """ClusterResolver=ClusterResolver GCEClusterResolver=GCEClusterResolver
-        KubernetesClusterResolver=KubernetesClusterResolver SimpleClusterResolver=SimpleClusterResolver
-        SlurmClusterResolver=SlurmClusterResolver TFConfigClusterResolver=TFConfigClusterResolver
-        TPUClusterResolver=TPUClusterResolver UnionClusterResolver=UnionResolver""",
-    ),
-    **_of_tensorflow(
-        "feature_column",
-        "compat.v1.feature_column",
-        """sequence_categorical_column_with_hash_bucket sequence_categorical_column_with_identity
-        sequence_categorical_column_with_vocabulary_file sequence_categorical_column_with_vocabulary_list
-        sequence_numeric_column""",
-    ),
-    **_of_tensorflow("distribute", "distribute", "OneDeviceStrategy get_strategy has_strategy"),
-    **_of_tensorflow("distribute", "tpu.experimental", "initialize_tpu_system"),
-    **_at(
-        "lookup",
-        f"{_OURS}.data:tables",
-        """FastHashSpec HashTable HasherSpec IdTableWithHashBuckets InitializableLookupTableBase LookupInterface
-        KeyValueTensorInitializer MutableHashTable StrongHashSpec TextFileIdTableInitializer TextFileIndex
-        TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
-        index_to_string_table_from_file index_to_string_table_from_tensor""",
-    ),
-    # --- runner.classic.contrib itself ---
-    **_at(
-        "layers",
-        f"{_OURS}.layers",
-        """bow_encoder create_feature_spec_for_parsing crossed_column embed_sequence embedding_column
-        one_hot_column real_valued_column safe_embedding_lookup_sparse sparse_column_with_hash_bucket
-        sparse_column_with_integerized_feature sparse_column_with_keys sparse_column_with_vocabulary_file
-        weighted_sparse_column""",
-    ),
-    **_of_tensorflow("layers", "compat.v1.feature_column", "bucketized_column shared_embedding_columns"),
-    **_at("framework", f"{_OURS}.framework", "assign_from_checkpoint assign_from_checkpoint_fn"),
-    **_at("slim", f"{_OURS}.framework", "assign_from_checkpoint assign_from_checkpoint_fn"),
-    **_at("training", f"{_OURS}.training", "HParams parse_values"),
-    **_at(
-        "estimator",
-        f"{_OURS}.estimator",
-        """TowerOptimizer clip_gradients_by_norm export_all_saved_models forward_features poisson_regression_head
-        regression_head replicate_model_fn""",
-    ),
-    **_at(
-        "opt",
-        f"{_OURS}.opt",
-        """AdaMaxOptimizer AdamWOptimizer DecoupledWeightDecayExtension LARSOptimizer LazyAdamOptimizer
-        MomentumWOptimizer NadamOptimizer extend_with_decoupled_weight_decay""",
-    ),
-    **_at(
-        "rnn",
-        f"{_OURS}.rnn",
-        """FusedRNNCell FusedRNNCellAdaptor GRUBlockCellV2 LSTMBlockCell LSTMBlockFusedCell LayerNormBasicLSTMCell
-        TimeReversedFusedRNN stack_bidirectional_dynamic_rnn stack_bidirectional_rnn""",
-    ),
-    **_at(
-        "data",
-        f"{_OURS}.data",
-        "assert_element_shape batch_and_drop_remainder padded_batch_and_drop_remainder sloppy_interleave",
-    ),
-    **_at("learn", f"{_OURS}.learn", "ModeKeys RunConfig select_last_activations"),
-    **_at(
-        "distribute",
-        f"{_OURS}.distribute",
-        "AllReduceCrossDeviceOps CollectiveAllReduceStrategy MirroredStrategy TPUStrategy",
-    ),
-    **_at(
-        "summary",
-        f"{_OURS}.summary",
-        """always_record_summaries create_file_writer histogram image never_record_summaries
-        record_summaries_every_n_global_steps scalar""",
-    ),
-    **_of_tensorflow("summary", "summary", "flush"),
-    **_of_tensorflow("summary", "compat.v1.summary", "all_summary_ops=all_v2_summary_ops initialize"),
-    **_at("predictor", f"{_OURS}.predictor", "from_estimator from_saved_model"),
-    **_at(
-        "crf",
-        f"{_OURS}.crf",
-        """crf_binary_score crf_decode crf_log_likelihood crf_log_norm crf_sequence_score crf_unary_score
-        viterbi_decode""",
-    ),
-    **_at(
-        "seq2seq",
-        f"{_OURS}.seq2seq",
-        """BasicDecoder BasicDecoderOutput BeamSearchDecoder BeamSearchDecoderOutput BeamSearchDecoderState CustomHelper
-        Decoder FinalBeamSearchDecoderOutput GreedyEmbeddingHelper Helper SampleEmbeddingHelper TrainingHelper
-        dynamic_decode sequence_loss tile_batch""",
-    ),
-    **_at(
-        "seq2seq",
-        f"{_OURS}.attention",
-        "AttentionMechanism AttentionWrapper AttentionWrapperState BahdanauAttention LuongAttention",
-    ),
-}
 """`tf.contrib.<name>` -> "module:attribute"."""
 
 _PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -120,7 +120,24 @@ class MomentumWOptimizer(DecoupledWeightDecayExtension, v1.train.MomentumOptimiz
         )  # fmt: skip
 
 
-class LazyAdamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
+class _DenseOnly:
+    """Applies a sparse gradient as a dense one: every row of the variable is updated."""
+
+    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
+        dense = tf.tensor_scatter_nd_add(tf.zeros_like(var), indices[:, None], grad)
+        return self._resource_apply_dense(dense, var)  # type: ignore[attr-defined]
+
+
+class _Adam(v1.train.AdamOptimizer):  # type: ignore[name-defined]
+    def _numbers(self, var: Any) -> tuple[tf.Tensor, ...]:
+        """Return (beta1, beta2, rate sqrt(1 - beta2^t) / (1 - beta1^t), epsilon), scalars of the variable's dtype."""
+        kind = var.dtype.base_dtype
+        beta1_power, beta2_power = (tf.cast(power, kind) for power in self._get_beta_accumulators())
+        beta1, beta2, rate = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind), tf.cast(self._lr_t, kind)
+        return beta1, beta2, rate * tf.sqrt(1 - beta2_power) / (1 - beta1_power), tf.cast(self._epsilon_t, kind)
+
+
+class LazyAdamOptimizer(_Adam):
     """Adam in which a sparse gradient updates the moments of only its own rows.
 
     As in TensorFlow 1.15, contrib/opt/python/training/lazy_adam_optimizer.py: for each row, m = beta1 m + (1 - beta1)
@@ -128,14 +145,11 @@ class LazyAdamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
     """
 
     def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        beta1_power, beta2_power = self._get_beta_accumulators()
-        kind = var.dtype.base_dtype
-        beta1, beta2 = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind)
-        rate = tf.cast(self._lr_t, kind) * tf.sqrt(1 - tf.cast(beta2_power, kind)) / (1 - tf.cast(beta1_power, kind))
+        beta1, beta2, rate, epsilon = self._numbers(var)
         m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
         m_rows = beta1 * tf.gather(m, indices) + (1 - beta1) * grad
         v_rows = beta2 * tf.gather(v, indices) + (1 - beta2) * tf.square(grad)
-        step = rate * m_rows / (tf.sqrt(v_rows) + tf.cast(self._epsilon_t, kind))
+        step = rate * m_rows / (tf.sqrt(v_rows) + epsilon)
         return tf.group(
             m.scatter_update(tf.IndexedSlices(m_rows, indices)),
             v.scatter_update(tf.IndexedSlices(v_rows, indices)),
@@ -143,7 +157,7 @@ class LazyAdamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
         )
 
 
-class NadamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
+class NadamOptimizer(_DenseOnly, _Adam):
     """Adam with Nesterov momentum, after Dozat (2015).
 
     As in TensorFlow 1.15, contrib/opt/python/training/nadam_optimizer.py: the op ApplyAdam with use_nesterov, which
@@ -151,24 +165,15 @@ class NadamOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
     """
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        return self._moved(var, grad, lambda slot, rate, new: slot.assign(rate * slot + new))
-
-    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        rows = tf.zeros_like(var)
-        return self._resource_apply_dense(tf.tensor_scatter_nd_add(rows, indices[:, None], grad), var)
-
-    def _moved(self, var: Any, grad: Any, move: Callable[..., Any]) -> Any:
-        beta1_power, beta2_power = self._get_beta_accumulators()
-        kind = var.dtype.base_dtype
-        beta1, beta2 = tf.cast(self._beta1_t, kind), tf.cast(self._beta2_t, kind)
-        rate = tf.cast(self._lr_t, kind) * tf.sqrt(1 - tf.cast(beta2_power, kind)) / (1 - tf.cast(beta1_power, kind))
-        m = move(self.get_slot(var, "m"), beta1, (1 - beta1) * grad)
-        v = move(self.get_slot(var, "v"), beta2, (1 - beta2) * tf.square(grad))
-        ahead = beta1 * m + (1 - beta1) * grad
-        return var.assign_sub(rate * ahead / (tf.sqrt(v) + tf.cast(self._epsilon_t, kind)))
+        beta1, beta2, rate, epsilon = self._numbers(var)
+        m, v = self.get_slot(var, "m"), self.get_slot(var, "v")
+        new_m = m.assign(beta1 * m + (1 - beta1) * grad)
+        new_v = v.assign(beta2 * v + (1 - beta2) * tf.square(grad))
+        ahead = beta1 * new_m + (1 - beta1) * grad
+        return var.assign_sub(rate * ahead / (tf.sqrt(new_v) + epsilon))
 
 
-class LARSOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
+class LARSOptimizer(_DenseOnly, v1.train.Optimizer):  # type: ignore[name-defined]
     """Layer-wise adaptive rate scaling (LARS): momentum with a rate per variable; after You et al., arXiv:1708.03888.
 
     As in TensorFlow 1.15, contrib/opt/python/training/lars_optimizer.py: the rate of a variable w is multiplied by eeta
@@ -211,11 +216,8 @@ class LARSOptimizer(v1.train.Optimizer):  # type: ignore[name-defined]
             momentum=tf.cast(self._momentum, var.dtype), use_nesterov=self._use_nesterov,
         )  # fmt: skip
 
-    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        return self._resource_apply_dense(tf.tensor_scatter_nd_add(tf.zeros_like(var), indices[:, None], grad), var)
 
-
-class AdaMaxOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
+class AdaMaxOptimizer(_DenseOnly, v1.train.AdamOptimizer):  # type: ignore[name-defined]
     """Adam with the infinity norm, after Kingma and Ba, arXiv:1412.6980, section 7.1.
 
     As in TensorFlow 1.15, contrib/opt/python/training/adamax.py: v = max(beta2 v, |g|), w -= rate / (1 - beta1^t) m /
@@ -254,9 +256,6 @@ class AdaMaxOptimizer(v1.train.AdamOptimizer):  # type: ignore[name-defined]
         new_v = v.assign(tf.maximum(beta2 * v, tf.abs(grad)))
         rate = tf.cast(self._lr_t, kind) / (1 - tf.cast(self._power(), kind))
         return var.assign_sub(rate * new_m / (new_v + tf.cast(self._epsilon_t, kind)))
-
-    def _resource_apply_sparse(self, grad: Any, var: Any, indices: Any) -> Any:
-        return self._resource_apply_dense(tf.tensor_scatter_nd_add(tf.zeros_like(var), indices[:, None], grad), var)
 
     def _finish(self, update_ops: Any, name_scope: str) -> Any:
         with tf.control_dependencies(update_ops):

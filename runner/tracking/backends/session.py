@@ -87,7 +87,7 @@ class ScriptRecord(NullRecord):
     tags: Mapping[str, str]
     model_name: str
     role: str
-    _depth: int = field(default=0, init=False)
+    _is_recording: bool = field(default=False, init=False)
     _journals: Journals | None = field(default=None, init=False)
     _had_checkpoint: bool = field(default=False, init=False)
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
@@ -102,13 +102,10 @@ class ScriptRecord(NullRecord):
           trains: the command trains. False: it only reads a run, whose params and tags stay as they are.
           settings: further params, by dotted names; None values are left out.
         """
-        self._depth += 1
-        if self._depth > 1:
-            try:
-                yield
-            finally:
-                self._depth -= 1
+        if self._is_recording:
+            yield
             return
+        self._is_recording = True
         ships = self.role in ("chief", "evaluator")
         artifacts = Artifacts(self.model_dir, self.journal, ships, self.settings.takes_files)
         if self.role == "chief":
@@ -123,7 +120,7 @@ class ScriptRecord(NullRecord):
             status = "interrupted"
             raise
         finally:
-            self._depth -= 1
+            self._is_recording = False
             if self.role == "evaluator":
                 self._begin("evaluate", settings, LOCK_SECS)
             self._end(status, trains=trains)
