@@ -497,7 +497,9 @@ class TrackingConfig:
         return [("tracking.backend", name, "Tracker") for name in names]
 
 
-PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parquet", ".tfrecord": "tf.train.Example"}
+PREDICTION_FORMATS = {
+    ".jsonl": "JSON Lines", ".csv": "CSV", ".npz": "NumPy", ".parquet": "Parquet", ".tfrecord": "tf.train.Example",
+}  # fmt: skip
 """Suffix of predict.output -> its format."""
 
 
@@ -507,7 +509,7 @@ class PredictConfig:
 
     Attributes:
       output: the file; None: predictions.jsonl in model_dir.
-      keys: names of predictions; None: all.
+      keys: names of predictions, and of features to write beside them; None: all predictions.
       checkpoint: None: the newest.
     """
 

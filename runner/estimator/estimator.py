@@ -371,6 +371,8 @@ class Estimator:
         hooks: Sequence[Any] | None = None,
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
+        *,
+        with_features: bool = False,
     ) -> Iterator[Any]:
         """Yield predictions in the order of the input.
 
@@ -383,25 +385,28 @@ class Estimator:
             after the last prediction; session hooks, which are called for each batch.
           checkpoint_path: the checkpoint; None: the latest.
           yield_single_examples: yield one example at a time; False: one batch of a replica at a time.
+          with_features: each of predict_keys is the name of a prediction or of a feature to yield beside them, as in
+            predict.keys; False: names of features are not known, as in tf.estimator.
 
         Yields:
           NumPy values in the structure of `predictions`: `[...]` for one example, or `[batch, ...]`.
 
         Raises:
-          ValueError: there is no checkpoint; predict_keys names no prediction, or predictions are not a dict; or
-            predictions differ in their number of examples.
+          ValueError: there is no checkpoint; predict_keys names no prediction, or predictions are not a dict; or, with
+            features, a key names neither or both; or predictions differ in their number of examples.
           RuntimeError: the model was trained or restored between two predictions.
         """
         # Here and not in the generator, whose body begins to run only with the first `next`.
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
-        return self._predictions(input_fn, predict_keys, hooks or (), path, yield_single_examples)
+        keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
+        return self._predictions(input_fn, keys, hooks or (), path, yield_single_examples, with_features)
 
     def _predictions(
-        self, input_fn: InputFn, keys: Sequence[str] | str | None, hooks: Sequence[Any], path: str, single: bool
+        self, input_fn: InputFn, keys: Sequence[str], hooks: Sequence[Any], path: str, single: bool, with_features: bool
     ) -> Iterator[Any]:
         model = self._models.for_prediction
         pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
-        program = model.predict_program(pipeline)
+        program = model.predict_program(pipeline, keys if with_features else ())
         with self._restored(model, program, path):
             step = model.store.global_step
             predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")

@@ -187,7 +187,7 @@ def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     examples = 0
     with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
         batches = job.estimator.predict(
-            job.predict_input, config.predict.keys, job.hooks, facts["checkpoint"], yield_single_examples=False
+            job.predict_input, config.predict.keys, job.hooks, facts["checkpoint"], False, with_features=True
         )
         for batch in batches:
             examples += num_examples(batch)

@@ -22,8 +22,7 @@ from runner.programs.model import Model
 from runner.run_config import RunConfig
 from runner.system.console import counted, print_table
 from runner.task.build import Job
-from runner.task.prediction_files import ONLY_KEY
-from runner.tracking.plain_values import leaves
+from runner.tracking.plain_values import ONLY_KEY, leaves
 
 
 @dataclass(frozen=True)
