@@ -255,6 +255,7 @@ class RunSettings:
     inter_op_threads: int | None = _count(None, minimum=1)
     intra_op_threads: int | None = _count(None, minimum=1)
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"), shown_only=True)
+    output: str = _setting("text", choices=("text", "json"), shown_only=True)
     inline: bool = _setting(False, shown_only=True)
     eager: bool = False
     freeze_secs: int | None = _setting(None, minimum=10, shown_only=True)

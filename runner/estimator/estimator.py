@@ -380,20 +380,21 @@ class Estimator:
 
         Args:
           input_fn: an input function or an `Input`: features, tensors `[batch, ...]`; labels are ignored.
-          predict_keys: yield only these keys of a dict of predictions; None: all.
+          predict_keys: yield only these, in a dict; predictions that are no dict are `predictions`. None: all.
           hooks: native hooks, whose begin is called before the first prediction, after_batches after each batch and end
             after the last prediction; session hooks, which are called for each batch.
           checkpoint_path: the checkpoint; None: the latest.
           yield_single_examples: yield one example at a time; False: one batch of a replica at a time.
           with_features: each of predict_keys is the name of a prediction or of a feature to yield beside them, as in
-            predict.keys; False: names of features are not known, as in tf.estimator.
+            predict.keys; False: only predictions have names, and other names are ignored beside one, as in
+            tf.estimator.
 
         Yields:
           NumPy values in the structure of `predictions`: `[...]` for one example, or `[batch, ...]`.
 
         Raises:
-          ValueError: there is no checkpoint; predict_keys names no prediction, or predictions are not a dict; or, with
-            features, a key names neither or both; or predictions differ in their number of examples.
+          ValueError: there is no checkpoint; predict_keys names no prediction, or, with features, has a name of
+            neither or of both; or predictions differ in their number of examples.
           RuntimeError: the model was trained or restored between two predictions.
         """
         # Here and not in the generator, whose body begins to run only with the first `next`.
@@ -406,12 +407,11 @@ class Estimator:
     ) -> Iterator[Any]:
         model = self._models.for_prediction
         pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
-        program = model.predict_program(pipeline, keys if with_features else ())
+        program = model.predict_program(pipeline, keys, with_features)
         with self._restored(model, program, path):
             step = model.store.global_step
             predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
             for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
-                batch = prediction.chosen(batch, keys)
                 yield from prediction.single_examples(batch) if single else [batch]
                 # Others that used the model meanwhile have restored its own weights.
                 if model.values_of == path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,11 +125,9 @@ class Model:
             build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
         return self._program(("eval",), pipeline, build)
 
-    def predict_program(self, pipeline: InputPipeline, keys: Sequence[str] = ()) -> PredictProgram:
-        """Return the prediction program for inputs like those of `pipeline`, for the predictions and features `keys`
-        (all predictions if empty).
-        """
-        build = functools.partial(PredictProgram, self._to_trace, pipeline, keys)
+    def predict_program(self, pipeline: InputPipeline, *keys: Any) -> PredictProgram:
+        """Return the prediction program for inputs like those of `pipeline`; `keys` as in `PredictProgram`."""
+        build = functools.partial(PredictProgram, self._to_trace, pipeline, *keys)
         return self._program(("predict", *keys), pipeline, build)
 
     def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:

@@ -54,21 +54,26 @@ class PredictProgram(Program):
     Args:
       model: the model_fn and its variables.
       pipeline: the input.
-      keys: names of predictions and features to compute; empty: all predictions.
+      keys: names of what is computed, in this order; empty: all predictions.
+      with_features: each key is the name of a prediction or a feature; False: of a prediction, and other names are
+        ignored beside one, as in tf.estimator.
 
     Raises:
       ValueError: a key names neither, or both a prediction and another feature.
     """
 
-    def __init__(self, model: ModelToTrace, pipeline: InputPipeline, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: ModelToTrace, pipeline: InputPipeline, keys: Sequence[str] = (), with_features: bool = False
+    ) -> None:
         def replica_fn(replica: Replica) -> TracedReplica:
             with tf.summary.record_if(False):
                 # As in tf.estimator, model_fn does not get labels in PREDICT.
                 features, _ = replica_inputs(pipeline, replica)
-                given = dict(features) if isinstance(features, Mapping) else {}  # model_fn may pop entries
+                given = None if not with_features else dict(features) if isinstance(features, Mapping) else {}
+                # `given` is a copy, because model_fn may remove entries.
                 spec = model.call(features, None, ModeKeys.PREDICT)
                 if keys:
-                    spec = spec._replace(predictions=_with_features(spec.predictions, given, keys))
+                    spec = spec._replace(predictions=_chosen(spec.predictions, given, keys))
                 return TracedReplica(spec)
 
         super().__init__(model, pipeline, replica_fn)
@@ -210,39 +215,18 @@ def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda values: tf.nest.pack_sequence_as(predictions, values)
 
 
-def _with_features(predictions: Any, features: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Return the predictions and features with the names `keys`, in this order."""
+def _chosen(predictions: Any, features: Mapping[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]:
+    """Return what `keys` name, as in `PredictProgram`; features are None if they are not known."""
     named = predictions if isinstance(predictions, Mapping) else {ONLY_KEY: predictions}
+    if features is None:  # a name of a prediction is enough, and others are ignored
+        features, keys = {}, [name for name in named if name in keys] or keys
     for key in keys:
         values = [of[key] for of in (named, features) if key in of]
         if len({id(value) for value in values}) != 1:  # model_fn may return a feature as a prediction
-            hint = "" if values else did_you_mean(key, [*named, *features])
-            is_what = "both a prediction and another feature; rename one" if values else "no prediction and no feature"
-            raise ValueError(
-                f"predict.keys: {key!r} is {is_what}.{hint} Predictions: {', '.join(named)}. "
-                f"Features: {', '.join(features) or 'not in a dict'}."
-            )
+            neither = f"names no prediction and no feature.{did_you_mean(key, [*named, *features])}"
+            what = "names a prediction and also another feature; rename one." if values else neither
+            raise ValueError(f"predict.keys: {key!r} {what} There are: {', '.join({**named, **features})}.")
     return {key: named[key] if key in named else features[key] for key in keys}
-
-
-def chosen(predictions: Any, keys: Sequence[str]) -> Any:
-    """Return a dict of predictions reduced to `keys`.
-
-    Args:
-      predictions: a tensor or a dict of tensors `[batch, ...]`.
-      keys: names of predictions; empty: all predictions.
-
-    Raises:
-      ValueError: the predictions are not a dict, or have none of the keys.
-    """
-    if not keys:
-        return predictions
-    if not isinstance(predictions, Mapping):
-        raise ValueError(f"predict_keys={list(keys)}: the predictions of model_fn are one tensor, not a dict.")
-    chosen = {key: value for key, value in predictions.items() if key in keys}
-    if not chosen:
-        raise ValueError(f"predict_keys={list(keys)} names no prediction. There are: {', '.join(predictions)}.")
-    return chosen
 
 
 def num_examples(predictions: Any) -> int:

@@ -183,10 +183,8 @@ class Csv(PredictionWriter):
         self._file.write(text.getvalue().encode())
 
     def _error(self, name: str, mistake: str) -> ValueError:
-        return ValueError(
-            f"predict.output={self._path}: prediction {name!r} {mistake}. A .csv holds numbers, texts and vectors of "
-            "one length. Write .jsonl or .parquet, or leave it out of predict.keys."
-        )
+        where = f"predict.output={self._path}: prediction {name!r} {mistake}"
+        return ValueError(f"{where}. A .csv holds numbers, texts and vectors of one length; write .jsonl.")
 
 
 def _csv_cells(array: np.ndarray) -> list[list[Any]]:
