@@ -74,12 +74,11 @@ def run_command_line() -> int:
     try:
         with command_of(words) as command:
             return command.run()
-    except (HydraException, *MISTAKES) as error:
-        say_error(error, env)
-        return USER_ERROR
-    except OSError as error:  # such as a full disk under the folder of a sweep
-        say_error(error, env)
-        return FAILED
+    except (HydraException, *MISTAKES, OSError) as error:
+        with one_object("run.output=json" in words) as answer:
+            answer |= {"status": "failed", "error": say_error(error, env)}
+        # An OSError is no mistake: such as a full disk under the folder of a sweep.
+        return FAILED if isinstance(error, OSError) else USER_ERROR
     except Exception as error:  # a bug of the runner: show the traceback, without secrets
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(words)))

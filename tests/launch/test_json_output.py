@@ -130,10 +130,11 @@ def test_a_new_project_answers_with_its_folder(ask: Run) -> None:
     ("words", "code"),
     [
         (("command=inspect", "model_dir=nowhere"), 2),
+        (("command=inspect", "model_dri=run"), 2),
         (("command=dry_run", *RUN[:-2], "model.fn=nowhere.model_fn"), 2),
         (("command=dry_run", *RUN[:-2], "model.fn=tests.task.test_error_report.of_wrong_shape"), 2),
     ],
-    ids=["folder", "function", "model"],
+    ids=["folder", "key", "function", "model"],
 )
 def test_a_mistake_is_an_object_with_its_message(words: tuple[str, ...], code: int, ask: Run) -> None:
     found = ask(*words)
