@@ -57,7 +57,8 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     owner, everywhere = class_at(parent), list(_all_keys(Config, ""))
     siblings = [setting.name for setting in dataclasses.fields(owner)] if owner else []
     close = [f"{parent}.{sibling}".lstrip(".") for sibling in nearest(name, siblings)]
-    same = [other for other in everywhere if other.rpartition(".")[2] == name]
+    # `epochs` means train.max_epochs, `workers` means cluster.num_workers.
+    same = [other for other in everywhere if other.rpartition(".")[2] in (name, f"max_{name}", f"num_{name}")]
     # A key without a group was probably meant for some group: `seed` means run.seed, not a misspelt `sweep`.
     close = (close or same) if parent else (same or close)
     hint = _suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))

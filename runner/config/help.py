@@ -131,8 +131,8 @@ def help_on(word: str) -> str:
     below = [entry for entry in entries if entry.key == word or entry.key.startswith(f"{word}.")]
     if below:
         return "\n\n".join(_texts(key, [entry for entry in below if entry.key == key]) for key in _keys(below))
-    topic = word.lower()
-    lines = [entry.line for entry in entries if topic in f"{entry.key} {entry.comment}".lower()]
+    begins = re.compile(rf"(?<![^\W_]){re.escape(word)}", re.IGNORECASE)  # a word: `early` is not in `nearly`
+    lines = [entry.line for where in ("key", "comment") for entry in entries if begins.search(getattr(entry, where))]
     if not lines:
         known = [*_keys(entries), *(key.rpartition(".")[2] for key in _keys(entries)), *_groups(files)]
         raise UnknownKey(

@@ -255,6 +255,7 @@ class RunSettings:
     inter_op_threads: int | None = _count(None, minimum=1)
     intra_op_threads: int | None = _count(None, minimum=1)
     progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"), shown_only=True)
+    output: str = _setting("text", choices=("text", "json"), shown_only=True)
     inline: bool = _setting(False, shown_only=True)
     eager: bool = False
     freeze_secs: int | None = _setting(None, minimum=10, shown_only=True)
@@ -497,7 +498,9 @@ class TrackingConfig:
         return [("tracking.backend", name, "Tracker") for name in names]
 
 
-PREDICTION_FORMATS = {".jsonl": "JSON Lines", ".npz": "NumPy", ".parquet": "Parquet", ".tfrecord": "tf.train.Example"}
+PREDICTION_FORMATS = {
+    ".jsonl": "JSON Lines", ".csv": "CSV", ".npz": "NumPy", ".parquet": "Parquet", ".tfrecord": "tf.train.Example",
+}  # fmt: skip
 """Suffix of predict.output -> its format."""
 
 
@@ -507,7 +510,7 @@ class PredictConfig:
 
     Attributes:
       output: the file; None: predictions.jsonl in model_dir.
-      keys: names of predictions; None: all.
+      keys: names of predictions, and of features to write beside them; None: all predictions.
       checkpoint: None: the newest.
     """
 

@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -53,7 +53,7 @@ class Input:
         every worker trains on all of the data. "auto": "input_fn" if the function reads
         `input_context.input_pipeline_id` or `num_input_pipelines`; else "files" if it reads enough files; else
         "examples".
-      shuffle_seed: passed to `fn` as params["shuffle_seed"]; None: not passed.
+      shuffle_seed: passed to `fn` as params["shuffle_seed"]; with `params` of the input's own also if it is None.
       first_batch_only: train on the batch of the first step in all steps.
       options: a tf.data.Options whose settings replace those of the function's dataset; None: no change.
       prefetch_to_device: in TRAIN, number of batches to copy to the GPU ahead of their steps; None: no copies ahead.
@@ -458,7 +458,9 @@ def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.dat
 def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None) -> Any:
     """Call the function with those of ARGUMENTS that it declares."""
     settings = {"batch_size": plan.batch_size, "shuffle_seed": source.shuffle_seed}
-    given = {name: value for name, value in settings.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if isinstance(source.params, Mapping):  # also without a seed, so that one function serves all modes
+        given = {"shuffle_seed": source.params.get("shuffle_seed"), **given}
     values = copied_params(params if source.params is None else source.params, **given)
     offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
     if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else the function's own default

@@ -371,6 +371,8 @@ class Estimator:
         hooks: Sequence[Any] | None = None,
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
+        *,
+        with_features: bool = False,
     ) -> Iterator[Any]:
         """Yield predictions in the order of the input.
 
@@ -378,35 +380,38 @@ class Estimator:
 
         Args:
           input_fn: an input function or an `Input`: features, tensors `[batch, ...]`; labels are ignored.
-          predict_keys: yield only these keys of a dict of predictions; None: all.
+          predict_keys: yield only these, in a dict; predictions that are no dict are `predictions`. None: all.
           hooks: native hooks, whose begin is called before the first prediction, after_batches after each batch and end
             after the last prediction; session hooks, which are called for each batch.
           checkpoint_path: the checkpoint; None: the latest.
           yield_single_examples: yield one example at a time; False: one batch of a replica at a time.
+          with_features: each of predict_keys is the name of a prediction or of a feature to yield beside them, as in
+            predict.keys; False: only predictions have names, and other names are ignored beside one, as in
+            tf.estimator.
 
         Yields:
           NumPy values in the structure of `predictions`: `[...]` for one example, or `[batch, ...]`.
 
         Raises:
-          ValueError: there is no checkpoint; predict_keys names no prediction, or predictions are not a dict; or
-            predictions differ in their number of examples.
+          ValueError: there is no checkpoint; predict_keys names no prediction, or, with features, has a name of
+            neither or of both; or predictions differ in their number of examples.
           RuntimeError: the model was trained or restored between two predictions.
         """
         # Here and not in the generator, whose body begins to run only with the first `next`.
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
-        return self._predictions(input_fn, predict_keys, hooks or (), path, yield_single_examples)
+        keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
+        return self._predictions(input_fn, keys, hooks or (), path, yield_single_examples, with_features)
 
     def _predictions(
-        self, input_fn: InputFn, keys: Sequence[str] | str | None, hooks: Sequence[Any], path: str, single: bool
+        self, input_fn: InputFn, keys: Sequence[str], hooks: Sequence[Any], path: str, single: bool, with_features: bool
     ) -> Iterator[Any]:
         model = self._models.for_prediction
         pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
-        program = model.predict_program(pipeline)
+        program = model.predict_program(pipeline, keys, with_features)
         with self._restored(model, program, path):
             step = model.store.global_step
             predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
             for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
-                batch = prediction.chosen(batch, keys)
                 yield from prediction.single_examples(batch) if single else [batch]
                 # Others that used the model meanwhile have restored its own weights.
                 if model.values_of == path:

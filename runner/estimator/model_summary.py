@@ -33,26 +33,26 @@ class ModelSummary(Hook):
         Path(run.model_dir, MODEL_SUMMARY_FILE).write_text(stream.getvalue().lstrip("\n"), encoding="utf-8")
 
 
-def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = MAX_ROWS) -> None:
+def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = MAX_ROWS) -> Any:
     """Print a table of the variables with their total; if that table is cut, also print a table of the layers.
 
     Args:
       setup: the training setup, which has the variables.
       stream: where to print.
       max_rows: largest number of rows of each table; None: all variables and all layers.
+
+    Returns:
+      The table of all variables for `run.output=json`.
     """
     trainable = setup.program.trace.requested.trainable
     variables = [
         dataclasses.replace(one, trainable=name in trainable or part_name(name, 0) in trainable)
         for name, one in setup.model.store.saved_specs.items()
     ]
-    rows = [
-        [one.name, shape_text(one), one.dtype.name, "yes" if one.trainable else "", f"{_values(one):,}"]
-        for one in variables[:max_rows]
-    ]
+    rows = [[one.name, one.shape.as_list(), one.dtype.name, bool(one.trainable), _values(one)] for one in variables]
     print(file=stream)
-    print_table("variables", ["name", "shape", "dtype", "trainable", "values"], rows, stream)
-    rest = variables[len(rows) :]
+    table = print_table("variables", ["name", "shape", "dtype", "trainable", "values"], rows, stream, max_rows)
+    rest = variables[max_rows:] if max_rows else []
     if rest:
         print(f"... and {len(rest)} more variables with {_values(*rest):,} values", file=stream)
     learned = _values(*(one for one in variables if one.trainable))
@@ -65,6 +65,7 @@ def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = M
     )
     if rest or max_rows is None:
         _print_layers(variables, stream, max_rows)
+    return table
 
 
 def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: int | None) -> None:
@@ -80,7 +81,7 @@ def _print_layers(variables: Sequence[VariableSpec], stream: IO[str], max_rows: 
         for learned in [[one for one in members if one.trainable]]
     ]
     print(file=stream)
-    print_table("layers", ["name", "variables", "parameters", "values"], rows[:max_rows], stream)
+    print_table("layers", ["name", "variables", "parameters", "values"], rows, stream, max_rows)
     if rows[:max_rows] != rows:
         print(f"... and {len(rows) - len(rows[:max_rows])} more layers", file=stream)
 
@@ -90,9 +91,7 @@ def _values(*variables: VariableSpec) -> int:
     return sum(int(one.shape.num_elements() or 0) for one in variables)
 
 
-def shape_text(spec: Any) -> str:
-    """Return `[batch, 10]` for a spec of shape `[None, 10]`."""
+def shape_of(spec: Any) -> Any:
+    """Return the shape of a spec as a list, for a table; `unknown` if it has none."""
     shape = getattr(spec, "shape", None)
-    if shape is None or shape.rank is None:
-        return "unknown"
-    return "[" + ", ".join("batch" if i == 0 and size is None else str(size) for i, size in enumerate(shape)) + "]"
+    return "unknown" if shape is None or shape.rank is None else shape.as_list()

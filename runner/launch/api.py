@@ -6,6 +6,7 @@ not import TensorFlow.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,8 +144,8 @@ class Run:
           overrides: changes to the config, such as `predict.checkpoint=best`.
 
         Yields:
-          One entry of the file of predictions: values as in JSON; arrays from an .npz or .tfrecord file; lists from a
-          .parquet file.
+          One entry of the file of predictions: values as in JSON; texts from a .csv file; arrays from an .npz or
+          .tfrecord file; lists from a .parquet file.
 
         Raises:
           RunError: the prediction failed.
@@ -233,6 +234,9 @@ def _read_predictions(path: Path) -> Iterator[Any]:
                 yield from batch.to_pylist()
     elif path.suffix == ".tfrecord":
         yield from _read_examples(path)
+    elif path.suffix == ".csv":
+        with open(path, encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
     else:
         with open(path, encoding="utf-8") as file:
             yield from map(json.loads, file)

@@ -51,7 +51,7 @@ from runner.distribute import cluster_resolver
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import extend_secrets, hidden_by, mask_text, secrets_of_overrides
-from runner.system.standard_streams import FULL_ERROR, say
+from runner.system.standard_streams import FULL_ERROR, one_object, say
 from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
@@ -74,12 +74,11 @@ def run_command_line() -> int:
     try:
         with command_of(words) as command:
             return command.run()
-    except (HydraException, *MISTAKES) as error:
-        say_error(error, env)
-        return USER_ERROR
-    except OSError as error:  # such as a full disk under the folder of a sweep
-        say_error(error, env)
-        return FAILED
+    except (HydraException, *MISTAKES, OSError) as error:
+        with one_object("run.output=json" in words) as answer:
+            answer |= {"status": "failed", "error": say_error(error, env)}
+        # An OSError is no mistake: such as a full disk under the folder of a sweep.
+        return FAILED if isinstance(error, OSError) else USER_ERROR
     except Exception as error:  # a bug of the runner: show the traceback, without secrets
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(words)))
@@ -167,7 +166,9 @@ class CommandLine:
         if self._error is not None:  # the sweep failed in an earlier job, so no further job is run
             return None
         try:
-            return self._run_job(composed)
+            is_run = HydraConfig.get().mode == RunMode.RUN
+            with one_object(is_run and OmegaConf.select(composed, "run.output") == "json") as self.answer:
+                return self._run_job(composed)
         except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
             if self.command.is_copy:
                 return error
@@ -216,7 +217,8 @@ class CommandLine:
                 return None
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 START_STATUS.stop()
-                self.code = max(self.code, _answer_of_environment(config, self.command.env, is_sweep=is_sweep))
+                self.answer |= _answer_of_environment(config, self.command.env, is_sweep=is_sweep)
+                self.code = max(self.code, FINISHED if self.answer.get("can_start", True) else FAILED)
                 return None
             from runner.launch import supervisor
 
@@ -225,6 +227,7 @@ class CommandLine:
                 config, self.command.env, ["runner", *overrides], stops=self.command.stops, notes=notes
             )
             self.command.mistake = outcome.error or ""
+            self.answer |= {"status": outcome.status, "error": outcome.error, **outcome.facts.get("answer", {})}
             self.code = max(self.code, outcome.code)
         except MISTAKES as error:
             # The error is reported here and not raised: Hydra would add a line of its own, and end a sweep whose other
@@ -232,6 +235,7 @@ class CommandLine:
             _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
             reason = self.command.say(error)
             self.code = USER_ERROR
+            self.answer |= {"status": "failed", "error": reason}
             if is_sweep:
                 name = self._name_of_job(hydra_config, overrides)
                 if self.command.is_copy:
@@ -352,8 +356,8 @@ class CommandLine:
         return jobs
 
 
-def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> int:
-    """Run a command that needs no run (command=new, doctor, cluster_info), and return its exit code.
+def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> dict[str, Any]:
+    """Run a command that needs no run (command=new, doctor, cluster_info), and return what it found.
 
     Raises:
       ConfigError: the command is not possible.
@@ -364,12 +368,10 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
         if is_sweep and config.command == command:
             raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
     if config.command == "doctor":
-        return FINISHED if doctor.show(config.tracking, env) else FAILED
+        return doctor.show(config.tracking, env)
     if config.command == "new":
-        new_project.show(Path(str(config.new.path)))
-    else:
-        cluster_info.show(config, env)
-    return FINISHED
+        return new_project.show(Path(str(config.new.path)))
+    return cluster_info.show(config, env)
 
 
 def _names_of_secrets(word: str) -> list[str]:
@@ -416,6 +418,8 @@ def _checked(
             groups = [text for text in overrides if "." not in text.partition("=")[0]]
             tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, groups)
         check_declared_params(overrides, declared, tree)
+    if is_sweep and config.run.output == "json":
+        raise Conflict("run.output=json with --multirun: a sweep has many results; sweep.json has them all. Remove it.")
     if is_sweep and config.run.inline:
         raise Conflict(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "

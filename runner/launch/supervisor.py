@@ -184,6 +184,7 @@ class Supervisor:
         addresses = {} if change else shipping.addresses(self.model_dir)
         summary = {**summary_of(outcome, self.config, run_id, self.secrets), "addresses": addresses}
         self._print(summary, outcome.code, change)
+        outcome.facts["answer"] = {"model_dir": str(self.model_dir), **summary}
         return dataclasses.replace(outcome, error=summary["error"])
 
     def _run_alone(self, shipping: Shipping) -> tuple[Outcome, str]:
@@ -236,8 +237,9 @@ class Supervisor:
             file = Path(scratch) / "config.yaml"
             schema.save(self.config, file)
             ending = self._run_tasks(self._build_tasks(file, RunRecord()))
-            error = error_of(ending, Journals(Path(scratch)))
-            return exit_codes.outcome_of(ending.code, bool(self.stops.came), {}, error)
+            journals = Journals(Path(scratch))
+            facts, error = facts_in(journals.events_of()), error_of(ending, journals)
+            return exit_codes.outcome_of(ending.code, bool(self.stops.came), facts, error)
 
     def say_lost(self, error: OSError) -> str:
         """Report that the folder cannot be written, and return why: the disk is full, or it was deleted meanwhile."""

@@ -125,9 +125,10 @@ class Model:
             build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
         return self._program(("eval",), pipeline, build)
 
-    def predict_program(self, pipeline: InputPipeline) -> PredictProgram:
-        """Return the prediction program for inputs like those of `pipeline`."""
-        return self._program(("predict",), pipeline, functools.partial(PredictProgram, self._to_trace, pipeline))
+    def predict_program(self, pipeline: InputPipeline, *keys: Any) -> PredictProgram:
+        """Return the prediction program for inputs like those of `pipeline`; `keys` as in `PredictProgram`."""
+        build = functools.partial(PredictProgram, self._to_trace, pipeline, *keys)
+        return self._program(("predict", *keys), pipeline, build)
 
     def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
         key = (*kind, repr(pipeline.dataset.element_spec), pipeline.division)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
+from runner.config.error_messages import did_you_mean
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import RoundRobin
 from runner.model_fn import ModeKeys
@@ -26,6 +27,7 @@ from runner.programs.program import (
 )
 from runner.tf_private.datasets import may_change_meanwhile
 from runner.tracing.trace_step import Replica
+from runner.tracking.plain_values import ONLY_KEY
 from runner.types import StepRequest
 
 
@@ -47,14 +49,32 @@ class Predicted(NamedTuple):
 
 
 class PredictProgram(Program):
-    """Prediction by one model_fn on inputs of one structure, traced once."""
+    """Prediction by one model_fn on inputs of one structure, traced once.
 
-    def __init__(self, model: ModelToTrace, pipeline: InputPipeline) -> None:
+    Args:
+      model: the model_fn and its variables.
+      pipeline: the input.
+      keys: names of what is computed, in this order; empty: all predictions.
+      with_features: each key is the name of a prediction or a feature; False: of a prediction, and other names are
+        ignored beside one, as in tf.estimator.
+
+    Raises:
+      ValueError: a key names neither, or both a prediction and another feature.
+    """
+
+    def __init__(
+        self, model: ModelToTrace, pipeline: InputPipeline, keys: Sequence[str] = (), with_features: bool = False
+    ) -> None:
         def replica_fn(replica: Replica) -> TracedReplica:
             with tf.summary.record_if(False):
                 # As in tf.estimator, model_fn does not get labels in PREDICT.
                 features, _ = replica_inputs(pipeline, replica)
-                return TracedReplica(model.call(features, None, ModeKeys.PREDICT))
+                given = None if not with_features else dict(features) if isinstance(features, Mapping) else {}
+                # `given` is a copy, because model_fn may remove entries.
+                spec = model.call(features, None, ModeKeys.PREDICT)
+                if keys:
+                    spec = spec._replace(predictions=_chosen(spec.predictions, given, keys))
+                return TracedReplica(spec)
 
         super().__init__(model, pipeline, replica_fn)
         self._predictions = [output.spec.predictions for output in self.outputs]
@@ -195,25 +215,18 @@ def _packer(predictions: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda values: tf.nest.pack_sequence_as(predictions, values)
 
 
-def chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
-    """Return a dict of predictions reduced to `keys`.
-
-    Args:
-      predictions: a tensor or a dict of tensors `[batch, ...]`.
-      keys: a name or names of predictions; None or empty: all predictions.
-
-    Raises:
-      ValueError: the predictions are not a dict, or have none of the keys.
-    """
-    if not keys:
-        return predictions
-    keys = [keys] if isinstance(keys, str) else list(keys)
-    if not isinstance(predictions, Mapping):
-        raise ValueError(f"predict_keys={keys}: the predictions of model_fn are one tensor, not a dict.")
-    chosen = {key: value for key, value in predictions.items() if key in keys}
-    if not chosen:
-        raise ValueError(f"predict_keys={keys} names no prediction. There are: {', '.join(predictions)}.")
-    return chosen
+def _chosen(predictions: Any, features: Mapping[str, Any] | None, keys: Sequence[str]) -> dict[str, Any]:
+    """Return what `keys` name, as in `PredictProgram`; features are None if they are not known."""
+    named = predictions if isinstance(predictions, Mapping) else {ONLY_KEY: predictions}
+    if features is None:  # a name of a prediction is enough, and others are ignored
+        features, keys = {}, [name for name in named if name in keys] or keys
+    for key in keys:
+        values = [of[key] for of in (named, features) if key in of]
+        if len({id(value) for value in values}) != 1:  # model_fn may return a feature as a prediction
+            neither = f"names no prediction and no feature.{did_you_mean(key, [*named, *features])}"
+            what = "names a prediction and also another feature; rename one." if values else neither
+            raise ValueError(f"predict.keys: {key!r} {what} There are: {', '.join({**named, **features})}.")
+    return {key: named[key] if key in named else features[key] for key in keys}
 
 
 def num_examples(predictions: Any) -> int:

@@ -379,29 +379,46 @@ def format_age(secs: float) -> str:
 
 
 def print_table(
-    title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], stream: IO[str] | None = None
-) -> None:
+    title: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], stream: IO[str] | None = None,
+    max_rows: int | None = None,
+) -> Any:  # fmt: skip
     """Print a table: with lines on a terminal, else as aligned columns. Numbers are right-aligned.
 
     Args:
       headers: all empty: no header.
+      rows: cells are texts, numbers, shapes, and truths, which are shown as yes or nothing.
+      max_rows: the largest number of rows that are printed; None: all.
+
+    Returns:
+      All rows for `run.output=json`: each as header -> cell, or of two columns one object, first -> second cell. Names
+      have `_` for spaces.
     """
     stream = stream or sys.stdout
-    columns = list(zip(headers, *rows, strict=True))
+    texts = [[_text_of(cell) for cell in row] for row in rows[:max_rows]]
+    columns = list(zip(headers, *texts, strict=True))
     is_numeric = [all(_NUMBER.fullmatch(cell) for cell in cells) for _, *cells in columns]
     if stream.isatty():
         table = Table(title=title, title_justify="left", show_header=any(headers))
         for name, is_right in zip(headers, is_numeric, strict=True):
             table.add_column(name, justify="right" if is_right else "left", overflow="fold")
-        _print_rich(table, rows, stream)
+        _print_rich(table, texts, stream)
     else:
         sides = [str.rjust if is_right else str.ljust for is_right in is_numeric]
         widths = [max(map(len, column)) for column in columns]
         print(title, file=stream)
-        for row in (headers, *rows) if any(headers) else rows:
+        for row in (headers, *texts) if any(headers) else texts:
             cells = (pad(cell, width) for pad, cell, width in zip(sides, row, widths, strict=True))
             print("  ".join(cells).rstrip(), file=stream)
     stream.flush()
+    if len(headers) == 2:
+        return {name.replace(" ", "_"): value for name, value in rows}
+    return [dict(zip([name.replace(" ", "_") for name in headers], row, strict=True)) for row in rows]
+
+
+def _text_of(cell: Any) -> str:
+    if isinstance(cell, list):
+        return "[" + ", ".join("batch" if i == 0 and size is None else str(size) for i, size in enumerate(cell)) + "]"
+    return ("yes" if cell else "") if isinstance(cell, bool) else f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
 def _print_rich(table: Table, rows: Iterable[Sequence[str]], stream: IO[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sys
 import tempfile
@@ -91,6 +92,27 @@ def say(text: str) -> None:
     """Print a line on stderr, where messages for the user go; stdout is for results."""
     if not START_STATUS.say(text):
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def one_object(is_wanted: bool) -> Iterator[dict[str, Any]]:
+    """Yield the object that the command answers with, and if it `is_wanted` print it on stdout after this context.
+
+    What this process, and those that it starts, write to stdout inside this context then goes to stderr.
+    """
+    answer: dict[str, Any] = {}
+    if not is_wanted:
+        yield answer
+        return
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield answer
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    print(json.dumps(answer, indent=2, default=str), flush=True)
 
 
 def say_at_once(text: str) -> None:

@@ -69,15 +69,15 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
     """Run `config.command`.
 
     Returns:
-      The command's part of the summary: global_step, checkpoint, metrics, examples, ...
+      The command's part of the summary: global_step, checkpoint, metrics, examples, ... Of a command that leaves no
+      record: `answer`, what it printed, for run.output=json.
 
     Raises:
       Interrupted: an evaluation or prediction was asked to stop. If training is asked to stop, it saves and returns.
     """
     assert config.model_dir is not None
     if config.command == "inspect":
-        inspect_run.inspect(Path(config.model_dir), keep=build_keep(config))
-        return {}
+        return {"answer": inspect_run.inspect(Path(config.model_dir), keep=build_keep(config))}
     if context.cluster.is_server:
         return _serve(config, context)
     if context.cluster.is_evaluator:
@@ -88,8 +88,7 @@ def run(config: Config, context: TaskContext) -> dict[str, Any]:
         job = build_job(config, context.journal, context.progress, hooks, context.cluster)
     context.stop.install()  # once more, because TensorFlow may have installed a handler with the strategy
     if config.command == "dry_run":
-        dry_run.rehearse(config, job)
-        return {}
+        return {"answer": dry_run.rehearse(config, job)}
     replicas = job.estimator.config.num_replicas_in_sync
     devices = describe_devices(config.strategy, replicas)
     context.journal.event("built", num_replicas=replicas, devices=devices)
@@ -187,7 +186,7 @@ def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     examples = 0
     with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
         batches = job.estimator.predict(
-            job.predict_input, config.predict.keys, job.hooks, facts["checkpoint"], yield_single_examples=False
+            job.predict_input, config.predict.keys, job.hooks, facts["checkpoint"], False, with_features=True
         )
         for batch in batches:
             examples += num_examples(batch)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +15,7 @@ from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, eval_key
 from runner.data.dataset_adapter import tensors
 from runner.data.inputs import InputPipeline
-from runner.estimator.model_summary import print_variables, shape_text
+from runner.estimator.model_summary import print_variables, shape_of
 from runner.estimator.specs import EvalSpec
 from runner.estimator.train_setup import TrainSetup
 from runner.programs.evaluate import EvalProgram
@@ -22,8 +23,7 @@ from runner.programs.model import Model
 from runner.run_config import RunConfig
 from runner.system.console import counted, print_table
 from runner.task.build import Job
-from runner.task.prediction_files import ONLY_KEY
-from runner.tracking.plain_values import leaves
+from runner.tracking.plain_values import ONLY_KEY, leaves
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Evaluation:
         return evaluation_prefix(self.spec.name)
 
 
-def rehearse(config: Config, job: Job) -> None:
-    """Build and trace what `job` would train and evaluate, restore its checkpoint, and print a description.
+def rehearse(config: Config, job: Job) -> dict[str, Any]:
+    """Build and trace what `job` would train and evaluate, restore its checkpoint, and print and return a description.
 
     Raises:
       ValueError: the checkpoint does not fit the model, or an evaluation requests a variable that training does not
@@ -56,11 +56,10 @@ def rehearse(config: Config, job: Job) -> None:
         _check_variables(evaluation, trained)
         if training.latest is not None:
             evaluation.model.restore(training.latest)
-    _print_run(config, training, evaluations)
-    _print_inputs(config, training, evaluations)
-    print_variables(training, sys.stdout)
-    _print_outputs(training, evaluations)
+    answer = {"run": _print_run(config, training, evaluations), **_print_inputs(config, training, evaluations)}
+    answer |= {"variables": print_variables(training, sys.stdout), "outputs": _print_outputs(training, evaluations)}
     print("\nNo step was taken and nothing was written.", flush=True)
+    return answer
 
 
 def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
@@ -75,7 +74,7 @@ def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _print_run(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:
+def _print_run(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> Any:
     rows = [
         ("model_dir", str(config.model_dir) if os.path.isdir(str(config.model_dir)) else "a new one"),
         ("model_fn", str(config.model.fn)),
@@ -93,7 +92,7 @@ def _print_run(config: Config, training: TrainSetup, evaluations: Sequence[Evalu
         *_cadences(config, training.config, evaluations),
         ("steps per loop", _loop_length(training)),
     ]
-    print_table("run", ["setting", "value"], rows)
+    return print_table("run", ["setting", "value"], rows)
 
 
 def _devices(model: Model, feed: InputPipeline) -> str:
@@ -192,31 +191,30 @@ def _loop_length(training: TrainSetup) -> str:
 # --- inputs and outputs -----------------------------------------------------------------------------------------------
 
 
-def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:
+def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     feeds = [("train", "input.train", config.input.train.fn, training.input.pipeline)]
     for evaluation in evaluations:
         name = evaluation.spec.name or ""
         feeds.append((evaluation.name, eval_key(name), config.input.evals[name].fn, evaluation.feed))
     print()
     rows = [[key, str(fn), _batch(feed), f"{feed.shard}: {feed.reason}"] for _, key, fn, feed in feeds]
-    print_table("inputs", ["input", "function", "batch", "sharding"], rows)
+    inputs = print_table("inputs", ["input", "function", "batch", "sharding"], rows)
     print()
     rows = [
-        [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, shape_text(spec)]
+        [label, name, spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__, shape_of(spec)]
         for label, _, _, feed in feeds
         for name, spec in tensors(feed.dataset.element_spec)
     ]
-    print_table("features and labels", ["input", "name", "dtype", "shape"], rows)
+    return {"inputs": inputs, "data": print_table("features and labels", ["input", "name", "dtype", "shape"], rows)}
 
 
-def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation]) -> None:
+def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation]) -> Any:
     spec = evaluations[0].program.spec if evaluations else training.program.spec
     predictions = spec.predictions
     named = {} if predictions is None else predictions if isinstance(predictions, dict) else {ONLY_KEY: predictions}
-    rows = [["prediction", name, value.dtype.name, shape_text(value)] for name, value in leaves("", named)]
+    rows = [["prediction", name, value.dtype.name, shape_of(value)] for name, value in leaves("", named)]
     for evaluation in evaluations:
         names = ["loss", *sorted(evaluation.program.spec.eval_metric_ops or {})]
         rows += [["metric", f"{evaluation.name}/{name}", "", ""] for name in names]
-    if rows:
-        print()
-        print_table("outputs", ["output", "name", "dtype", "shape"], rows)
+    print()
+    return print_table("outputs", ["output", "name", "dtype", "shape"], rows)

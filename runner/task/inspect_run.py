@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,9 @@ class RunInspection:
     kept: tuple[str, ...] = ()
 
 
-def inspect(model_dir: Path, keep: Keep | None = None) -> None:
-    """Print the facts of the run in `model_dir`, its checkpoints, and the variables of the newest undamaged one.
+def inspect(model_dir: Path, keep: Keep | None = None) -> dict[str, Any]:
+    """Print and return the facts of the run in `model_dir`, its checkpoints, and the variables of the newest one that
+    is undamaged.
 
     Args:
       model_dir: the folder.
@@ -64,7 +65,7 @@ def inspect(model_dir: Path, keep: Keep | None = None) -> None:
       ConfigError: there is no checkpoint, or all are damaged.
     """
     found = find_checkpoints(model_dir, keep)
-    _print_run(model_dir)
+    answer = {"model_dir": str(model_dir), "run": _print_run(model_dir), "checkpoints": [asdict(one) for one in found]}
     if not found:
         raise ConfigError(f"command=inspect: no checkpoint in {model_dir}.")
     whole = [one for one in found if one.damage is None]
@@ -72,7 +73,7 @@ def inspect(model_dir: Path, keep: Keep | None = None) -> None:
     _print_checkpoints(found, newest)
     if newest is None:
         raise ConfigError(f"command=inspect: all checkpoints in {model_dir} are damaged or incomplete.")
-    _print_variables(newest.path)
+    return {**answer, "newest": newest.path, "variables": _print_variables(newest.path)}
 
 
 def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
@@ -102,17 +103,16 @@ def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
     return metrics
 
 
-def _print_run(model_dir: Path) -> None:
-    """Print the run's summary.json."""
+def _print_run(model_dir: Path) -> dict[str, Any]:
+    """Print the run's summary.json, and return what was printed."""
     summary = read_summary(model_dir / SUMMARY_FILE)
     print(f"model_dir: {model_dir}")
     if not summary:
         print("no summary.json in this folder")
-        return
-    for name in _FACTS:
-        value: Any = summary.get(name)
-        if value is not None:
-            print(f"{name}: {shlex.join(value) if isinstance(value, list) else value}")
+    facts = {name: summary[name] for name in _FACTS if summary.get(name) is not None}
+    for name, value in facts.items():
+        print(f"{name}: {shlex.join(value) if isinstance(value, list) else value}")
+    return facts
 
 
 def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | None) -> None:
@@ -132,11 +132,12 @@ def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | N
         print(f"... and {len(names) - len(shown)} more metrics: {', '.join(names[len(shown) :])}")
 
 
-def _print_variables(path: str) -> None:
+def _print_variables(path: str) -> Any:
     variables = sorted(Reader(path).names().items())
-    rows = [[name, str(list(shape)), dtype.name, f"{math.prod(shape):,}"] for name, (shape, dtype) in variables]
+    rows = [[name, list(shape), dtype.name, math.prod(shape)] for name, (shape, dtype) in variables]
     parameters = sum(math.prod(shape) for _, (shape, _) in variables)
     num_bytes = sum(math.prod(shape) * dtype.size for _, (shape, dtype) in variables)
     print()
-    print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "values"], rows)
+    table = print_table(f"variables of {os.path.basename(path)}", ["name", "shape", "dtype", "values"], rows)
     print(f"total: {parameters:,} values in {len(rows)} variables, {format_bytes(num_bytes)}")
+    return table

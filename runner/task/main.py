@@ -103,7 +103,7 @@ def _run(
     """Run the command, note in the journal how it ended, and return the exit code.
 
     Args:
-      scratch: the folder for the journal of a command that leaves no record, which has one only if it fails.
+      scratch: the folder for the journal of a command that leaves no record, which has only its result or error.
       goes_on: this process does something else afterwards, and needs its signal handlers back.
     """
     assert config.model_dir is not None
@@ -129,6 +129,7 @@ def _run(
             commands = _import_commands(config, journal)
             journal.show_phase = progress.phase
             result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))
+            journal = journal if recorded else Journal(path)  # its supervisor hands the result on
             journal.event("result", **result)
     except Interrupted as reason:
         take_terminal(os.environ)

@@ -1,11 +1,13 @@
-"""Files of predictions, written batch by batch: JSON Lines, .npz, Parquet, TFRecord. Only TFRecord needs TensorFlow.
+"""Files of predictions, written batch by batch: JSON Lines, CSV, .npz, Parquet, TFRecord.
 
-A file is written under a temporary name, and renamed after the last example.
+Only TFRecord needs TensorFlow. A file is written under a temporary name, and renamed after the last example.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import itertools
 import json
 import math
@@ -21,10 +23,7 @@ import numpy as np
 
 from runner.config.schema import PREDICTION_FORMATS, ConfigError
 from runner.system.files import HALF_WRITTEN
-from runner.tracking.plain_values import json_value, leaves
-
-ONLY_KEY = "predictions"
-"""The name under which predictions that are not a dict are written."""
+from runner.tracking.plain_values import ONLY_KEY, json_value, leaves
 
 _ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would create an encoder in each call
 _COPY_BYTES = 1 << 20
@@ -143,6 +142,59 @@ def _texts_of_numbers(array: np.ndarray) -> list[str]:
     text = _ENCODER.encode(array.tolist())
     rows = text[1 + depth : len(text) - depth - 1].split(f"{end}, {start}")
     return [f"{start}{row}{end}" for row in rows] if depth else rows
+
+
+# --- CSV ------------------------------------------------------------------------------------------------------------
+
+
+class Csv(PredictionWriter):
+    """Writes one row per example under a line of names, as `pandas.DataFrame.to_csv(index=False)` does.
+
+    A vector has the columns `name_0`, `name_1`, ...; nested names are joined by `/`. Bytes are text if UTF-8, else
+    base64; NaN and None are empty.
+
+    Raises:
+      ValueError: a prediction is neither a number or text nor a vector of one length, or two columns have one name; the
+        message names it.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._file, self._path = target.file, target.path
+        self._columns: dict[str, str] | None = None  # column -> name of its prediction
+
+    def write(self, batch: Any) -> None:
+        named, text = _named(batch), io.StringIO()
+        columns: dict[str, str] = {}
+        for name, array in named.items():
+            is_ragged = array.dtype == object and any(isinstance(row, np.ndarray) for row in array.flat)
+            if is_ragged or array.ndim > 2:
+                raise self._error(name, "is ragged" if is_ragged else f"is {list(array.shape[1:])} in each example")
+            for column in [name] if array.ndim == 1 else [f"{name}_{number}" for number in range(array.shape[1])]:
+                if columns.setdefault(column, name) != name:
+                    raise self._error(name, f"would have the column {column!r}, which {columns[column]!r} has")
+        writer = csv.writer(text, lineterminator="\n")
+        if self._columns is None:
+            self._columns = columns
+            writer.writerow(columns)
+        for _, name in columns.items() ^ self._columns.items():
+            raise self._error(name, "has another length than in the first example")
+        rows = zip(*(_csv_cells(array[:, None] if array.ndim == 1 else array) for array in named.values()), strict=True)
+        writer.writerows(map(itertools.chain.from_iterable, rows))
+        self._file.write(text.getvalue().encode())
+
+    def _error(self, name: str, mistake: str) -> ValueError:
+        where = f"predict.output={self._path}: prediction {name!r} {mistake}"
+        return ValueError(f"{where}. A .csv holds numbers, texts and vectors of one length; write .jsonl.")
+
+
+def _csv_cells(array: np.ndarray) -> list[list[Any]]:
+    """Return the cells of `[examples, columns]` in the form in which `csv.writer` writes them as pandas does."""
+    if array.dtype.kind == "f":  # the shortest text that is the same number in the array's own precision
+        return np.where(np.isnan(array), "", array.astype(str)).tolist()
+    if array.dtype.kind not in "OS":
+        return array.tolist()
+    cells = ((json_value(cell) if isinstance(cell, bytes) else cell for cell in row) for row in array.tolist())
+    return [["" if cell is None or cell != cell else cell for cell in row] for row in cells]
 
 
 # --- .npz -----------------------------------------------------------------------------------------------------------
@@ -373,5 +425,5 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 _WRITERS: dict[str, Callable[[Target], PredictionWriter]] = {
-    ".jsonl": JsonLines, ".npz": Npz, ".parquet": Parquet, ".tfrecord": TFRecord,
+    ".jsonl": JsonLines, ".csv": Csv, ".npz": Npz, ".parquet": Parquet, ".tfrecord": TFRecord,
 }  # fmt: skip

@@ -23,13 +23,13 @@ _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 """Fields of the run's summary that a command may add although it only reads the run."""
 
 _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
-              "checkpoint", "predictions", "stopped_early", "error")  # fmt: skip
+              "checkpoint", "predictions", "stopped_early", "error", "answer")  # fmt: skip
 
 
 def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the summary's facts from a run's journals: global_step, checkpoint, metrics, phases, ...
 
-    `exported` holds the lines about exports, `error` the last error.
+    `exported` holds the lines about exports, `error` the last error, `answer` what an unrecorded command found.
     """
     facts: dict[str, Any] = {"phases": {}, "exported": []}
     for line in lines:

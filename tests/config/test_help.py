@@ -46,7 +46,14 @@ def test_a_group_is_told_in_full_with_its_files() -> None:
 def test_a_word_finds_a_line_for_each_key_that_speaks_of_it() -> None:
     lines = ask("--help", "early").splitlines()
     assert any(line.startswith("train.early_stopping.min_steps=0  ") for line in lines)
-    assert all("early" in line.lower() for line in lines if line.startswith("train.early"))
+    assert lines[0].startswith("train.early_stopping: ")
+
+
+def test_keys_with_the_word_come_before_comments_with_it_and_words_only_begin_with_it() -> None:
+    lines = ask("--help", "seed").splitlines()
+    of_key = [line.split("=")[0].endswith("seed") for line in lines]
+    assert of_key[0] and not of_key[-1] and of_key == sorted(of_key, reverse=True)
+    assert not any("memory_growth" in line for line in ask("--help", "early").splitlines())  # "nearly"
 
 
 def test_there_is_a_line_for_each_key() -> None:

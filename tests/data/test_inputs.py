@@ -434,7 +434,22 @@ def test_params_are_the_inputs_own_or_the_estimators_with_batch_size_and_seed() 
     assert dict(seen["params"]) == {"width": 3, "batch_size": 2, "shuffle_seed": 5}
     assert seen["params"].batch_size == 2
     build_input_pipeline(Input(fn, params={"own": 1}, batch_size=2), "eval", WorkerPlace(), params={"width": 3})
-    assert dict(seen["params"]) == {"own": 1, "batch_size": 2}
+    assert dict(seen["params"]) == {"own": 1, "batch_size": 2, "shuffle_seed": None}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "infer"])
+def test_params_of_an_input_have_a_shuffle_seed_in_every_mode(mode: str) -> None:
+    seen: dict[str, Any] = {}
+
+    def fn(params: Any) -> tf.data.Dataset:
+        return returning(seen, seed=params.shuffle_seed)
+
+    build_input_pipeline(Input(fn, params={}), mode, WorkerPlace())
+    assert seen["seed"] is None
+    build_input_pipeline(Input(fn, params={"shuffle_seed": 3}), mode, WorkerPlace())
+    assert seen["seed"] == 3
+    build_input_pipeline(Input(fn, params={}, shuffle_seed=5), mode, WorkerPlace())
+    assert seen["seed"] == 5
 
 
 def test_a_bare_function_is_an_input_without_a_batch_size() -> None:

@@ -89,7 +89,7 @@ def test_a_machine_without_tensorflow_is_exit_code_1(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "run_probe", lambda env: Probe(None, "exited with 1", "ImportError: no libfoo\n"))
     screen = io.StringIO()
-    assert not doctor.show(tracking(), {}, screen)
+    assert not doctor.show(tracking(), {}, screen)["can_start"]
     said = screen.getvalue()
     messages.same("line", said.splitlines()[-1])
     messages.same("line", " ".join(line_of(said, "libfoo").split()))
@@ -160,7 +160,7 @@ def test_little_memory_and_disk_are_problems(tmp_path: Path) -> None:
     plenty = doctor.check_machine(tmp_path, 40 * GB, {tmp_path: 50 * GB})
     assert plenty.problems == []
     section = doctor.check_machine(tmp_path, GB, {tmp_path: 10 * 2**20})
-    assert section.rows == [("memory", "1.1 GB free"), ("disk", f"10.5 MB free at {tmp_path}")]
+    assert section.rows == [("memory", "1.1 GB free"), (f"disk of {tmp_path}", "10.5 MB free")]
     assert [is_fatal for is_fatal, _, _ in advice(section)] == [False, True]
 
 

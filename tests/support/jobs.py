@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -140,6 +141,39 @@ def named_once(params: Any) -> tf.data.Dataset:
 
 def named_endless(params: Any) -> tf.data.Dataset:
     return named_once(params).repeat()
+
+
+def rows(params: Any) -> tf.data.Dataset:
+    """As `once`, but features are x and the texts id: 1, "2" ... by turns, with their quotes."""
+    return once(params).map(lambda x, y: ({"x": x, "id": tf.where(x % 2 == 0, _quoted(x), _text(x))}, y))
+
+
+def _text(x: Any) -> Any:
+    return tf.strings.as_string(tf.cast(x, tf.int32))
+
+
+def _quoted(x: Any) -> Any:
+    return tf.strings.join(['"', _text(x), '"'])
+
+
+def endless_rows(params: Any) -> tf.data.Dataset:
+    return rows(params).repeat()
+
+
+def popping(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """`line`, which takes all features out of the dict, and returns one as it is and one changed."""
+    popped = features.pop("id")
+    spec = line(features.pop("x"), labels, mode, params)
+    changed = {"id": tf.strings.upper(popped)} if params.get("clash") else {}
+    return spec._replace(predictions={**spec.predictions, **changed}) if mode == ModeKeys.PREDICT else spec
+
+
+def compiled(features: Any, labels: Any, mode: str, params: Any) -> keras.Model:
+    """A compiled model with the input x, whose prediction is one array `[batch, 1]`."""
+    x = keras.Input([], name="x")
+    model = keras.Model(x, keras.layers.Dense(1, name="dense")(x[:, None]))
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
 
 
 def serving_input_receiver_fn() -> Any:

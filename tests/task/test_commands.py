@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 
 from runner.checkpoint.reader import Reader
@@ -223,6 +225,57 @@ def test_only_the_keys_that_are_asked_for(
     assert run(trained, "command=predict", "predict.keys=[z]") == 2
     (said,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("runner: ")]
     messages.same("exit 2", said)
+
+
+ROWS = (
+    "input.train.fn=tests.support.jobs.endless_rows", "input.eval=null", "input.predict.fn=tests.support.jobs.rows",
+    "train.max_steps=1",
+)  # fmt: skip
+IDS = [str(number) if number % 2 else f'"{number}"' for number in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def popping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run on features in a dict. Not to be trained further."""
+    folder = tmp_path_factory.mktemp("popping")
+    assert run(folder, *ROWS, "model.fn=tests.support.jobs.popping") == 0
+    return folder
+
+
+@pytest.mark.parametrize("devices", [(), MIRRORED], ids=["one", "mirrored"])
+def test_a_csv_has_the_features_that_are_asked_for_in_the_order_of_the_input(
+    devices: Sequence[str], popping: Path, tmp_path: Path
+) -> None:
+    wanted = ["command=predict", "model.fn=tests.support.jobs.popping", "predict.keys=[id,x,y]", *ROWS, *devices]
+    assert run(popping, *wanted, f"predict.output={tmp_path}/p.csv", "input.predict.batch_size=2") == 0
+    frame = pd.read_csv(tmp_path / "p.csv", dtype={"id": str})
+    assert frame.columns.tolist() == ["id", "x", "y"] and frame["id"].tolist() == IDS
+    assert frame["x"].tolist() == list(range(1, 9)) and frame["y"][0] > 0
+    assert frame["y"].tolist() == pytest.approx((frame["y"][0] * frame["x"]).tolist())
+
+
+def test_a_compiled_model_has_features_beside_its_predictions(tmp_path: Path) -> None:
+    model = "model.fn=tests.support.jobs.compiled"
+    assert run(tmp_path, *ROWS, model) == 0
+    predict = [*ROWS, model, "command=predict", f"predict.output={tmp_path}/p.csv"]
+    assert run(tmp_path, *predict, "predict.keys=[id,predictions]") == 0
+    frame = pd.read_csv(tmp_path / "p.csv", dtype={"id": str})
+    assert frame.columns.tolist() == ["id", "predictions_0"] and frame["id"].tolist() == IDS
+    assert run(tmp_path, *predict) == 0
+    assert pd.read_csv(tmp_path / "p.csv").equals(frame[["predictions_0"]])
+
+
+@pytest.mark.parametrize(
+    "key", ["predict.keys=[id,y] +model.params.clash=true", "predict.keys=[idd,y]"], ids=["clash", "unknown"]
+)
+def test_a_key_that_names_no_one_thing_is_refused(
+    key: str, popping: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    names = files(popping)
+    assert run(popping, *ROWS, "model.fn=tests.support.jobs.popping", "command=predict", *key.split()) == 2
+    (said,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("runner: ")]
+    messages.same("exit 2", said)
+    assert files(popping) == names
 
 
 def test_a_failed_prediction_keeps_the_older_file(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,12 +50,12 @@ def test_the_command_needs_no_code_of_the_users(
     put_trained: Put, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     put_trained()
-    before = sorted(tmp_path.rglob("*"))
+    before = sorted((tmp_path / "run").rglob("*"))
     gone = ("model.fn=gone.model_fn", "input.train.fn=gone.input_fn", "input.eval.fn=gone.input_fn")
     assert run(tmp_path, "command=inspect", *gone) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("variables")]
     messages.same("line", line)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted((tmp_path / "run").rglob("*")) == before
 
 
 def test_damage_is_named_and_the_newest_whole_one_marked(

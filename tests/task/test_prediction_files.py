@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from pyarrow import parquet
@@ -115,6 +116,68 @@ def test_one_number_that_json_lacks_leaves_the_others_of_its_batch(tmp_path: Pat
 def test_no_example_is_an_empty_file(tmp_path: Path) -> None:
     write(tmp_path / "p.jsonl")
     assert (tmp_path / "p.jsonl").read_bytes() == b""
+
+
+# --- CSV ------------------------------------------------------------------------------------------------------------
+
+NAN, INF = math.nan, math.inf
+COLUMNS: dict[str, Any] = {
+    "half": np.array([0.1, 1e-5, 6e4, NAN], np.float16),
+    "single": np.array([0.1, 1e20, INF, NAN], np.float32),
+    "double": np.array([0.1, 1e16, -INF, 1e-7]),
+    "whole": np.array([1.0, -0.0, 1e15, 123456789.0]),
+    "int": np.array([-1, 2**62, 0, 7]),
+    "byte": np.array([0, 255, 1, 2], np.uint8),
+    "bool": np.array([True, False, True, True]),
+    "text": np.array(["a,b", 'say "x"', "two\nlines", "cr\r"], object),
+    "name, quoted": np.array(["", " sp", "é", "'"], object),
+    "missing": np.array([None, NAN, "", "x"], object),
+    "mixed": np.array([1, 0.1, None, np.float32(0.1)], object),
+}
+
+
+@pytest.mark.parametrize("names", [list(COLUMNS), *([name] for name in COLUMNS)], ids=lambda names: names[0])
+def test_a_csv_is_what_pandas_writes(names: list[str], tmp_path: Path) -> None:
+    chosen = {name: COLUMNS[name] for name in names}
+    write_batches(tmp_path / "p.csv", chosen, {name: values[:2] for name, values in chosen.items()})
+    frame = pd.concat([pd.DataFrame(chosen), pd.DataFrame(chosen)[:2]])
+    assert (tmp_path / "p.csv").read_bytes().decode() == frame.to_csv(index=False)
+
+
+def test_a_csv_has_a_column_for_each_value_of_a_vector(tmp_path: Path) -> None:
+    batch = {
+        "id": np.array([b"a", b"\xff"], object),
+        "p": np.array([[0.5, NAN], [1, 2]], np.float32),
+        "n": {"b": np.array([[1], [2]])},
+    }
+    write_batches(tmp_path / "p.csv", batch)
+    assert (tmp_path / "p.csv").read_text().splitlines() == ["id,p_0,p_1,n/b_0", "a,0.5,,1", "/w==,1.0,2.0,2"]
+
+
+def test_a_csv_of_one_array_has_the_name_predictions(tmp_path: Path) -> None:
+    write(tmp_path / "one.csv", np.int64(3))
+    write(tmp_path / "vector.csv", np.array([0.5, 1]))
+    assert (tmp_path / "one.csv").read_text() == "predictions\n3\n"
+    assert (tmp_path / "vector.csv").read_text() == "predictions_0,predictions_1\n0.5,1.0\n"
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [{"a": {"matrix": np.zeros([2, 2])}}],
+        [{"a": np.array([np.zeros(1), np.zeros(2)], object)}],
+        [{"a": np.zeros(2)}, {"a": np.zeros(3)}],
+        [{"a": np.zeros(2), "a_1": np.int64(1)}],
+    ],
+    ids=["matrix", "ragged", "lengths", "names"],
+)
+def test_what_a_csv_cannot_hold_is_named_and_says_what_to_do(
+    examples: list[Any], tmp_path: Path, messages: Messages
+) -> None:
+    with messages.raised(ValueError):
+        write(tmp_path / "p.csv", *examples)
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "p.jsonl", *examples)
 
 
 # --- npz ------------------------------------------------------------------------------------------------------------
@@ -294,7 +357,7 @@ def test_an_error_leaves_the_older_file_and_nothing_else(suffix: str, tmp_path: 
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["p", "p.csv", "p.json", "p.jsonl.gz"])
+@pytest.mark.parametrize("name", ["p", "p.tsv", "p.json", "p.jsonl.gz"])
 def test_an_unknown_suffix_is_refused(name: str, tmp_path: Path, messages: Messages) -> None:
     with messages.raised(ConfigError):
         write(tmp_path / name)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from runner.config.schema import Config
 from runner.distribute.cluster import ALONE, Cluster
@@ -16,8 +17,8 @@ from runner.system.console import print_table
 _STARTERS = {"tf_config": "whoever set TF_CONFIG", "slurm": "Slurm", "kubernetes": "Kubernetes"}
 
 
-def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) -> None:
-    """Print what `runner.distribute.cluster_resolver.detect` finds for `config` in `env`.
+def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) -> dict[str, Any]:
+    """Print and return what `runner.distribute.cluster_resolver.detect` finds for `config` in `env`.
 
     The last line is the TF_CONFIG of this process's task, if it has one.
 
@@ -37,11 +38,13 @@ def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) 
         ["starts here", starts],
         ["evaluator", "a process of its own" if found.has_evaluator else "none: those that train evaluate"],
     ]
-    print_table("cluster", ["setting", "value"], facts, stream)
+    answer: dict[str, Any] = print_table("cluster", ["setting", "value"], facts, stream)
     print(file=stream)
-    print_table("tasks", ["role", "index", "address", "process"], list(_rows(found, places)), stream)
+    answer["tasks"] = print_table("tasks", ["role", "index", "address", "process"], list(_rows(found, places)), stream)
     if found.cluster.tasks:
         print(f"\nTF_CONFIG of this task: {found.cluster.tf_config}", file=stream, flush=True)
+        answer["tf_config"] = json.loads(found.cluster.tf_config)
+    return answer
 
 
 def _this_process(found: Detected, places: Sequence[Cluster]) -> tuple[str, str]:
@@ -52,17 +55,17 @@ def _this_process(found: Detected, places: Sequence[Cluster]) -> tuple[str, str]
     return "a single process" if found.cluster == ALONE else found.cluster.name, f"one task{others}"
 
 
-def _rows(found: Detected, places: Sequence[Cluster]) -> Iterator[list[str]]:
+def _rows(found: Detected, places: Sequence[Cluster]) -> Iterator[list[Any]]:
     """Yield a row for each task. Tasks that this run starts listen on ports that are free at the start."""
     this = found.cluster
     for role, addresses in this.tasks.items():
         for index, address in enumerate(addresses):
             is_this = (role, index) == (this.task_type, this.task_index)
-            yield [role, str(index), address, "this process" if is_this else ""]
+            yield [role, index, address, "this process" if is_this else ""]
     for place in places:
         address = f"{HOST}:<free port>" if place.tasks and place.task_type != "evaluator" else "-"
-        yield [place.role, str(place.task_index), address, ""]
+        yield [place.role, place.task_index, address, ""]
     if not this.tasks and not places and this.is_chief:
-        yield ["chief", "0", "-", "this process"]
+        yield ["chief", 0, "-", "this process"]
     if found.has_evaluator and not places:
-        yield ["evaluator", "0", "-", "this process" if this.task_type == "evaluator" else ""]
+        yield ["evaluator", 0, "-", "this process" if this.task_type == "evaluator" else ""]

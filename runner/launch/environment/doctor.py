@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,8 +81,8 @@ class Probe:
     said: str = ""
 
 
-def show(settings: TrackingConfig, env: Mapping[str, str], stream: IO[str] | None = None) -> bool:
-    """Print the findings, then the problems, and report whether a run can start here."""
+def show(settings: TrackingConfig, env: Mapping[str, str], stream: IO[str] | None = None) -> dict[str, Any]:
+    """Print and return the findings, then the problems; `can_start` tells whether a run can start here."""
     stream = stream or sys.stdout
     checks: Sequence[Callable[[], Section]] = (
         lambda: check_python(env),
@@ -90,10 +90,11 @@ def show(settings: TrackingConfig, env: Mapping[str, str], stream: IO[str] | Non
         lambda: check_machine(Path.cwd()),
         lambda: check_tracking(settings, env, Path.cwd()),
     )
+    found: dict[str, Any] = {}
     problems: list[Problem] = []
     for check in checks:  # printed one by one, so that the user sees progress
         section = check()
-        print_table(section.title, ["", ""], [list(row) for row in section.rows], stream)
+        found[section.title] = print_table(section.title, ["", ""], section.rows, stream)
         print(file=stream, flush=True)
         problems += section.problems
     problems.sort(key=lambda problem: not problem.is_fatal)
@@ -105,7 +106,7 @@ def show(settings: TrackingConfig, env: Mapping[str, str], stream: IO[str] | Non
     print(
         "A run can start here." if is_fit else "No run can start here: see the errors above.", file=stream, flush=True
     )
-    return is_fit
+    return {"can_start": is_fit, **found, "problems": [asdict(one) for one in problems]}
 
 
 # --- Python and packages ---------------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ def check_machine(folder: Path, memory: int | None = None, free: Mapping[Path, i
         what = f"only {format_bytes(memory)} of memory is free; a task needs about 1 GB, plus its data"
         problems.append(Problem(what, "end other processes, or give this machine or container more memory"))
     for path, size in free.items():
-        rows.append(("disk", f"{format_bytes(size)} free at {path}"))
+        rows.append((f"disk of {path}", f"{format_bytes(size)} free"))
         if size < LITTLE_DISK:
             what = f"only {format_bytes(size)} of disk space is free at {path}"
             problems.append(Problem(what, "delete files, or choose another model_dir", is_fatal=size < NO_DISK))

@@ -67,7 +67,7 @@ def write_project(folder: Path) -> list[str]:
     return written
 
 
-def show(path: Path, stream: IO[str] | None = None) -> None:
+def show(path: Path, stream: IO[str] | None = None) -> dict[str, str]:
     """Write a new project, and print its files and the next commands.
 
     Raises:
@@ -83,3 +83,4 @@ def show(path: Path, stream: IO[str] | None = None) -> None:
         file=stream,
         flush=True,
     )
+    return {"path": str(path)}
