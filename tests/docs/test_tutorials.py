@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorial"
-HOW_TO = ("../how_to/predict", "../how_to/keras_model", "../how_to/tensorboard")
+HOW_TO = ("../how_to/predict", "../how_to/keras_model", "../how_to/tabular_data", "../how_to/tensorboard")
 PAGES = ("first_model", "own_data", "compare_runs", "sweep", "two_machines")
 ELSEWHERE = {"from_tf_estimator": "tests/docs/test_docs_migrating.py", "index": "has no commands"}
 NOT_RUN = {
