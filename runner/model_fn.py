@@ -184,10 +184,9 @@ class ModelFn:
                 result = spec_of_keras_model(result, features, labels, mode, sample_weight)
             elif sample_weight is not None:
                 raise ValueError(
-                    "The input function returns three parts, (features, labels, sample_weight), but "
-                    f"{self.name} returned {type(result).__name__}, and only a compiled keras.Model gets sample "
-                    "weights. Return (features, labels) with the weights among the features, and set loss_weight of "
-                    "the EstimatorSpec."
+                    "The input function returns (features, labels, sample_weight), and only a compiled keras.Model "
+                    f"gets sample weights, but {self.name} returned {type(result).__name__}. Put the weights into the "
+                    "features, and set loss_weight of the EstimatorSpec."
                 )
             return _validated(result, mode, self.name)
 

@@ -353,12 +353,12 @@ class CommandLine:
 
 
 def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> int:
-    """Run a command that needs no run (command=new, doctor, cluster_info), and return its exit code.
+    """Run a command that needs no run (command=best, new, doctor, cluster_info), and return its exit code.
 
     Raises:
       ConfigError: the command is not possible.
     """
-    from runner.launch.environment import cluster_info, doctor, new_project
+    from runner.launch.environment import best_runs, cluster_info, doctor, new_project
 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
@@ -367,6 +367,8 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
         return FINISHED if doctor.show(config.tracking, env) else FAILED
     if config.command == "new":
         new_project.show(Path(str(config.new.path)))
+    elif config.command == "best":
+        best_runs.show(config)
     else:
         cluster_info.show(config, env)
     return FINISHED

@@ -73,8 +73,8 @@ def keras_trace(
     - `losses.loss.scale_loss_for_distribution`: divides each scalar loss by the number of replicas, for optimizers that
       sum. The runner weights gradients itself and needs the loss unscaled.
     - `saving_lib._load_state` and `legacy_h5_format._set_weights`: `load_model` and `load_weights` call them, and they
-      set variables by `Variable.assign`, as `set_weights` and `Normalization.adapt` do. These values become initial ones; an assignment in the step
-      would undo all training so far.
+      set variables by `Variable.assign`, as `set_weights` and `Normalization.adapt` do. Values that model_fn loads
+      become initial values; an assignment in the step would undo all training so far.
     """
     trace = KerasTrace(reduce)
     with tf_keras_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
@@ -165,8 +165,7 @@ def _watching_keras_3(trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Ten
     def vocabulary_size(self: Any) -> Any:
         """Return the size as a number: the width of a one-hot encoding must be known in the graph of an export."""
         keys = getattr(self.lookup_table._initializer, "_keys", None)  # None: the table is filled from a file
-        number = None if keys is None else keys.shape.num_elements()
-        return size_of_table(self) if number is None else number + self._token_start_index()
+        return size_of_table(self) if keys is None else keys.shape[0] + self._token_start_index()
 
     def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Return a different seed in each replica: with the same one, dropout would drop the same units in all of

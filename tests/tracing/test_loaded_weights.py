@@ -75,9 +75,7 @@ def check(run: Estimator, model: keras.Model) -> None:
         np.testing.assert_allclose(run.get_variable_value(name), expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def estimator(
-    folder: Path, load: Callable[..., Any], values: Any, strategy: Any = None, **settings: Any
-) -> Estimator:
+def estimator(folder: Path, load: Callable[..., Any], values: Any, strategy: Any = None, **settings: Any) -> Estimator:
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorSpec:
         prediction = load(folder, values)(features, training=mode == "train")
         loss = tf.reduce_mean(tf.square(prediction - labels), axis=1)
