@@ -135,6 +135,22 @@ QUESTIONS = {
 """What a newcomer asks -> the page with the answer, and a part of the answer."""
 
 
+SEARCHED = {
+    "jupyter": "how_to/notebooks.md",
+    "missing values": "how_to/tabular_data.md",
+    "categorical": "how_to/tabular_data.md",
+    "class weights": "how_to/tabular_data.md",
+    "plot": "how_to/plots.md",
+    "confusion matrix": "how_to/plots.md",
+}
+"""What a newcomer searches -> a page that the site's search finds by it: it has the words."""
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_a_search_of_a_newcomer_finds_its_page(words: str) -> None:
+    assert words in (DOCS / SEARCHED[words]).read_text().lower()
+
+
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_question_of_a_newcomer_is_answered_one_click_from_the_first_page(question: str) -> None:
     page, answer = QUESTIONS[question]
