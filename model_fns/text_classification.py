@@ -87,10 +87,13 @@ class ConfusionMatrix(tf.compat.v1.train.SessionRunHook):
     Args:
       labels, classes: int64 `[batch]`, the true and the predicted class.
       names: of the classes.
+      what: a class is, for the axis.
     """
 
-    def __init__(self, labels: tf.Tensor, classes: tf.Tensor, names: Sequence[str]) -> None:
-        self._tensors, self._names = (labels, classes), names
+    def __init__(
+        self, labels: tf.Tensor, classes: tf.Tensor, names: Sequence[str], what: str = "package"
+    ) -> None:
+        self._tensors, self._names, self._what = (labels, classes), names, what
         self._counts = np.zeros([len(names), len(names)], int)
 
     def before_run(self, run_context: Any) -> Any:
@@ -109,7 +112,7 @@ class ConfusionMatrix(tf.compat.v1.train.SessionRunHook):
         for (row, column), count in np.ndenumerate(self._counts):
             axes.text(column, row, count, ha="center", va="center", color="white" if shares[row, column] > 0.5 else "k")
         places = range(len(self._names))
-        axes.set(xticks=places, yticks=places, yticklabels=self._names, xlabel="model says", ylabel="package")
+        axes.set(xticks=places, yticks=places, yticklabels=self._names, xlabel="model says", ylabel=self._what)
         axes.set_xticks(places, self._names, rotation=40, ha="right")
         runner.log_figure(figure, "confusion_matrix")
         self._counts[:] = 0

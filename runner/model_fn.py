@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
 from runner.tracking.exit_codes import user_code
-from runner.types import copied_params
+from runner.types import WeightedLabels, copied_params
 
 _ACCEPTED = ("features", "labels", "mode", "params", "config")
 _RESERVED_METRICS = ("loss", "global_step")
@@ -151,15 +151,18 @@ class ModelFn:
 
         Args:
           features: tensors `[batch, ...]` in any structure, as input_fn returns them.
-          labels: like `features`; None: the input has none.
+          labels: like `features`; None: the input has none. The sample weights of WeightedLabels are for the compiled
+            keras.Model that model_fn returns.
           mode: one of ModeKeys.
 
         Raises:
-          ValueError: model_fn returned something else, or a spec that lacks what `mode` needs; or the input has labels
-            and model_fn takes none; or model_fn failed because there are no labels.
+          ValueError: model_fn returned something else, or a spec that lacks what `mode` needs, or a spec although the
+            input has sample weights; or the input has labels and model_fn takes none; or model_fn failed because there
+            are no labels.
           MissingFeatureError: model_fn reads a feature that the input does not have.
         """
         declared = declared_arguments(self.fn)
+        labels, sample_weight = labels if isinstance(labels, WeightedLabels) else (labels, None)
         if labels is not None and "labels" not in declared and mode != ModeKeys.PREDICT:
             raise ValueError(
                 f"The input function returns (features, labels), but {self.name} has no argument 'labels'. Add it, or "
@@ -178,7 +181,13 @@ class ModelFn:
             if hasattr(result, "as_estimator_spec"):  # a TPUEstimatorSpec
                 result = result.as_estimator_spec()
             if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
-                result = spec_of_keras_model(result, features, labels, mode)
+                result = spec_of_keras_model(result, features, labels, mode, sample_weight)
+            elif sample_weight is not None:
+                raise ValueError(
+                    "The input function returns (features, labels, sample_weight), and only a compiled keras.Model "
+                    f"gets sample weights, but {self.name} returned {type(result).__name__}. Put the weights into the "
+                    "features, and set loss_weight of the EstimatorSpec."
+                )
             return _validated(result, mode, self.name)
 
     @contextlib.contextmanager
@@ -246,17 +255,18 @@ def declared_arguments(fn: Callable[..., Any]) -> list[str]:
     return names
 
 
-def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sample_weight: Any = None) -> EstimatorSpec:
     """Return the spec of a compiled `keras.Model` that a model_fn built and returned.
 
-    The loss is the model's compiled loss plus the losses of its layers. The metrics are those given to `compile`. If
-    `features` is a dict, a functional model gets the entries that its inputs name.
+    The loss is the model's compiled loss plus the losses of its layers. The metrics are those given to `compile`, by
+    their names in `fit`. If `features` is a dict, a functional model gets the entries that its inputs name.
 
     Args:
       model: the model; it is called once, on `features`.
       features: tensors `[batch, ...]` in a structure that the model takes.
       labels: tensors `[batch, ...]` that the compiled loss takes; None in PREDICT.
       mode: one of ModeKeys.
+      sample_weight: weights `[batch]` for the compiled loss and the `weighted_metrics`; None: none.
 
     Raises:
       ValueError: the mode is TRAIN or EVAL and the model is not compiled.
@@ -270,10 +280,10 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str) -> Es
             f"model_fn returned the keras.Model {model.name!r}, which is not compiled. "
             "Call model.compile(optimizer=..., loss=..., metrics=[...]) before returning it."
         )
-    loss = model.compute_loss(x=features, y=labels, y_pred=predictions, training=mode == ModeKeys.TRAIN)
+    loss = model.compute_loss(features, labels, predictions, sample_weight, training=mode == ModeKeys.TRAIN)
     if mode == ModeKeys.TRAIN:
         return EstimatorSpec(mode, predictions=predictions, loss=loss, optimizer=model.optimizer)
-    model.compute_metrics(features, labels, predictions)
+    model.compute_metrics(features, labels, predictions, sample_weight)
     return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=_compiled_metrics(model))
 
 
@@ -295,12 +305,13 @@ def _named_by_inputs(model: Any, features: Any) -> Any:
 
 
 def _compiled_metrics(model: Any) -> dict[str, Any]:
-    return {
-        inner.name: inner
-        for metric in model.metrics
-        for inner in getattr(metric, "metrics", [metric])  # those given to `compile` are in a metric of their own
-        if inner.name not in _RESERVED_METRICS
-    }
+    found: dict[str, Any] = {}
+    for metric in model.metrics:
+        inner = getattr(metric, "metrics", None)
+        # Those given to `compile` are in a metric of their own, whose results have the names of `fit`.
+        names = metric.result() if inner else inner
+        found |= {metric.name: metric} if inner is None else zip(names, inner, strict=True)
+    return {name: metric for name, metric in found.items() if name not in _RESERVED_METRICS}
 
 
 def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,18 @@ Features = Any
 
 Labels = Any
 """Like Features; None if the input has no labels."""
+
+
+class WeightedLabels(NamedTuple):
+    """The labels of an input function that yields (features, labels, sample_weight), until model_fn is called.
+
+    Attributes:
+      labels: what model_fn gets as its labels.
+      sample_weight: weights `[batch]`, or a structure of them for several outputs, for a compiled Keras model.
+    """
+
+    labels: Labels
+    sample_weight: Any
 
 
 class ParamReads:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from runner import EstimatorSpec, ModeKeys, Params, RunConfig
 from runner.estimator.specs import TrainingResult
 from runner.model_fn import ModelFn
+from runner.types import WeightedLabels
 from tests.support.messages import Messages
 
 TRAIN, EVAL, PREDICT = ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.PREDICT
@@ -315,6 +316,39 @@ def test_compiled_model_becomes_a_spec() -> None:
     evaluated = called(lambda features, labels, mode: built_model(compiled=True), EVAL)
     assert list(evaluated.eval_metric_ops or ()) == ["mae"]
     assert (evaluated.eval_metric_ops or {})["mae"].result().numpy() == pytest.approx(1.5)
+
+
+def test_sample_weights_are_for_the_loss_and_the_weighted_metrics_of_a_compiled_model() -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> keras.Model:
+        model = built_model(compiled=False)
+        model.compile(optimizer="sgd", loss="mse", metrics=["mae"], weighted_metrics=["mae"])
+        return model
+
+    weighted = WeightedLabels(Y, tf.constant([3.0, 1.0]))
+    assert called(model_fn, TRAIN, labels=weighted).loss.numpy() == pytest.approx((3 * 1.0 + 4.0) / 2)
+    spec = called(model_fn, EVAL, labels=weighted)
+    found = {name: metric.result().numpy() for name, metric in (spec.eval_metric_ops or {}).items()}
+    assert found == pytest.approx({"mae": 1.5, "weighted_mae": (3 * 1.0 + 2.0) / 4})
+    assert called(model_fn, PREDICT, labels=weighted).predictions.shape == (2, 1)
+
+
+def test_metrics_of_several_outputs_have_their_names_of_fit() -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> keras.Model:
+        x = keras.Input((1,))
+        outputs = {name: keras.layers.Dense(1, kernel_initializer="ones", name=name)(x) for name in ("one", "two")}
+        model = keras.Model(x, outputs)
+        model.compile(loss="mse", metrics={"one": ["mae"], "two": ["mae"]})
+        return model
+
+    metrics = called(model_fn, EVAL, labels={"one": Y, "two": 2 * Y}).eval_metric_ops or {}
+    assert {name: metrics[name].result().numpy() for name in ("one_mae", "two_mae")} == {"one_mae": 1.5, "two_mae": 4.5}
+
+
+def test_sample_weights_for_a_spec_are_refused(messages: Messages) -> None:
+    weighted = WeightedLabels(Y, tf.ones([2]))
+    spec = EstimatorSpec(TRAIN, loss=LOSS, train_op=LOSS)
+    with messages.raised(ValueError):
+        called(lambda features, labels, mode: spec, TRAIN, labels=weighted)
 
 
 @pytest.mark.parametrize("mode", [TRAIN, EVAL])

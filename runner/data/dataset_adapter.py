@@ -1,4 +1,7 @@
-"""Convert the result of an input function to a dataset of (features,) or (features, labels), and check its shapes."""
+"""Convert the result of an input function to a dataset of (features,) or (features, labels), and check its shapes.
+
+Of (features, labels, sample_weight), the last two become one part, `WeightedLabels`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from runner.tf_private.random_ops import KERNEL_RANDOM
 from runner.tf_private.tf_estimator import operators_of_tf1
 from runner.tf_private.variables import uninitialized_variable
 from runner.tracing.graph_operations import has_effect, needed, operations
-from runner.types import IteratorInitializer
+from runner.types import IteratorInitializer, WeightedLabels
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +32,8 @@ def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
     (in tf.estimator, evaluation and prediction on tensors never ended).
 
     Args:
-      result: a tf.data.Dataset; or (features, labels) or features as tensors or arrays `[batch, ...]` of any dtype.
+      result: a tf.data.Dataset; or (features, labels), with or without a third part, sample_weight, or features as
+        tensors or arrays `[batch, ...]` of any dtype.
       name: the input function's name, for messages.
       mode: train, eval or infer.
 
@@ -42,7 +46,7 @@ def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
     if isinstance(result, tf.data.Dataset):
         return _normalised(result, name)
     if isinstance(result, tuple | list):
-        if len(result) != 2:
+        if len(result) not in (2, 3):
             raise ValueError(
                 f"{name} returned a {type(result).__name__} of {len(result)}. Return (features, labels), or features "
                 "alone: a tensor or a dict of tensors."
@@ -131,6 +135,8 @@ def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     spec, mapped = dataset.element_spec, tf.data.Dataset.map
     if not isinstance(spec, tuple):
         dataset = mapped(dataset, lambda features: (features,))
+    elif len(spec) == 3:
+        dataset = mapped(dataset, lambda features, *weighted: (features, WeightedLabels(*weighted)))
     elif len(spec) != 2:
         raise ValueError(
             f"the dataset of {name} has elements of {len(spec)} parts. Elements must be (features, labels), or "
@@ -146,6 +152,8 @@ def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
 def _leaves(name: str, spec: Any) -> list[tuple[str, Any]]:
     if isinstance(spec, Mapping):
         return [leaf for key, value in spec.items() for leaf in _leaves(f"{name}[{key!r}]", value)]
+    if isinstance(spec, WeightedLabels):
+        return _leaves(name, spec.labels) + _leaves("sample_weight", spec.sample_weight)
     if isinstance(spec, tuple | list):
         return [leaf for i, value in enumerate(spec) for leaf in _leaves(f"{name}[{i}]", value)]
     return [] if none_spec(spec) is None else [(name, spec)]

@@ -41,8 +41,9 @@ class Input:
 
     Attributes:
       fn: gets those of mode, params, config and input_context that it declares. Returns a tf.data.Dataset whose
-        elements are (features, labels) or features, or these as tensors; each tensor is `[batch, ...]` of any dtype. If
-        it declares num_epochs, it gets the number of passes (train.max_epochs) and must end its data after them.
+        elements are (features, labels) or features, or these as tensors; each tensor is `[batch, ...]` of any dtype.
+        For a compiled keras.Model, the elements may be (features, labels, sample_weight), with weights `[batch]`. If it
+        declares num_epochs, it gets the number of passes (train.max_epochs) and must end its data after them.
       params: the params passed to `fn`; None: the Estimator's params, as in tf.estimator.
       batch_size: examples per step over all replicas; in TRAIN a multiple of their number. None: each batch of `fn`
         goes to one replica, in turn, as in tf.estimator.
@@ -97,7 +98,7 @@ class InputPipeline:
     """The input of this process: a dataset, and how the examples of one step are divided over the local replicas.
 
     Attributes:
-      dataset: its elements are (features,) or (features, labels), tensors `[batch, ...]`.
+      dataset: its elements are (features,) or (features, labels), tensors `[batch, ...]`; labels may be WeightedLabels.
       num_replicas: number of replicas of this process.
       global_batch_size: examples per step over all replicas; None: as many as the function's batches hold.
       shard: "examples", "files", "input_fn", "off" or "service"; never "auto".

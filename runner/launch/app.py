@@ -357,12 +357,12 @@ class CommandLine:
 
 
 def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> dict[str, Any]:
-    """Run a command that needs no run (command=new, doctor, cluster_info), and return what it found.
+    """Run a command that needs no run (command=best, new, doctor, cluster_info), and return what it found.
 
     Raises:
       ConfigError: the command is not possible.
     """
-    from runner.launch.environment import cluster_info, doctor, new_project
+    from runner.launch.environment import best_runs, cluster_info, doctor, new_project
 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
@@ -371,6 +371,8 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
         return doctor.show(config.tracking, env)
     if config.command == "new":
         return new_project.show(Path(str(config.new.path)))
+    if config.command == "best":
+        return best_runs.show(config)
     return cluster_info.show(config, env)
 
 

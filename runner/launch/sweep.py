@@ -200,6 +200,8 @@ class Sweep:
             if (self.directory / job.folder / SETTINGS_FILE).exists():
                 self.shipping.follow(self.directory / job.folder)
         self.shipping.close(stops)
+        for name, address in self.shipping.addresses(self.directory).items():
+            print(f"{name}: {address}", flush=True)
 
     def _tell_end(self, ranked: Sequence[JobResult], status: str) -> None:
         """Note in the journal how the sweep ended, with its best job and ranking."""
@@ -236,7 +238,8 @@ class Sweep:
         tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, ["runner", *command.argv])}
         if command.is_copy:  # no process holds the lock that shows whether the sweep is running
             tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
-        note_of_run(self.directory, RUN_STARTED, command="sweep", name=name, params={}, tags=tags)
+        params = {"sweep.metric": config.sweep.metric} if config.sweep.metric else {}
+        note_of_run(self.directory, RUN_STARTED, command="sweep", name=name, params=params, tags=tags)
         write_settings(self.directory, replace(config.tracking, system_metrics=False), command.env)
 
     def _metric_name(self, metrics: Mapping[str, float]) -> str | None:

@@ -69,11 +69,12 @@ def keras_trace(
     - `TFOptimizer._all_reduce_sum_gradients`: the sum of gradients over replicas.
     - `global_state.GLOBAL_STATE_TRACKER`: what `keras.utils.clear_session` replaces. It is put back afterwards, so that
       the caller's own models keep their state.
+    - `IndexLookup.vocabulary_size`: Keras asks the table, which is empty until the initializers of a graph have run.
     - `losses.loss.scale_loss_for_distribution`: divides each scalar loss by the number of replicas, for optimizers that
       sum. The runner weights gradients itself and needs the loss unscaled.
     - `saving_lib._load_state` and `legacy_h5_format._set_weights`: `load_model` and `load_weights` call them, and they
-      set variables by `Variable.assign`. Values that model_fn loads become initial values; an assignment in the step
-      would undo all training so far.
+      set variables by `Variable.assign`, as `set_weights` and `Normalization.adapt` do. Values that model_fn loads
+      become initial values; an assignment in the step would undo all training so far.
     """
     trace = KerasTrace(reduce)
     with tf_keras_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
@@ -126,12 +127,13 @@ def _watching_keras_3(
     from keras.src.backend.common import global_state
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.layers.preprocessing.index_lookup import IndexLookup
     from keras.src.legacy.saving import legacy_h5_format
     from keras.src.losses import loss as keras_loss
     from keras.src.saving import saving_lib
 
     initialize, assign = Variable._initialize, Variable.assign
-    next_seed = keras_random.SeedGenerator.next
+    next_seed, size_of_table = keras_random.SeedGenerator.next, IndexLookup.vocabulary_size
 
     def owned_initialize(self: Any, value: Any) -> None:
         with replaced(trace.owners, "variable", self):
@@ -159,6 +161,11 @@ def _watching_keras_3(
         begin_with(self._value, value)
         return value
 
+    def vocabulary_size(self: Any) -> Any:
+        """Return the size as a number: the width of a one-hot encoding must be known in the graph of an export."""
+        keys = getattr(self.lookup_table._initializer, "_keys", None)  # None: the table is filled from a file
+        return size_of_table(self) if keys is None else keys.shape[0] + self._token_start_index()
+
     def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
         them.
@@ -179,8 +186,10 @@ def _watching_keras_3(
         (saving_lib, "_load_state", loading(saving_lib._load_state)),
         (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
         (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
+        (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
         (TFOptimizer, "_all_reduce_sum_gradients", _reduced(TFOptimizer._all_reduce_sum_gradients, trace)),
         (keras_random.SeedGenerator, "next", next_of_replica),
+        (IndexLookup, "vocabulary_size", vocabulary_size),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),
         (keras_loss, "unscale_loss_for_distribution", lambda value: value),
         (global_state, "GLOBAL_STATE_TRACKER", threading.local()),

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from runner.system.user_frames import Frame, user_frames
 from runner.tracing.graph_operations import changes_state
+from runner.types import WeightedLabels
 
 _FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 _MARK = "runner/numeric_checks"
@@ -92,6 +93,8 @@ def _names_of(spec: Any, name: str) -> list[str]:
     """Return what a user calls each tensor of a structure, such as `features['income']`, in the order of tf.nest."""
     if isinstance(spec, Mapping):
         return [one for key in sorted(spec) for one in _names_of(spec[key], f"{name}[{key!r}]")]
+    if isinstance(spec, WeightedLabels):
+        return _names_of(spec.labels, name) + _names_of(spec.sample_weight, "sample_weight")
     if isinstance(spec, tuple | list):
         return [one for place, part in enumerate(spec) for one in _names_of(part, f"{name}[{place}]")]
     # A sparse tensor consists of three.

@@ -22,11 +22,11 @@ from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from filelock import FileLock
 
-from runner.config.metric_names import is_of_evaluation
+from runner.config.metric_names import is_of_evaluation, mode_of
 from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
 from runner.system.console import counted
@@ -111,6 +111,7 @@ class MlflowTracker(Tracker):
         self._found: tuple[str, int | None] | None = None  # status and end time of the run before it was opened
         self._started_at = time.time() if started_at is None else started_at
         self._metric_names = UniqueNames()
+        self._ranked_by = "eval/loss"
         self._monitoring = ExitStack()
 
     def prepare(self) -> None:
@@ -153,6 +154,7 @@ class MlflowTracker(Tracker):
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         params_before: Mapping[str, str] = {}
+        self._ranked_by = str(params.get("sweep.metric") or params.get("checkpoint.keep_best.metric") or "eval/loss")
         # If a call failed halfway and is repeated, it continues the run that it created.
         run = self._opened(run_id or self._run_id)
         if run is not None:
@@ -278,13 +280,17 @@ class MlflowTracker(Tracker):
     def address(self) -> str | None:
         if self._run_id is None:
             return None
+        page = f"#/experiments/{self._experiment_id}/runs"
+        # The best run first. MLflow takes the order from the address, but not the columns.
+        column, ascending = quote(f"metrics.`{clean_name(self._ranked_by)}`"), mode_of(self._ranked_by) == "min"
+        ranking = f"{page}?orderByKey={column}&orderByAsc={str(ascending).lower()}"
         if re.match(r"https?://", self.uri):
             shown = mask_text(self.uri, ()).rstrip("/")
-            return f"{shown}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
+            return f"{shown}/{page}/{self._run_id}\n{shown}/{ranking}"
         path, uri = sqlite_path(self.uri), mask_text(self.uri, ())
         if path is not None and path.is_relative_to(Path.cwd()):
             uri = _sqlite_uri(path.relative_to(Path.cwd()))
-        return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+        return f"mlflow ui --backend-store-uri {shlex.quote(uri)}\nhttp://127.0.0.1:5000/{ranking}"
 
     def running_on(self, host: str) -> Mapping[str, str]:
         self._connect()

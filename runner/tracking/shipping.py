@@ -110,18 +110,16 @@ class Shipping:
         self._processes.clear()
 
     def addresses(self, folder: Path) -> dict[str, str]:
-        """Return tracker name -> the address at which the user finds the run of `folder`."""
-        all_addresses = {name: Shipped.read(folder, name).address for name in self._processes}
-        return {name: address for name, address in all_addresses.items() if address}
+        """Return tracker name -> the address at which the user finds the run of `folder`; `<name>_runs` -> a second
+        line of it.
+        """
+        found = {name: Shipped.read(folder, name).address or "" for name in self._processes}
+        return {name + "_runs" * i: line for name, text in found.items() for i, line in enumerate(text.splitlines())}
 
     def say_addresses(self) -> None:
         """Say where the user finds each run."""
-        lines = [
-            f"{name}: {address}"
-            for name, process in self._processes.items()
-            for folder in process.folders
-            if (address := Shipped.read(folder, name).address)
-        ]
+        folders = dict.fromkeys(folder for process in self._processes.values() for folder in process.folders)
+        lines = [f"{name}: {line}" for folder in folders for name, line in self.addresses(folder).items()]
         for line in dict.fromkeys(lines):
             say(line)
 

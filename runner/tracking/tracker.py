@@ -121,7 +121,10 @@ class Tracker:
         """Release everything, whether or not everything was recorded. Called last."""
 
     def address(self) -> str | None:
-        """Return where the user finds the run: a URL, or the command that shows it. None: nowhere."""
+        """Return where the user finds the run: a URL, or the command that shows it; more of them on lines of their own.
+
+        None: nowhere.
+        """
         return None
 
     def running_on(self, host: str) -> Mapping[str, str]:

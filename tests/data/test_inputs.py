@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from runner.data.dataset_adapter import tensors
 from runner.data.inputs import Input, InputContext, InputPipeline, build_input_pipeline
 from runner.data.replica_batches import ReplicaBatch
 from runner.data.sharding import WorkerPlace
@@ -591,17 +592,38 @@ def generator() -> Iterator[int]:
 
 @pytest.mark.parametrize(
     "result",
-    [(1, 2, 3), [1], None, generator(), generator],
-    ids=["tuple of 3", "list of 1", "None", "generator", "function"],
+    [(1, 2, 3, 4), [1], None, generator(), generator],
+    ids=["tuple of 4", "list of 1", "None", "generator", "function"],
 )
 def test_what_is_not_data_is_refused(result: Any, messages: Messages) -> None:
     with messages.raised(ValueError):
         feed_of(functools.partial(some_input_fn, result))
 
 
-def test_a_dataset_of_three_parts_is_refused(messages: Messages) -> None:
+def test_a_dataset_of_four_parts_is_refused(messages: Messages) -> None:
     with messages.raised(ValueError):
-        feed_of(functools.partial(some_input_fn, tf.data.Dataset.from_tensors((1, 2, 3))))
+        feed_of(functools.partial(some_input_fn, tf.data.Dataset.from_tensors((1, 2, 3, 4))))
+
+
+@pytest.mark.parametrize("labels", [np.arange(5.0), None], ids=["labels", "no labels"])
+@pytest.mark.parametrize("weights", [np.arange(5.0), None], ids=["weights", "no weights"])
+def test_a_third_part_is_the_weight_of_each_example(labels: Any, weights: Any) -> None:
+    data = tf.data.Dataset.from_tensors((np.arange(5.0), labels, weights))
+    feed = feed_of(lambda: data.unbatch().batch(4), mode="eval")
+    assert [name for name, _ in tensors(feed.dataset.element_spec)] == [
+        "features",
+        *["labels"] * (labels is not None),
+        *["sample_weight"] * (weights is not None),
+    ]
+    (_, weighted), _ = feed.dataset
+    for found, given in zip(weighted, (labels, weights), strict=True):
+        assert (found is None) if given is None else (found.numpy().tolist() == given[:4].tolist())
+
+
+def test_a_weight_that_is_no_row_per_example_is_refused(messages: Messages) -> None:
+    data = (np.zeros([4, 2]), np.zeros([4]), np.zeros([3]))
+    with messages.raised(ValueError):
+        feed_of(functools.partial(some_input_fn, data), batch_size=4)
 
 
 def test_an_iterator_is_refused(messages: Messages) -> None:

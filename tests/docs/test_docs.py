@@ -42,6 +42,20 @@ def test_files_of_rooms_that_are_named_exist(document: str) -> None:
 
 
 @pytest.mark.processes
+def test_the_readmes_compiled_keras_model_trains(tmp_path: Path, command_line: CommandLine) -> None:
+    text = (ROOT / "README.md").read_text()
+    found = re.search(
+        r"`model_fns/mine\.py`:\n\n```python\n(.*?)```\n\n```\npython -m runner (.*?)\n```", text, re.DOTALL
+    )
+    assert found is not None and len(found[1].splitlines()) == 6
+    (tmp_path / "model_fns").mkdir()
+    (tmp_path / "model_fns" / "mine.py").write_text(found[1])
+    result = command_line(*shlex.split(found[2]), "tracking=none", "model_dir=run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]["eval/accuracy"] > 0.8
+
+
+@pytest.mark.processes
 def test_the_readmes_own_model_trains(tmp_path: Path, command_line: CommandLine) -> None:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"`((?:model|input)_fns/line\.py)`.*?```python\n(.*?)```", text, re.DOTALL)
@@ -49,7 +63,7 @@ def test_the_readmes_own_model_trains(tmp_path: Path, command_line: CommandLine)
     for name, code in blocks:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(code)
-    command = re.search(r"```\n(python -m runner model=custom.*?)```", text, re.DOTALL)
+    command = re.search(r"```\n(python -m runner model=custom model.fn=model_fns.line.*?)```", text, re.DOTALL)
     assert command is not None
     _, _, _, *arguments = shlex.split(command[1].replace("\\\n", " "))  # after `python -m runner`
     result = command_line(*arguments, "tracking=none", cwd=tmp_path)

@@ -28,7 +28,8 @@ RUN_ELSEWHERE = {
     "tutorial/from_tf_estimator.md": "test_docs_migrating.py", "faq.md": "test_docs_commands.py",
     **{f"tutorial/{page}.md": "test_tutorials.py" for page in (
         "first_model", "own_data", "compare_runs", "sweep", "two_machines")},
-    **{f"how_to/{page}.md": "test_tutorials.py" for page in ("predict", "keras_model", "tensorboard")},
+    **{f"how_to/{page}.md": "test_tutorials.py" for page in (
+        "predict", "keras_model", "image_folders", "plots", "notebooks", "tabular_data", "tensorboard")},
 }  # fmt: skip
 """Page -> the test that runs its commands."""
 NOT_RUN = {

@@ -114,6 +114,11 @@ QUESTIONS = {
     "train on my own data": ("tutorial/own_data.md", "input=csv"),
     "train a Keras model that I have": ("how_to/keras_model.md", "load_model"),
     "predict": ("how_to/predict.md", "command=predict"),
+    "see which run is best": ("tutorial/compare_runs.md", "command=best"),
+    "work in a notebook": ("how_to/notebooks.md", "runner.run"),
+    "use a table": ("how_to/tabular_data.md", "class_weights"),
+    "use images in folders": ("how_to/image_folders.md", "input_fns/pictures.py"),
+    "plot": ("how_to/plots.md", "pd.DataFrame"),
     "compare two runs": ("tutorial/compare_runs.md", "Compare"),
     "look at a run in TensorBoard": ("how_to/tensorboard.md", "tensorboard --logdir outputs"),
     "try many values": ("tutorial/sweep.md", "python -m runner -m"),
@@ -128,6 +133,22 @@ QUESTIONS = {
     "find my files": ("reference/files.md", "outputs/"),
 }
 """What a newcomer asks -> the page with the answer, and a part of the answer."""
+
+
+SEARCHED = {
+    "jupyter": "how_to/notebooks.md",
+    "missing values": "how_to/tabular_data.md",
+    "categorical": "how_to/tabular_data.md",
+    "class weights": "how_to/tabular_data.md",
+    "plot": "how_to/plots.md",
+    "confusion matrix": "how_to/plots.md",
+}
+"""What a newcomer searches -> a page that the site's search finds by it: it has the words."""
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_a_search_of_a_newcomer_finds_its_page(words: str) -> None:
+    assert words in (DOCS / SEARCHED[words]).read_text().lower()
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -19,7 +19,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorial"
-HOW_TO = ("../how_to/predict", "../how_to/keras_model", "../how_to/tensorboard")
+HOW_TO = tuple(
+    f"../how_to/{page}"
+    for page in ("predict", "keras_model", "image_folders", "plots", "notebooks", "tabular_data", "tensorboard")
+)
 PAGES = ("first_model", "own_data", "compare_runs", "sweep", "two_machines")
 ELSEWHERE = {"from_tf_estimator": "tests/docs/test_docs_migrating.py", "index": "has no commands"}
 NOT_RUN = {
@@ -67,6 +70,7 @@ def follow(page: str, folder: Path, bin_folder: Path, env: Mapping[str, str]) ->
             commands += 1
         elif language == "python":
             printed = ran([str(bin_folder / "python"), "-c", text], folder, env)
+            commands += 1
         elif language == "text":
             for line in text.splitlines():
                 assert line == "..." or plain(line).strip() in plain(printed), f"{line!r} is not in:\n{printed}"

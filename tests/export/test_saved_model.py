@@ -313,10 +313,11 @@ def test_keras_layers_with_state_tables_and_random_numbers_are_exported(tmp_path
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         ids = keras.layers.StringLookup(vocabulary=["a", "b", "c"])(features["w"])
         net = keras.layers.Embedding(5, 3)(ids)
+        which = keras.layers.StringLookup(vocabulary=["b", "c"], output_mode="one_hot")(features["w"])
         net = keras.layers.BatchNormalization()(net, training=mode == "train")
         net = keras.layers.Dropout(0.5)(net, training=mode == "train")
         numbers = keras.layers.Normalization(mean=2.0, variance=1.0)(features["n"][:, None])
-        y = keras.layers.Dense(1)(tf.concat([net, numbers], 1))
+        y = keras.layers.Dense(1)(tf.concat([net, tf.cast(which, tf.float32), numbers], 1))
         if mode == "infer":
             return EstimatorSpec(mode, predictions={"y": y}, export_outputs={"only": PredictOutput(y)})
         metric = keras.metrics.MeanAbsoluteError(name="mae")

@@ -73,6 +73,17 @@ def test_the_experiment_shows_the_run_and_the_sweep_with_its_jobs(pages: Pages, 
         pages.see(curve(name))
 
 
+def test_the_address_of_the_last_lines_shows_the_best_run_first(pages: Pages, folder: Path) -> None:
+    path = json.loads((folder / "outputs" / "alone" / "shipped.mlflow.json").read_text())["address"].split(":5000/")[1]
+    summaries = [*folder.glob("outputs/alone/summary.json"), *folder.glob("outputs/sweeps/*/*/summary.json")]
+    losses = {one.parent.name: json.loads(one.read_text())["metrics"]["eval/loss"] for one in summaries}
+    sweep = json.loads(next(folder.glob("outputs/sweeps/*/sweep.json")).read_text())
+    names = {"alone": "alone", **{job["folder"]: job["name"] for job in sweep["jobs"]}}
+    pages.open(path)
+    first, *_ = sorted(losses, key=losses.__getitem__)
+    pages.see(f"//*[@role='row' and @row-index='0']{link(names[first])}")
+
+
 def test_the_page_of_a_run_shows_its_params_metrics_and_tags(pages: Pages, folder: Path) -> None:
     pages.open_run("alone")
     pages.see("//*[normalize-space(text())='Finished']")

@@ -86,6 +86,8 @@ PRIVATE_NAMES = [
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_add",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_sub",
     "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER",
+    "keras.src.layers.preprocessing.index_lookup:IndexLookup.vocabulary_size",
+    "keras.src.layers.preprocessing.index_lookup:IndexLookup._token_start_index",
     "keras.src.legacy.saving.legacy_h5_format:_set_weights",
     "keras.src.losses.loss:reduce_values",
     "keras.src.losses.loss:scale_loss_for_distribution",

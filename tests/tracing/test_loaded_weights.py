@@ -75,9 +75,7 @@ def check(run: Estimator, model: keras.Model) -> None:
         np.testing.assert_allclose(run.get_variable_value(name), expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def estimator(
-    folder: Path, load: Callable[..., keras.Model], values: Any, strategy: Any = None, **settings: Any
-) -> Estimator:
+def estimator(folder: Path, load: Callable[..., Any], values: Any, strategy: Any = None, **settings: Any) -> Estimator:
     def model_fn(features: tf.Tensor, labels: tf.Tensor, mode: str) -> EstimatorSpec:
         prediction = load(folder, values)(features, training=mode == "train")
         loss = tf.reduce_mean(tf.square(prediction - labels), axis=1)
@@ -109,6 +107,29 @@ def test_loaded_weights_are_trained_on_replicas_and_eagerly(how: str, tmp_path: 
     run = estimator(tmp_path, without_norm, None, strategy, **({"eager": True} if how == "eager" else {}))
     run.train(data, max_steps=STEPS)
     check(run, keras.Sequential([model.layers[0], model.layers[2]]))
+
+
+@pytest.mark.parametrize("how", ["one replica", "mirrored", "eager"])
+def test_what_a_layer_adapts_to_in_training_is_in_the_checkpoint(how: str, tmp_path: Path) -> None:
+    def adapting(folder: Path, scale: Any) -> Any:
+        layer = keras.layers.Normalization(name="scale")
+        if scale is not None:
+            layer.adapt(scale * X)
+        # Not in a Sequential: its name would be in that of the variables where the layer is not built by `adapt`.
+        return lambda features, training: keras.layers.Dense(1)(layer(features))
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if how == "mirrored" else None
+    settings = {"eager": True} if how == "eager" else {}
+    estimator(tmp_path, adapting, 3.0, strategy, **settings).train(data, max_steps=2)
+    resumed = estimator(tmp_path, adapting, 99.0, strategy, **settings).train(data, max_steps=4)
+    np.testing.assert_allclose(resumed.get_variable_value("scale/mean"), 3 * X.mean(0), rtol=1e-5)
+    (kernel,) = (name for name in resumed.get_variable_names() if name.endswith("dense/kernel"))
+    (bias,) = (name for name in resumed.get_variable_names() if name.endswith("dense/bias"))
+    scaled = (X - 3 * X.mean(0)) / (3 * X.std(0))
+    expected = scaled @ resumed.get_variable_value(kernel) + resumed.get_variable_value(bias)
+    # No training data where it evaluates.
+    found = estimator(tmp_path, adapting, None).evaluate(lambda: tf.data.Dataset.from_tensors((X, Y)))
+    assert found["loss"] == pytest.approx(np.mean((expected - Y) ** 2), rel=1e-4)
 
 
 def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,25 @@ def test_records_params_metrics_tags_files_and_the_status(uri: str, tmp_path: Pa
     assert [file.path for file in client.list_artifacts(run_id)] == ["summary.json"]
 
 
+@pytest.mark.parametrize(
+    ("params", "order"),
+    [
+        ({}, "orderByKey=metrics.%60eval/loss%60&orderByAsc=true"),
+        ({"sweep.metric": "eval/accuracy@5"}, "orderByKey=metrics.%60eval/accuracy_5%60&orderByAsc=false"),
+        ({"checkpoint.keep_best.metric": "eval/auc"}, "orderByKey=metrics.%60eval/auc%60&orderByAsc=false"),
+    ],
+    ids=["loss", "sweep", "best checkpoint"],
+)
+def test_the_address_shows_the_runs_of_the_experiment_best_first(params: dict[str, Any], order: str, uri: str) -> None:
+    tracker = MlflowTracker(uri, "addresses")
+    assert tracker.address() is None
+    run_id = tracker.start(None, "x", params, {})
+    assert run_id is not None
+    command, runs = (tracker.address() or "").splitlines()
+    assert command == f"mlflow ui --backend-store-uri {uri}"
+    assert runs == f"http://127.0.0.1:5000/#/experiments/{run_of(tracker, run_id).info.experiment_id}/runs?{order}"
+
+
 @pytest.mark.long
 def test_the_artifacts_are_beside_the_database_wherever_the_reader_is(uri: str) -> None:
     tracker = MlflowTracker(uri, "my experiment")

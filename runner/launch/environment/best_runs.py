@@ -1,0 +1,49 @@
+"""command=best: rank the runs in a folder by a metric of their last evaluations. Starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.config.error_messages import did_you_mean
+from runner.config.metric_names import mode_of, rank_by
+from runner.config.schema import Config, ConfigError
+from runner.launch.start_files import NOTES_FOLDER
+from runner.system.console import format_number, print_table, relative
+from runner.system.redaction import masked_override
+from runner.tracking.summary import SUMMARY_FILE, read_summary
+
+
+def show(config: Config) -> dict[str, Any]:
+    """Print and return the runs in and below the folder `model_dir` (null: outputs), best first by `sweep.metric` (null: the
+    loss), each with those of its settings that not all of them have.
+
+    Raises:
+      ConfigError: no run there has the metric.
+    """
+    folder, metric = Path(config.model_dir or "outputs"), config.sweep.metric or "eval/loss"
+    found = {path.parent: read_summary(path) for path in sorted(folder.glob(f"**/{SUMMARY_FILE}"))}
+    runs = {relative(run): summary for run, summary in found.items() if summary.get("metrics")}
+    values = {run: float(one["metrics"][metric]) for run, one in runs.items() if metric in one["metrics"]}
+    if not values:
+        names = sorted({name for one in runs.values() for name in one["metrics"]})
+        there = f"{did_you_mean(metric, names)} There are: {', '.join(names) or 'none'}."
+        raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
+    typed = {run: _typed(Path(run)) for run in values}
+    common = set.intersection(*map(set, typed.values()))
+    rows = []
+    for rank, run in enumerate(rank_by(values, metric, config.sweep.mode), 1):
+        facts = [format_number(values[run]), runs[run]["global_step"], runs[run]["status"]]
+        rows.append([rank, run, *facts, ", ".join(text for text in typed[run] if text not in common)])
+    title = f"runs in {relative(folder)}, best first by {metric} ({mode_of(metric, config.sweep.mode)})"
+    table = print_table(title, ["rank", "model_dir", metric, "step", "status", "settings"], rows)
+    return {"metric": metric, "runs": [{**row, metric: values[row["model_dir"]]} for row in table]}
+
+
+def _typed(run: Path) -> list[str]:
+    """Return the settings that were typed for a run, in order."""
+    notes = run / NOTES_FOLDER / "overrides.yaml"
+    texts = yaml.safe_load(notes.read_text()) if notes.exists() else None
+    return [masked_override(text) for text in texts or () if not text.startswith("model_dir=")]
