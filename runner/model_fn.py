@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
+from runner.model_log import logging_to
 from runner.tracking.exit_codes import user_code
 from runner.types import WeightedLabels, copied_params
 
@@ -175,7 +176,8 @@ class ModelFn:
             "params": copied_params(self.params),
             "config": self.config,
         }
-        with user_code(self.fn):
+        # A hook may have it evaluated or exported: then model_fn does not log to the run that calls the hook.
+        with user_code(self.fn), contextlib.nullcontext() if mode == ModeKeys.TRAIN else logging_to(None):
             with self._explaining_inputs(features, labels, mode, "labels" in declared):
                 result = self.fn(**{name: available[name] for name in declared})
             if hasattr(result, "as_estimator_spec"):  # a TPUEstimatorSpec

@@ -1,61 +1,61 @@
-"""`runner.log`: values of a training step that a model_fn reports."""
+"""`runner.log`: values of a training step that a model_fn reports, and values that hooks report at a step."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
+import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from runner.tracking.artifacts import current
 
 _log = logging.getLogger(__name__)
 
 
 class LoggedValues:
-    """The tensors that one replica's model_fn logs.
-
-    Args:
-      graph: the graph that is traced; None: model_fn runs eagerly.
+    """The tensors that one replica's model_fn logs, in the graph that is traced now, or eagerly.
 
     Attributes:
       values: name -> tensor, in the order of the calls.
       on_progress: the names that the progress line shows.
     """
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self) -> None:
         self.values: dict[str, tf.Tensor] = {}
         self.on_progress: list[str] = []
-        self._graph = graph
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
-    def add(self, name: str, value: Any, *, on_progress: bool) -> None:
-        """Add one value.
+    def log(self, values: Mapping[str, Any], *, on_progress: bool = False) -> None:
+        """Add values.
 
         Args:
-          name: its name in the journal, without `train/`.
-          value: a number or a numeric or bool tensor, a scalar or `[batch]`.
-          on_progress: show it on the progress line, too.
+          values: name in the journal, without `train/` -> a number or a numeric or bool tensor, a scalar or `[batch]`.
+          on_progress: show them on the progress line, too.
 
         Raises:
-          ValueError: the name is not text or is in use, or the value is not a number or comes from another graph.
+          ValueError: a name is not text or is in use, or a value is not a number or comes from another graph.
         """
-        shown = f"runner.log({{{name!r}: ...}})"
-        if not isinstance(name, str) or not name.strip("/ "):
-            raise ValueError(f"{shown}: the name must be a string, such as 'accuracy'.")
-        if name in self.values:
-            raise ValueError(f"{shown}: model_fn logs this name twice in one step. Rename one of them.")
-        tensor = tf.convert_to_tensor(value)
-        if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
-            raise ValueError(f"{shown}: a {tensor.dtype.name} is not a number. Log floats, integers or booleans.")
-        if not self._is_of_model_fn(tensor):
-            raise ValueError(
-                f"{shown}: it is called in a branch, a loop or a tf.function inside model_fn, whose tensors cannot be "
-                "used outside. Return the value from there, and log it in model_fn itself."
-            )
-        self.values[name] = tensor
-        if on_progress:
-            self.on_progress.append(name)
+        for name, value in values.items():
+            call = _call(name)
+            if name in self.values:
+                raise ValueError(f"{call}: model_fn logs this name twice in one step. Rename one of them.")
+            tensor = tf.convert_to_tensor(value)
+            if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+                raise ValueError(f"{call}: a {tensor.dtype.name} is not a number. Log floats, integers or booleans.")
+            if not self._is_of_model_fn(tensor):
+                raise ValueError(
+                    f"{call}: it is called in a branch, a loop or a tf.function inside model_fn, whose tensors cannot "
+                    "be used outside. Return the value from there, and log it in model_fn itself."
+                )
+            self.values[name] = tensor
+            if on_progress:
+                self.on_progress.append(name)
 
     def _is_of_model_fn(self, tensor: tf.Tensor) -> bool:
         """Report whether `tensor` belongs to the graph of model_fn itself, not to a function inside it."""
@@ -64,39 +64,134 @@ class LoggedValues:
         return tf.compat.v1.get_default_graph() is self._graph is getattr(tensor, "graph", None)
 
 
-_logged: contextvars.ContextVar[LoggedValues | None] = contextvars.ContextVar("logged", default=None)
+@dataclasses.dataclass(frozen=True)
+class StepLog:
+    """Writes what hooks log at a step: to the journal, from which trackers get it, and to an event file.
+
+    Attributes:
+      prefix: precedes the names: train, eval, eval_<name> or predict.
+      metrics: writes numbers of a step to the journal.
+      writer: returns the EventWriter of the event file; called when something is written.
+      taken: names that the run itself reports.
+      is_on: False: nothing is written, as in a worker other than the chief.
+      shown: name -> its last number, for the progress line.
+      steps: name -> the last step at which it was logged.
+    """
+
+    prefix: str
+    metrics: Callable[[int, Mapping[str, float]], None]
+    writer: Callable[[], Any]
+    taken: Collection[str]
+    is_on: bool
+    shown: dict[str, float] = dataclasses.field(default_factory=dict)
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def write(self, step: int, values: Mapping[str, Any], *, on_progress: bool = False) -> None:
+        """Write values of `step`, each name once.
+
+        Args:
+          step: the global step.
+          values, on_progress: as in `runner.log` in a hook.
+
+        Raises:
+          ValueError: a name is not text or is in use, or a value is neither a number nor an image nor a figure.
+        """
+        numbers, summary, artifacts = dict[str, float](), tf.compat.v1.Summary(), current()
+        for name, value in values.items() if self.is_on else ():
+            call, full_name = _call(name), f"{self.prefix}/{name}"
+            if name in self.taken:
+                raise ValueError(f"{call}: the run itself reports {full_name}. Rename it.")
+            if self.steps.get(name) == step:
+                _log.warning("%s is left out: this name was logged at step %d before. Rename it.", call, step)
+                continue
+            self.steps[name] = step
+            # The folder of an evaluation says in TensorBoard what its values are.
+            event = summary.value.add(tag=full_name if self.prefix == "train" else name)
+            made = _number_or_png(call, value)
+            if isinstance(made, float):
+                event.simple_value = numbers[full_name] = made
+                self.shown.update({name: made} if on_progress else {})
+                continue
+            # The header of a PNG has its size.
+            event.image.width, event.image.height = (int.from_bytes(made[at : at + 4], "big") for at in (16, 20))
+            event.image.encoded_image_string = made
+            if artifacts is not None:
+                artifacts.image(full_name, made, step)
+        if numbers:
+            self.metrics(step, numbers)
+        if summary.value:
+            self.writer().add_summary(summary, step)
+
+
+def _call(name: Any) -> str:
+    """Return how the call that logs `name` is shown in messages.
+
+    Raises:
+      ValueError: the name is not text.
+    """
+    call = f"runner.log({{{name!r}: ...}})"
+    if not isinstance(name, str) or not name.strip("/ "):
+        raise ValueError(f"{call}: the name must be a string, such as 'accuracy'.")
+    return call
+
+
+def _number_or_png(call: str, value: Any) -> float | bytes:
+    """Return a scalar as a float, and an image or a figure as PNG."""
+    if hasattr(value, "savefig"):
+        value.savefig(file := io.BytesIO(), format="png")
+        return file.getvalue()
+    with tf.init_scope():  # session hooks are called with the traced graph as default
+        array = np.asarray(None if tf.is_symbolic_tensor(value) else value)
+        dtype, pixels = tf.as_dtype(array.dtype), array[..., None] if array.ndim == 2 else array
+        if not array.ndim and (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+            return float(array)
+        if pixels.ndim == 3 and pixels.shape[-1] <= 4 and (dtype.is_floating or dtype == tf.uint8):
+            return bytes(tf.io.encode_png(tf.image.convert_image_dtype(pixels, tf.uint8, saturate=True)).numpy())
+    raise ValueError(
+        f"{call}: a {type(value).__name__} {array.dtype.name}{list(array.shape)} cannot be logged. Log a scalar; an "
+        "image [height, width] or [height, width, channels], uint8 or floats from 0 to 1; or a figure of matplotlib. "
+        "Fetch a tensor of a graph. runner.log_figure keeps figures of plotly."
+    )
+
+
+_logs: contextvars.ContextVar[Any] = contextvars.ContextVar("logs", default=None)
+"""What `runner.log` reports to in this thread: the LoggedValues of model_fn, or the run that calls a hook."""
 
 
 def log(values: Mapping[str, Any], *, on_progress: bool = False) -> None:
-    """Report values of a training step, from inside model_fn.
+    """Report values of a step, from inside model_fn or a hook.
 
-    They appear as `train/<name>` in the journal, MLflow and TensorBoard at the steps at which the loss is logged
-    (`train.log_steps`), with the value of that step. In EVAL and PREDICT the call does nothing.
+    In model_fn they are tensors of a training step, and appear as `train/<name>` in the journal, MLflow and TensorBoard
+    at the steps at which the loss is logged (`train.log_steps`), with the value of that step. In EVAL and PREDICT the
+    call does nothing.
+
+    In a method of a hook the call is `run.log(values)`: they are recorded at once, at the run's global step, as
+    `train/<name>`, in an evaluation `eval/<name>` or `eval_<evaluation>/<name>`, in a prediction `predict/<name>`. In
+    a cluster, those of the chief and an evaluator are recorded.
 
     Args:
-      values: name -> a numeric or bool tensor: a scalar, which counts for all examples of the replica's batch, or
-        `[batch]`, one number per example. The mean over all examples of the global batch is reported.
+      values: in model_fn, name -> a numeric or bool tensor: a scalar, which counts for all examples of the replica's
+        batch, or `[batch]`, one number per example. The mean over all examples of the global batch is reported. In a
+        hook, name -> a number; an image, `[height, width]` or `[height, width, channels]`, uint8 or floats from 0 to 1;
+        or a figure of matplotlib.
       on_progress: also show them on the progress line.
 
     Raises:
-      ValueError: a name is logged twice in a step, a value is not a number, or it is computed in a branch, a loop or a
-        tf.function inside model_fn.
+      ValueError: a name is logged twice in a step of model_fn, is reported by the run itself, a value is of another
+        kind, or it is computed in a branch, a loop or a tf.function inside model_fn.
     """
-    found = _logged.get()
-    if found is None:
-        if not tf.inside_function():
-            _log.warning("runner.log(%s) has no effect outside model_fn.", ", ".join(map(repr, values)))
-        return
-    for name, value in values.items():
-        found.add(name, value, on_progress=on_progress)
+    found = _logs.get()
+    if found is not None:
+        found.log(values, on_progress=on_progress)
+    elif not tf.inside_function():
+        _log.warning("runner.log(%s) has no effect outside model_fn and hooks.", ", ".join(map(repr, values)))
 
 
 @contextlib.contextmanager
-def logging_values() -> Iterator[LoggedValues]:
-    """Yield the values that model_fn logs inside this context, in this thread and graph."""
-    values = LoggedValues(None if tf.executing_eagerly() else tf.compat.v1.get_default_graph())
-    token = _logged.set(values)
+def logging_to(logs: Any) -> Iterator[Any]:
+    """Let `runner.log` report to `logs` inside this context, in this thread; None: to nothing."""
+    token = _logs.set(logs)
     try:
-        yield values
+        yield logs
     finally:
-        _logged.reset(token)
+        _logs.reset(token)

@@ -16,6 +16,7 @@ from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives
 from runner.estimator.specs import InputFn
 from runner.model_fn import ModeKeys, ModelFn
+from runner.model_log import logging_to
 from runner.programs.model import Model
 from runner.run_config import RunConfig
 from runner.system.console import NullProgress, Progress, build_progress
@@ -184,7 +185,7 @@ class Models:
             if source.shuffle_seed is not None:
                 source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place.worker_index)
         # tf.estimator set the graph's seed before it called input_fn. With the same seed, shuffles have the same order.
-        with seeded(config.seed):
+        with seeded(config.seed), logging_to(None):  # it may be called for an evaluation in a run
             pipeline = build_input_pipeline(
                 source,
                 mode,

@@ -40,6 +40,7 @@ from runner.hooks.profiler import Profiling
 from runner.hooks.scaffold import ModelScaffold
 from runner.hooks.trace_session import TraceSession
 from runner.model_fn import ModeKeys, ModelFn
+from runner.model_log import StepLog, logging_to
 from runner.programs import predict as prediction
 from runner.programs.mixed_precision import with_precision
 from runner.programs.model import Model
@@ -49,7 +50,7 @@ from runner.system.console import NullProgress, Progress, format_table, relative
 from runner.tf_private import graphs
 from runner.tracking.backends.session import NullRecord
 from runner.tracking.journal import Journal, NullJournal
-from runner.tracking.tensorboard import EventWriters
+from runner.tracking.tensorboard import EventWriters, build_writer
 from runner.types import Params, copied_params
 
 _log = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ class Estimator:
         target = setup.target(steps, max_steps)
         run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save)
         try:
-            with self.collectives.noticing_lost_peers():
+            with self.collectives.noticing_lost_peers(), logging_to(run):
                 run.run()  # Begin, loop, save, end.
         finally:
             self._context.progress.stop()
@@ -465,9 +466,16 @@ class Estimator:
 
     def _hooks_of(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> EvaluationHooks:
         session = TraceSession(program.trace, self._context.model_fn.operators)
-        writers = EventWriters(is_on=self._context.is_chief)
+        is_on = self._context.is_chief or self.config.cluster.is_evaluator
+        folder = os.path.join(self.model_dir, what)
+        # A SummarySaverHook writes without tracking.tensorboard, too, but not there.
+        own = {} if self.config.tensorboard else {folder: build_writer(folder, is_on=False)}
+        writers = EventWriters(is_on=is_on, own=own)
+        taken = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
+        writer = functools.partial(writers.of, folder)
+        record = StepLog(what, self._context.journal.metrics, writer, taken, is_on).write
         count = functools.partial(self._context.progress.count, what)
-        return EvaluationHooks(hooks, session, PassContext(self.model_dir, step), writers, count)
+        return EvaluationHooks(hooks, session, PassContext(self.model_dir, step, record=record), writers, count)
 
     # --- export -----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every
+from runner.model_log import StepLog
 from runner.programs.train_loop import NO_RECORDS, Outputs, Schedule
 from runner.programs.train_scalars import RESERVED, over_workers
 from runner.system.console import Epochs, LoopReport
@@ -33,6 +34,9 @@ class TrainLog:
 
     Args:
       summary_writer: writer of the training's event file.
+
+    Attributes:
+      of_hooks: the log of what hooks report.
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
@@ -51,6 +55,10 @@ class TrainLog:
         # Sums and weights of the metrics since the last point that was logged.
         self._window = np.zeros(2 * len(self._scalars.metrics))
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
+        taken = {*RESERVED, *setup.program.reported_names}
+        taken |= {name.removeprefix("train/") for name in setup.program.summaries.names}
+        writer = functools.partial(tensorboard.EventWriter, summary_writer)
+        self.of_hooks = StepLog("train", context.journal.metrics, writer, taken, context.is_chief)
         # Twice: the numbers of a step are all sums, then all weights.
         self._is_at_step = np.tile(self._scalars.is_at_step, 2)
 
@@ -151,7 +159,7 @@ class TrainLog:
             if self._config.save_summary_steps:
                 self._write_numbers_of({step: {**rates, **points.get(step, {})} for step, _ in logged})
         steps_per_sec, examples_per_sec = self._speed.values()
-        loss, shown = float(result.losses[-1]), self._shown(metrics[-1])
+        loss, shown = float(result.losses[-1]), {**self._shown(metrics[-1]), **self.of_hooks.shown}
         self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
 
     def repeated(self, step: int, asked: int, twice: int) -> None:

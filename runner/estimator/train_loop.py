@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ class TrainingRun:
         self._always_splits = False
         self._is_end_saved = False  # whether the last checkpoint says that the data has ended
         self._saves_here = False  # whether the cadence asks for a save at this step, even if the run is asked to stop
-        setup.session_hooks.session.take_batch = self._take_batch
+        setup.session_hooks.session.take_batch, setup.session_hooks.session.hooked = self._take_batch, self
         # Only the chief measures the wait for input, because it decides the length of loops.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
         length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
@@ -140,6 +140,9 @@ class TrainingRun:
         setup.model.values_of = None
         setup.model.assign({setup.program.rate_variable: rate})
 
+    def log(self, values: Mapping[str, Any], *, on_progress: bool = False) -> None:
+        self._log.of_hooks.write(self._step, values, on_progress=on_progress)
+
     def request_stop(self, reason: str = "a hook requested it") -> None:
         self.stop_reason = self.stop_reason or reason
 
@@ -208,6 +211,7 @@ class TrainingRun:
             for hook in hooks:
                 if hasattr(hook, "close"):  # absent in hooks that do not derive from Hook
                     hook.close(self)
+            self._log.end()  # a hook's `close` may have logged
 
     def save(self) -> str:
         """Write a checkpoint of this step, which becomes the latest, and return its path. All workers must call this
@@ -413,5 +417,4 @@ class TrainingRun:
             self._setup.model.values_of = None  # a hook's `end` may have assigned values that the last checkpoint lacks
         for hook in self._setup.hooks:
             hook.end(self)
-        self._log.end()
         self._context.collectives.sum([])  # wait here for the other workers, which may still need this one

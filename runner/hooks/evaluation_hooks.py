@@ -9,6 +9,7 @@ from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.hook import Hook, PassContext
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
+from runner.model_log import logging_to
 from runner.tracking.tensorboard import EventWriters
 
 
@@ -36,11 +37,11 @@ class EvaluationHooks:
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
         self._hooks: Sequence[Hook] = native
         self._run, self._count = run, count
+        session.hooked = run
 
     def begin(self) -> None:
         self.session.begin()
-        for hook in self._hooks:
-            hook.begin(self._run)
+        self._call("begin")
 
     def after_batches(self, examples: int) -> None:
         """Report the number of examples seen so far to the hooks.
@@ -49,12 +50,16 @@ class EvaluationHooks:
           Interrupted: a hook ended the evaluation early.
         """
         self._count(examples)
-        for hook in self._hooks:
-            if hasattr(hook, "after_batches"):  # absent in old hooks and in hooks that do not derive from Hook
-                hook.after_batches(self._run, examples)
+        self._call("after_batches", examples)
 
     def end(self) -> None:
         self.session.end()
-        for hook in self._hooks:
-            hook.end(self._run)
+        self._call("end")
         self.session.close()
+
+    def _call(self, method: str, *args: Any) -> None:
+        for hook in self._hooks:
+            # after_batches is absent in old hooks and in hooks that do not derive from Hook.
+            if method != "after_batches" or hasattr(hook, method):
+                with logging_to(self._run):
+                    getattr(hook, method)(self._run, *args)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +64,9 @@ class Run(Protocol):
     def interrupted(self) -> bool:
         """Report whether a worker was asked to stop at once. After a loop, all workers have the same value."""
 
+    def log(self, values: Mapping[str, Any], *, on_progress: bool = False) -> None:
+        """Record numbers, images and figures at the global step, as `runner.log` does in a hook."""
+
     def request_stop(self, reason: str = ...) -> None:
         """End training after this loop, with a checkpoint."""
 
@@ -77,11 +80,20 @@ class Interrupted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class PassContext:
-    """An evaluation or a prediction, as hooks see it: one pass over data at one global step."""
+    """An evaluation or a prediction, as hooks see it: one pass over data at one global step.
+
+    Attributes:
+      record: called with the global step, and with what hooks log and whether the progress line shows it.
+    """
 
     model_dir: str
     global_step: int
     interrupted: bool = False
+    record: Callable[..., None] = lambda step, values, on_progress: None
+
+    def log(self, values: Mapping[str, Any], *, on_progress: bool = False) -> None:
+        """Record `values`; only training has a progress line with values."""
+        self.record(self.global_step, values, on_progress=on_progress)
 
     def request_stop(self, reason: str = "") -> None:
         """Raise RuntimeError: only training can be stopped."""

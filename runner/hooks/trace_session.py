@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
 from runner.hooks.session_restores import SessionRestore, reads_of
+from runner.model_log import logging_to
 from runner.tf_private import v1 as v1_bridge
 from runner.tracing.trace import Trace
 from runner.tracing.variable_store import GLOBAL_STEP, LocalVariable
@@ -140,10 +141,12 @@ class TraceSession(v1_bridge.ActsAsSession):
       take_batch: runs a request on the next batch of the input and returns the values of its tensors. None: requests
         that depend on a batch cannot be run.
       is_ending: hooks are called for the last time; what they fetch then has the values of the last step.
+      hooked: the run whose hooks are called, for `runner.log`; None: hooks log nothing.
     """
 
     take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
     is_ending = False
+    hooked: Any = None
 
     def __init__(self, trace: Trace, operators: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._trace = trace
@@ -167,7 +170,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         """Enter the context in which hooks are called: the traced graph is the default graph, with model_fn's
         operators.
         """
-        with self.graph.as_default(), self._operators():
+        with self.graph.as_default(), self._operators(), logging_to(self.hooked):
             yield
 
     def remember(self, elements: Sequence[Any], values: Sequence[Any]) -> None:

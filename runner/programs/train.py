@@ -18,7 +18,7 @@ from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.collectives import collectives_of
 from runner.distribute.reductions import spans_processes
 from runner.model_fn import ModeKeys
-from runner.model_log import logging_values
+from runner.model_log import LoggedValues, logging_to
 from runner.programs import ema, learning_rate, support_checks
 from runner.programs.batch_losses import PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
@@ -427,7 +427,7 @@ def train_replica(
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
     tape, part = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut)
-    with tape, model_fn_has(part), logging_values() as logged:
+    with tape, model_fn_has(part), logging_to(LoggedValues()) as logged:
         spec = model.call(features, labels, ModeKeys.TRAIN)
         # Inside of the tape, which must record the scaling, too.
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)

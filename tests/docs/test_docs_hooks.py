@@ -11,6 +11,7 @@ import pytest
 
 from runner import Hook
 from tests.support.jobs import results, run
+from tests.support.journal import events_in, metrics_of_steps
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "how_to" / "hooks.md").read_text()
@@ -18,7 +19,7 @@ REFERENCE = (DOCS / "reference" / "hooks.md").read_text()
 
 
 def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     (command,) = re.findall(r"```\n(python -m runner .*?)```", TEXT, re.DOTALL)
     (tmp_path / "my_hooks.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -30,6 +31,23 @@ def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         sys.modules.pop("my_hooks", None)
     assert results(tmp_path)[0]["global_step"] == 7
     assert [line.split()[0] for line in (tmp_path / "loss.txt").read_text().splitlines()] == ["1-3", "4-6"]
+
+
+def test_what_the_hook_of_the_page_logs_is_recorded_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "my_logs.py").write_text(code.replace("steps=50", "steps=3"))
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert run(tmp_path, "train.hooks=[{fn: my_logs.Losses}]", "train.max_steps=7") == 0
+    finally:
+        sys.modules.pop("my_logs", None)
+    logged = [step for step, values in metrics_of_steps(tmp_path / "run") if "train/loss_spread" in values]
+    assert logged == [3, 6]
+    assert [(one["name"], one["step"]) for one in events_in(tmp_path / "run", "image")] == [
+        ("train/losses", 3), ("train/losses", 6),
+    ]  # fmt: skip
 
 
 def test_the_table_of_methods_is_that_of_the_class() -> None:

@@ -86,6 +86,8 @@ def test_training_scalars_are_at_the_steps_they_belong_to(tracked: dict[str, Any
         found = tracked["client"].get_metric_history(run_id, name)
         assert [one.step for one in found] == steps, name
     assert [one.value for one in tracked["client"].get_metric_history(run_id, "train/x")] == [1.5, 3.5, 7.5]
+    of_hook = tracked["client"].get_metric_history(run_id, "train/last")
+    assert [(one.step, one.value) for one in of_hook] == [(4, 1.25)]
 
 
 def test_each_tracker_of_a_list_gets_the_same_and_one_that_fails_harms_none(
@@ -125,7 +127,7 @@ def test_images_and_figures_are_artifacts(tracked: dict[str, Any]) -> None:
     images = [one.path for one in client.list_artifacts(run_id, "images") if one.path.endswith(".png")]
     steps = sorted((one.split("+")[0], int(one.split("+")[2])) for one in images)
     expected = [(name, step) for name in ("images/old~image~0", "images/pictures") for step in (1, 2, 4)]
-    assert steps == expected
+    assert steps == [*expected, ("images/train~drawn", 4)]
 
 
 def test_inputs_are_datasets_of_the_run(tracked: dict[str, Any]) -> None:

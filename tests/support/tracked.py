@@ -30,6 +30,7 @@ class Logs(runner.Hook):
         figure = Figure()
         figure.add_subplot().plot([1, 2])
         runner.log_figure(figure, "plots/line")
+        run.log({"last": 1.25, "drawn": figure})
         Path("notes.txt").write_text("hello")
         runner.log_artifact("notes.txt")
 
