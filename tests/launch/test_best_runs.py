@@ -41,6 +41,10 @@ def test_it_ranks_the_runs_of_a_folder_and_shows_how_their_settings_differ(tmp_p
         ["2", "outputs/sweeps/a/b", "0.625", "100", "failed", "model.params.rate=0.2"],
         ["3", "outputs/one", "0.5", "100", "finished", "model.params.rate=0.1"],
     ]
+    answer = json.loads(best(tmp_path, "sweep.metric=eval/accuracy", "run.output=json").stdout)
+    assert [(run["rank"], run["model_dir"], run["eval/accuracy"], run["step"]) for run in answer["runs"]] == [
+        (1, "outputs/two", 0.75, 100), (2, "outputs/sweeps/a/b", 0.625, 100), (3, "outputs/one", 0.5, 100),
+    ]  # fmt: skip
     by_loss = best(tmp_path, "model_dir=outputs/sweeps")
     assert [line.split()[:3] for line in by_loss.stdout.splitlines()[2:]] == [["1", "outputs/sweeps/a/b", "0.2"]]
 

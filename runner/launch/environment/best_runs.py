@@ -17,8 +17,8 @@ from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 
 def show(config: Config) -> dict[str, Any]:
-    """Print and return the runs in and below the folder `model_dir` (null: outputs), best first by `sweep.metric` (null: the
-    loss), each with those of its settings that not all of them have.
+    """Print and return the runs in and below the folder `model_dir` (null: outputs), best first by `sweep.metric`
+    (null: the loss), each with those of its settings that not all of them have.
 
     Raises:
       ConfigError: no run there has the metric.
