@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -248,3 +250,45 @@ def test_the_tutorial_is_followed_from_the_wheel_to_a_sweep_compared_in_mlflow(f
             assert job["metrics"]["eval/accuracy"] in [run.data.metrics["eval/accuracy"] for run in found]
     children = [run.data.tags["mlflow.parentRunId"] for run in runs if "mlflow.parentRunId" in run.data.tags]
     assert len(children) == 8 and len(set(children)) == 2
+
+
+SERVE = """
+import json, sys
+import tensorflow as tf
+
+model = tf.saved_model.load(sys.argv[1])
+features = {"island": ["Biscoe", "Dream"], "sex": ["male", ""], "bill_length_mm": [50.0, 39.5],
+            "bill_depth_mm": [15.2, float("nan")], "flipper_length_mm": [221.0, 186.0], "body_mass_g": [5200.0, 3500.0]}
+signature = model.signatures["serving_default"]
+wanted = signature.structured_input_signature[1]
+given = {name: tf.constant(features.get(name, [1, 2]), spec.dtype) for name, spec in wanted.items()}
+print(json.dumps([name.decode() for name in signature(**given)["species"].numpy().tolist()]))
+"""
+
+
+def test_a_day_with_a_table_from_the_wheel_to_plain_tensorflow(installed: Path, tmp_path: Path) -> None:
+    """CSV files with missing values and categories, in an empty folder, as the how-to says, and all around it."""
+    follow("../how_to/tabular_data", tmp_path, installed, ENV)  # trains with class weights, and predicts new.csv with ids
+    runner = [installed / "python", "-m", "runner"]
+    wrong = [*runner, "experiment=birds", "command=dry_run", "input.train.params.columns.island=float32"]
+    refused = subprocess.run(list(map(str, wrong)), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=200)
+    assert refused.returncode != 0 and "Traceback" not in refused.stderr
+    assert "data/train.csv, line 2" in refused.stderr and "'island'" in refused.stderr
+
+    call(*runner, "-m", "experiment=birds", "model.params.class_weights=[1,1,1],[0.75,1.7,0.92]", cwd=tmp_path)
+    best = json.loads(call(*runner, "command=best", "sweep.metric=eval/accuracy", "run.output=json", cwd=tmp_path))
+    accuracies = [run["eval/accuracy"] for run in best["runs"]]
+    assert len(accuracies) == 3 and accuracies == sorted(accuracies, reverse=True) and accuracies[0] > 0.9
+
+    with open(tmp_path / "data" / "new.csv") as given, open(tmp_path / "new.csv") as predicted:
+        ids, rows = [row["id"] for row in csv.DictReader(given)], list(csv.DictReader(predicted))
+    assert [row["id"] for row in rows] == ids and len(ids) == 94
+    with open(tmp_path / "data" / "test.csv") as file:
+        right = [row["species"] == truth["species"] for row, truth in zip(rows, csv.DictReader(file), strict=True)]
+    accuracy = summary_of(tmp_path / "outputs" / "birds")["metrics"]["eval/accuracy"]
+    assert sum(right) / len(right) == pytest.approx(accuracy, abs=1e-6)
+
+    call(*runner, "command=export", f"model_dir={best['runs'][0]['model_dir']}", "export.dir=served", cwd=tmp_path)
+    (exported,) = (path.parent for path in (tmp_path / "served").rglob("saved_model.pb"))
+    served = call(installed / "python", "-c", SERVE, exported, cwd=tmp_path)
+    assert json.loads(served.splitlines()[-1]) == ["Gentoo", "Adelie"]
