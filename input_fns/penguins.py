@@ -22,7 +22,8 @@ MISSING = "NA"
 def input_fn(mode: str, params: Mapping[str, Any], config: Any = None) -> tf.data.Dataset:
     """Return batches of (features `[batch]`, class int64 `[batch]`).
 
-    Features are `island` and `sex` (strings; empty: unknown), the MEASUREMENTS (float32; NaN: unknown) and `id` (int64).
+    Features are `island` and `sex` (strings; empty: unknown), the MEASUREMENTS (float32; NaN: unknown) and `id`
+    (int64).
 
     TRAIN shuffles its part anew each epoch and never ends; EVAL and PREDICT are one pass of the held-out quarter.
     PREDICT has no labels.
@@ -49,11 +50,12 @@ def read(held_out: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
         file = resources.files("palmerpenguins") / "data" / "penguins.csv"
     except ModuleNotFoundError:
         raise ValueError("input_fns.penguins reads palmerpenguins: pip install palmerpenguins") from None
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     species = np.array([row["species"] for row in rows])
     part = train_test_split(np.arange(len(rows)), test_size=0.25, random_state=0, stratify=species)[held_out]
     part = np.sort(part)
     features = {name: np.array([row[name].replace(MISSING, "") for row in rows])[part] for name in CATEGORIES}
-    features |= {name: np.float32([row[name].replace(MISSING, "nan") for row in rows])[part] for name in MEASUREMENTS}
+    features |= {
+        name: np.array([row[name].replace(MISSING, "nan") for row in rows], np.float32)[part] for name in MEASUREMENTS
+    }
     return {**features, "id": part.astype(np.int64)}, species[part]

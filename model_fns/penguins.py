@@ -1,4 +1,4 @@
-"""A classifier of tabular data: categories, numbers of which some are missing, class weights, and names as predictions."""
+"""A classifier of tabular data: categories, missing numbers, class weights, and names as predictions."""
 
 from __future__ import annotations
 

@@ -90,9 +90,7 @@ class ConfusionMatrix(tf.compat.v1.train.SessionRunHook):
       what: a class is, for the axis.
     """
 
-    def __init__(
-        self, labels: tf.Tensor, classes: tf.Tensor, names: Sequence[str], what: str = "package"
-    ) -> None:
+    def __init__(self, labels: tf.Tensor, classes: tf.Tensor, names: Sequence[str], what: str = "package") -> None:
         self._tensors, self._names, self._what = (labels, classes), names, what
         self._counts = np.zeros([len(names), len(names)], int)
 

@@ -311,8 +311,7 @@ def _compiled_metrics(model: Any) -> dict[str, Any]:
     for metric in model.metrics:
         inner = getattr(metric, "metrics", None)
         # Those given to `compile` are in a metric of their own, whose results have the names of `fit`.
-        names = metric.result() if inner else inner
-        found |= {metric.name: metric} if inner is None else zip(names, inner, strict=True)
+        found |= {metric.name: metric} if inner is None else zip(metric.result() if inner else (), inner, strict=True)
     return {name: metric for name, metric in found.items() if name not in _RESERVED_METRICS}
 
 
