@@ -20,7 +20,7 @@ from pathlib import Path
 from runner.checkpoint import layout, manifest
 from runner.config.metric_names import rank_by, unknown_metric
 from runner.run_config import KeepBest, RunConfig
-from runner.system.files import read_json, write_json
+from runner.system.files import read_json, remove, write_json
 
 LEASE = "evaluating.json"
 """File in model_dir that names the checkpoint that the evaluator is reading; there is at most one evaluator."""
@@ -89,12 +89,12 @@ def lease(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        file.unlink(missing_ok=True)
+        remove(file)
 
 
 def release(model_dir: str | os.PathLike[str]) -> None:
     """End the lease of an evaluator that was killed."""
-    (Path(model_dir) / LEASE).unlink(missing_ok=True)
+    remove(Path(model_dir) / LEASE)
 
 
 def expire(model_dir: Path, latest: str, keep: Keep) -> None:

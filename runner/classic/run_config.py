@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from runner import run_config
 from runner.classic.compat.differences import WITHOUT_EFFECT
-from runner.distribute.cluster import Cluster
+from runner.distribute.cluster import Cluster, counted
 from runner.distribute.strategy import is_parameter_server
 from runner.distribute.tf_config import read_tf_config
 
@@ -299,10 +299,9 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
     if "ps" in place.tasks:
         return _with_coordinator(place)
     if place.tasks and not has_strategy and "chief" not in place.tasks:
-        named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
         raise ValueError(
-            f'TF_CONFIG: cluster has {named} but no chief. Add "chief": ["host:port"], the process that writes '
-            "checkpoints, or give RunConfig a train_distribute."
+            f'TF_CONFIG: cluster has {counted(place.tasks)} but no chief. Add "chief": ["host:port"], the process that '
+            "writes checkpoints, or give RunConfig a train_distribute."
         )
     if not place.tasks and (place.task_type != "worker" or place.task_index):
         raise ValueError(
@@ -321,8 +320,7 @@ def _with_coordinator(place: Cluster) -> Cluster:
     found = place.with_chief()
     if "chief" in place.tasks or "worker" in found.tasks:
         return found
-    named = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.tasks.items())
     raise ValueError(
-        f"TF_CONFIG: cluster has {named}, but parameter servers need a coordinator (the chief, or else worker 0) and "
-        'at least one other worker. Add "chief": ["host:port"] or another worker.'
+        f"TF_CONFIG: cluster has {counted(place.tasks)}, but parameter servers need a coordinator (the chief, or else "
+        'worker 0) and at least one other worker. Add "chief": ["host:port"] or another worker.'
     )

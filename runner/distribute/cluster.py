@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 from collections.abc import Mapping, Sequence
 
 
@@ -95,6 +96,21 @@ class Cluster:
     def worker_index(self) -> int:
         """The index among the processes that train; the chief is 0."""
         return self.task_index + (len(self.tasks.get("chief", ())) if self.task_type == "worker" else 0)
+
+
+def counted(tasks: Mapping[str, Sequence[str]]) -> str:
+    """Return how many processes of each type there are, in words: `1 chief, 2 worker`; '' for none."""
+    return ", ".join(f"{len(addresses)} {task_type}" for task_type, addresses in tasks.items())
+
+
+def answers(address: str, timeout_secs: float) -> bool:
+    """Report whether a process accepts connections at `address`, host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_secs).close()
+    except OSError:
+        return False
+    return True
 
 
 ALONE = Cluster()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from runner.config.schema import CLUSTER_STRATEGIES, ClusterConfig, ConfigError, StrategyConfig
 from runner.distribute import kubernetes, slurm, tpu
-from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.cluster import ALONE, Cluster, counted
 from runner.distribute.local_cluster import task_counts
 from runner.distribute.tf_config import read_tf_config
 
@@ -65,8 +65,6 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
         return _from_slurm(env, settings, name)
     if name in CLUSTER_STRATEGIES and kubernetes.is_in_set(env, settings.service):
         return _from_kubernetes(env, settings, name)
-    if name in CLUSTER_STRATEGIES:
-        kubernetes.check_not_in_set(env, settings.service)
     return _local(env, settings, name)
 
 
@@ -75,7 +73,7 @@ def _from_tf_config(env: Mapping[str, str], settings: ClusterConfig, strategy: s
         raise ConfigError("cluster.resolver=tf_config, but TF_CONFIG is not set.")
     given = read_tf_config(env["TF_CONFIG"])
     tasks = {task_type: addresses for task_type, addresses in given.tasks.items() if task_type != "evaluator"}
-    why = f"TF_CONFIG says that this is {given.task_type} {given.task_index} of {_counted(tasks)}."
+    why = f"TF_CONFIG says that this is {given.task_type} {given.task_index} of {counted(tasks)}."
     if strategy in CLUSTER_STRATEGIES and "chief" not in tasks and "worker" in tasks:
         why += " It names no chief, so worker 0 is the chief, and the following workers count from 0."
     has_evaluator = settings.evaluator or given.task_type == "evaluator" or "evaluator" in given.tasks
@@ -188,7 +186,7 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
         trainers = len(tasks.get("chief", ())) + len(tasks.get("worker", ()))
         if trainers > 1 or "ps" in tasks:
             raise ConfigError(
-                f"{source} names several processes ({_counted(tasks)}), but strategy={strategy} trains in one. Use "
+                f"{source} names several processes ({counted(tasks)}), but strategy={strategy} trains in one. Use "
                 f"strategy={'parameter_server' if 'ps' in tasks else 'multi_worker'}; or, to run each process "
                 "independently, cluster.resolver=local."
             )
@@ -201,23 +199,19 @@ def _fitting(place: Cluster, strategy: str, source: str) -> Cluster:
         if missing:
             coordinates = "the coordinator; without a chief, worker 0 is the coordinator"
             raise ConfigError(
-                f"{source} names {_counted(tasks) or 'no task'}: strategy=parameter_server needs a chief "
+                f"{source} names {counted(tasks) or 'no task'}: strategy=parameter_server needs a chief "
                 f"({coordinates}), workers and ps. Missing: {', '.join(missing)}."
             )
         return fitted
     if "ps" in tasks:
         # If they were ignored, they would run the same command, occupy their machines, and never get a request.
         raise ConfigError(
-            f"{source} names {_counted(tasks)}: strategy=multi_worker has no parameter servers. Remove ps, or use "
+            f"{source} names {counted(tasks)}: strategy=multi_worker has no parameter servers. Remove ps, or use "
             "strategy=parameter_server."
         )
     if not tasks:
         raise ConfigError(f"{source} names no cluster, but strategy=multi_worker needs one. Add a chief or worker.")
     return place.with_chief()
-
-
-def _counted(tasks: Mapping[str, Sequence[str]]) -> str:
-    return _counted_by({role: len(listed) for role, listed in tasks.items()})
 
 
 def _counted_by(counts: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import tensorflow as tf
 
-from runner.distribute.cluster import Cluster
+from runner.distribute.cluster import Cluster, answers
 from runner.distribute.devices import session_config
 
 
@@ -56,7 +56,7 @@ def serve_the_coordinator(
     (address,) = cluster.tasks["chief"]
     started, answered = time.monotonic(), None
     while answered is None or time.monotonic() - answered < GONE_SECS:
-        if _answers(address):
+        if answers(address, GONE_SECS):
             answered = time.monotonic()
         elif answered is None and is_over():
             return
@@ -71,15 +71,6 @@ GONE_SECS = 5.0
 """Seconds without an answer after which the coordinator counts as ended."""
 
 LOOK_SECS = 0.5
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=GONE_SECS).close()
-    except OSError:
-        return False
-    return True
 
 
 _log = logging.getLogger(__name__)

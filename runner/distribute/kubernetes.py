@@ -42,23 +42,20 @@ def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
     """Report whether this process is in a pod of an indexed Job, or of a StatefulSet whose pods train together.
 
     A notebook's pod may belong to a StatefulSet, too. So a StatefulSet counts only if `cluster.service` is set.
-    """
-    is_ordinal = re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")) is not None
-    return "JOB_COMPLETION_INDEX" in env or ("KUBERNETES_SERVICE_HOST" in env and bool(service) and is_ordinal)
-
-
-def check_not_in_set(env: Mapping[str, str], service: str | None) -> None:
-    """Raise an error for a pod that looks like one of a StatefulSet but would train alone.
 
     Raises:
-      ConfigError: `cluster.service` is set and the host name ends in an index, but Kubernetes' own variable is not set.
+      ConfigError: the pod looks like one of a StatefulSet but would train alone: `cluster.service` is set and the host
+        name ends in an index, but Kubernetes' own variable is not set.
     """
-    if service and re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")):
+    is_ordinal = bool(service) and re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")) is not None
+    is_there = "JOB_COMPLETION_INDEX" in env or ("KUBERNETES_SERVICE_HOST" in env and is_ordinal)
+    if is_ordinal and not is_there:
         raise ConfigError(
             f"cluster.service={service} and HOSTNAME={env['HOSTNAME']} look like a pod of a StatefulSet, but "
             "KUBERNETES_SERVICE_HOST is not set. Set cluster.resolver=kubernetes to join the other pods, or "
             "cluster.resolver=local to train on this host alone."
         )
+    return is_there
 
 
 def read_pod(env: Mapping[str, str]) -> Pod:

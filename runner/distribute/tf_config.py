@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.schema import ConfigError
-from runner.distribute.cluster import Cluster
+from runner.distribute.cluster import Cluster, counted
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
@@ -105,7 +105,7 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
     """Return (type, index) that TF_CONFIG gives this process."""
     if not task:
         raise ConfigError(
-            f"TF_CONFIG names a cluster ({_counted(tasks)}), but not which of its tasks this process is. Add "
+            f"TF_CONFIG names a cluster ({counted(tasks) or 'none'}), but not which of its tasks this process is. Add "
             '"task": {"type": "worker", "index": 0}, with the type and index of this process.'
         )
     if not isinstance(task, Mapping) or "type" not in task:
@@ -122,7 +122,7 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
             f"TF_CONFIG: task is {task_type} {index}, but there is no cluster. Add the addresses of all tasks."
         )
     if not known:
-        raise ConfigError(f"TF_CONFIG: task.type={task['type']}: cluster has no {task_type}, only {_counted(tasks)}.")
+        raise ConfigError(f"TF_CONFIG: task.type={task['type']}: cluster has no {task_type}, only {counted(tasks)}.")
     listed = ", ".join(f"{number}: {address}" for number, address in enumerate(known))
     raise ConfigError(f"TF_CONFIG: task.index={index}: there is no {task_type} {index} in cluster, only {listed}.")
 
@@ -139,7 +139,3 @@ def _known_type(given: Any, where: str) -> str:
     if task_type not in TASK_TYPES:
         raise ConfigError(f"TF_CONFIG: {where}: unknown task type {given!r}. Use one of: {', '.join(TASK_TYPES)}.")
     return str(task_type)
-
-
-def _counted(tasks: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{len(addresses)} {task_type}" for task_type, addresses in tasks.items()) or "none"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 from collections.abc import Mapping
 
 from runner.config.schema import ConfigError
+from runner.distribute.cluster import answers
 
 LOCAL = "local"
 """The address that means the TPU attached to this machine (a TPU VM)."""
@@ -61,7 +61,7 @@ def check_reachable(address: str, zone: str | None, project: str | None, env: Ma
     if address.startswith("grpc://"):
         first = address.removeprefix("grpc://").partition(",")[0]
         host, _, port = first.partition(":")
-        if not _accepts(host, int(port) if port.isdecimal() else _PORT):
+        if not answers(f"{host}:{port if port.isdecimal() else _PORT}", TIMEOUT_SECS):
             raise ConfigError(
                 f"strategy=tpu: nothing accepts a connection at {first} within {TIMEOUT_SECS:g} s. Check that the TPU "
                 "runs and that this host is in its network."
@@ -73,16 +73,8 @@ def check_reachable(address: str, zone: str | None, project: str | None, env: Ma
             "cloud-tpu-client. Or set the address: strategy.address=grpc://10.0.0.2:8470."
         )
     server = env.get("GCE_METADATA_HOST") or env.get("GCE_METADATA_IP") or _METADATA_SERVER
-    if not (zone and project) and not _accepts(server, 80):
+    if not (zone and project) and not answers(f"{server}:80", TIMEOUT_SECS):
         raise ConfigError(
             f"strategy=tpu: {address!r} is a name, but its zone and project are unknown outside of a Google Cloud "
             "machine. Set strategy.zone and strategy.project, or the address: strategy.address=grpc://10.0.0.2:8470."
         )
-
-
-def _accepts(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), TIMEOUT_SECS).close()
-    except OSError:
-        return False
-    return True

@@ -153,6 +153,13 @@ def set_aside(path: Path, why: str) -> None:
     say(f"runner: {path} is damaged ({why}), and is left aside{'' if aside == path else f' as {aside.name}'}.")
 
 
+def remove(path: Path) -> None:
+    """Remove a file, if it is there. A folder in its place is set aside."""
+    if path.is_dir():
+        set_aside(path, "a folder")
+    path.unlink(missing_ok=True)
+
+
 def read_json(path: Path, *, is_kept: bool = False) -> dict[str, Any] | None:
     """Return the JSON object in `path`; None if there is none. A file or folder without one is set aside: the run goes
     on where its truth stands elsewhere.

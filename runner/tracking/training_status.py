@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.system.files import read_dataclass, set_aside, write_json
+from runner.system.files import read_dataclass, remove, write_json
 
 FILE = "training_ended.json"
 
@@ -57,10 +57,7 @@ def read_ending(model_dir: str | os.PathLike[str]) -> TrainingStatus:
 
 def remove_ending(model_dir: str | os.PathLike[str]) -> None:
     """Remove that file, because training begins or continues."""
-    path = Path(model_dir) / FILE
-    if path.is_dir():
-        set_aside(path, "a folder")
-    path.unlink(missing_ok=True)
+    remove(Path(model_dir) / FILE)
 
 
 def generation_in(env: Mapping[str, str]) -> int:
