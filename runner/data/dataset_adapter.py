@@ -5,10 +5,11 @@ Of (features, labels, sample_weight), the last two become one part, `WeightedLab
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -193,20 +194,12 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     Raises:
       ValueError: `fn` takes several elements of one iterator for one batch.
     """
-    taken: list[_Iterator] = []
-
-    def take(iterator: _Iterator) -> Any:
-        taken.append(iterator)
-        return rest.placeholders(iterator.element_spec)
-
-    def build(dataset: tf.data.Dataset) -> _Iterator:
-        if taken:
-            raise _LateIterator
-        return _Iterator(dataset, take)
-
     token = _under_way.set(True)
     try:
-        with GraphFromHere() as rest, v1.iterators_made_by(build):
+        with (
+            GraphFromHere() as rest,
+            _iterators(lambda data: rest.placeholders(data.element_spec), are_first=True) as taken,
+        ):
             result = fn()
     except _LateIterator:
         return _called_twice(fn, name)
@@ -245,16 +238,10 @@ def _fed_by_hooks(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     Raises:
       ValueError: no iterator of the function depends on its placeholders.
     """
-    taken: list[_Iterator] = []
-
-    def take(iterator: _Iterator) -> Any:
-        taken.append(iterator)
-        return rest.placeholders(iterator.element_spec)
-
     # Placeholders are keys in `feed_dict`.
     with GraphFromHere() as rest, operators_of_tf1(dimensions=False):
         rest.begin()
-        with v1.iterators_made_by(lambda dataset: _Iterator(dataset, take)):
+        with _iterators(lambda data: rest.placeholders(data.element_spec)) as taken:
             result = fn()
         variants = [tf.data.experimental.to_variant(iterator.dataset) for iterator in taken]
     if not taken or isinstance(result, tf.data.Dataset):
@@ -319,24 +306,41 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     The function is called once eagerly, to find the datasets over which it iterates, and once inside a `Dataset.map`
     over these datasets.
     """
-    taken: list[_Iterator] = []
-
-    def take_first(iterator: _Iterator) -> Any:
-        taken.append(iterator)
-        return next(iter(iterator.dataset))
-
-    with v1.iterators_made_by(lambda dataset: _Iterator(dataset, take_first)):
+    with _iterators(lambda data: next(iter(data))) as taken:
         fn()
     _check_taken_once(taken, name)
 
     @tf.autograph.experimental.do_not_convert
     def rest(*elements: Any) -> Any:
         remaining = iter(elements)
-        with v1.iterators_made_by(lambda dataset: _Iterator(dataset, lambda iterator: next(remaining))):
+        with _iterators(lambda data: next(remaining)):
             made = fn()
         return tuple(made) if isinstance(made, list) else made
 
     return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
+
+
+@contextlib.contextmanager
+def _iterators(element_of: Callable[[tf.data.Dataset], Any], *, are_first: bool = False) -> Iterator[list[_Iterator]]:
+    """Replace v1 iterators inside this context, and yield the list of those whose `get_next` was called, in order.
+
+    Args:
+      element_of: returns the element for `get_next` of an iterator over the given dataset.
+      are_first: raise _LateIterator if an iterator is made after `get_next` was called.
+    """
+    taken: list[_Iterator] = []
+
+    def take(iterator: _Iterator) -> Any:
+        taken.append(iterator)
+        return element_of(iterator.dataset)
+
+    def build(dataset: tf.data.Dataset) -> _Iterator:
+        if taken and are_first:
+            raise _LateIterator
+        return _Iterator(dataset, take)
+
+    with v1.iterators_made_by(build):
+        yield taken
 
 
 def _check_taken_once(taken: Sequence[_Iterator], name: str) -> None:

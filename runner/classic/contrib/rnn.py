@@ -280,20 +280,16 @@ def stack_bidirectional_dynamic_rnn(
     Raises:
       ValueError: cells_fw and cells_bw are empty or differ in length.
     """
-    layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
-    states_fw, states_bw = [], []
-    with v1.variable_scope(scope or "stack_bidirectional_rnn"):
-        for number, (forward, backward, first_fw, first_bw) in enumerate(layers):
-            with v1.variable_scope(f"cell_{number}"):
-                outputs, (state_fw, state_bw) = v1.nn.bidirectional_dynamic_rnn(
-                    forward, backward, inputs, initial_state_fw=first_fw, initial_state_bw=first_bw,
-                    sequence_length=sequence_length, parallel_iterations=parallel_iterations, dtype=dtype,
-                    swap_memory=swap_memory, time_major=time_major,
-                )  # fmt: skip
-                inputs = tf.concat(outputs, 2)
-            states_fw.append(state_fw)
-            states_bw.append(state_bw)
-    return inputs, tuple(states_fw), tuple(states_bw)
+
+    def layer(inputs: Any, cell_fw: Any, cell_bw: Any, first_fw: Any, first_bw: Any) -> tuple[Any, ...]:
+        outputs, states = v1.nn.bidirectional_dynamic_rnn(
+            cell_fw, cell_bw, inputs, initial_state_fw=first_fw, initial_state_bw=first_bw,
+            sequence_length=sequence_length, parallel_iterations=parallel_iterations, dtype=dtype,
+            swap_memory=swap_memory, time_major=time_major,
+        )  # fmt: skip
+        return (tf.concat(outputs, 2), *states)
+
+    return _stacked(layer, inputs, (cells_fw, cells_bw), (initial_states_fw, initial_states_bw), scope)
 
 
 def stack_bidirectional_rnn(
@@ -307,23 +303,33 @@ def stack_bidirectional_rnn(
     scope: Any = None,
 ) -> tuple[Sequence[tf.Tensor], tuple[Any, ...], tuple[Any, ...]]:
     """Like `stack_bidirectional_dynamic_rnn`, but inputs and outputs are lists of tensors `[batch, ...]`."""
-    layers = _layers(cells_fw, cells_bw, initial_states_fw, initial_states_bw)
-    states_fw, states_bw = [], []
-    with v1.variable_scope(scope or "stack_bidirectional_rnn"):
-        for number, (forward, backward, first_fw, first_bw) in enumerate(layers):
-            with v1.variable_scope(f"cell_{number}"):
-                inputs, state_fw, state_bw = v1.nn.static_bidirectional_rnn(
-                    forward, backward, inputs, first_fw, first_bw, sequence_length=sequence_length, dtype=dtype
-                )
-            states_fw.append(state_fw)
-            states_bw.append(state_bw)
-    return inputs, tuple(states_fw), tuple(states_bw)
+
+    def layer(inputs: Any, cell_fw: Any, cell_bw: Any, *first: Any) -> tuple[Any, ...]:
+        return v1.nn.static_bidirectional_rnn(cell_fw, cell_bw, inputs, *first, dtype, sequence_length)
+
+    return _stacked(layer, inputs, (cells_fw, cells_bw), (initial_states_fw, initial_states_bw), scope)
 
 
-def _layers(cells_fw: Sequence[Any], cells_bw: Sequence[Any], states_fw: Any, states_bw: Any) -> Any:
-    if not cells_fw or len(cells_fw) != len(cells_bw):
+def _stacked(layer: Callable[..., tuple[Any, ...]], inputs: Any, cells: Any, firsts: Any, scope: Any) -> Any:
+    """Return (outputs of the last layer, forward states, backward states).
+
+    Args:
+      layer: (inputs, forward cell, backward cell, their first states) -> (outputs, forward state, backward state).
+      inputs: those of the first layer.
+      cells: (forward cells, backward cells), each with one per layer.
+      firsts: their first states; None: zeros.
+      scope: as in `stack_bidirectional_dynamic_rnn`.
+    """
+    forward, backward = cells
+    if not forward or len(forward) != len(backward):
         raise ValueError(
-            f"cells_fw and cells_bw need the same length, at least 1, but have {len(cells_fw)} and {len(cells_bw)}."
+            f"cells_fw and cells_bw need the same length, at least 1, but have {len(forward)} and {len(backward)}."
         )
-    nothing = [None] * len(cells_fw)
-    return zip(cells_fw, cells_bw, states_fw or nothing, states_bw or nothing, strict=True)
+    firsts = [given or [None] * len(forward) for given in firsts]
+    states = []
+    with v1.variable_scope(scope or "stack_bidirectional_rnn"):
+        for number, arguments in enumerate(zip(*cells, *firsts, strict=True)):
+            with v1.variable_scope(f"cell_{number}"):
+                inputs, *ends = layer(inputs, *arguments)
+            states.append(ends)
+    return (inputs, *zip(*states, strict=True))

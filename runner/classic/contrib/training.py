@@ -152,6 +152,9 @@ class HParams:
         return f"{type(self).__name__}({self})"
 
 
+_ACCEPTED: Mapping[type, Any] = {bool: bool, float: numbers.Number, int: numbers.Integral, str: str}
+
+
 def _cast(name: str, kind: type, value: Any) -> Any:
     """Return the value converted to the hyperparameter's type.
 
@@ -160,14 +163,9 @@ def _cast(name: str, kind: type, value: Any) -> Any:
     """
     if value is None or kind is type(None) or (isinstance(value, kind) and not isinstance(value, bool)):
         return value
-    fits = (
-        (issubclass(kind, bool) and isinstance(value, bool))
-        or (issubclass(kind, float) and isinstance(value, numbers.Number) and not isinstance(value, bool))
-        or (issubclass(kind, int) and not issubclass(kind, bool) and isinstance(value, numbers.Integral)
-            and not isinstance(value, bool))
-        or (issubclass(kind, str) and isinstance(value, str))
-    )  # fmt: skip
-    if not fits:
+    # A bool is an int, too, so it comes first.
+    accepted = next((taken for base, taken in _ACCEPTED.items() if issubclass(kind, base)), ())
+    if not isinstance(value, accepted) or isinstance(value, bool) != issubclass(kind, bool):
         raise ValueError(f"Could not cast hparam {name!r} of type {kind.__name__} from value {value!r}")
     return kind(value)
 
