@@ -26,7 +26,7 @@ TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
 TRAINING_RUNS = ("train_and_evaluate", "train")
 """Commands that make a model_dir and write its config."""
 UNRECORDED_COMMANDS = ("dry_run", "inspect")
-"""Commands that only print something; they write no files, not even a journal."""
+"""Commands that only print something; they write no files. The result is in the journal of a temporary folder."""
 GCE = "gce"
 """The value of `run.preemption_notice` that reads Compute Engine's metadata server; any other names a function."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")

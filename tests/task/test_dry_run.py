@@ -80,7 +80,7 @@ def test_tells_what_would_run_and_writes_nothing(
         "train.steps_per_loop=10",
     )  # fmt: skip
     assert run(tmp_path, "command=dry_run", *settings) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["task.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} == {"task.yaml", "events.chief-0.jsonl"}  # the folder of the task
     said = capsys.readouterr().out
     found = rows(said)
     assert found["model_fn"] == ["tests.support.jobs.model_fn"]
