@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import io
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ class StepLog:
       prefix: precedes the names: train, eval, eval_<name> or predict.
       metrics: writes numbers of a step to the journal.
       writer: returns the EventWriter of the event file; called when something is written.
-      taken: names that the run itself reports.
+      taken: names that the run itself reports, with or without the prefix.
       is_on: False: nothing is written, as in a worker other than the chief.
       shown: name -> its last number, for the progress line.
       steps: name -> the last step at which it was logged.
@@ -81,7 +81,7 @@ class StepLog:
     prefix: str
     metrics: Callable[[int, Mapping[str, float]], None]
     writer: Callable[[], Any]
-    taken: Collection[str]
+    taken: Set[str]
     is_on: bool
     shown: dict[str, float] = dataclasses.field(default_factory=dict)
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -96,10 +96,10 @@ class StepLog:
         Raises:
           ValueError: a name is not text or is in use, or a value is neither a number nor an image nor a figure.
         """
-        numbers, summary, artifacts = dict[str, float](), tf.compat.v1.Summary(), current()
+        summary, artifacts = tf.compat.v1.Summary(), current()
         for name, value in values.items() if self.is_on else ():
             call, full_name = _call(name), f"{self.prefix}/{name}"
-            if name in self.taken:
+            if not self.taken.isdisjoint((name, full_name)):
                 raise ValueError(f"{call}: the run itself reports {full_name}. Rename it.")
             if self.steps.get(name) == step:
                 _log.warning("%s is left out: this name was logged at step %d before. Rename it.", call, step)
@@ -109,7 +109,8 @@ class StepLog:
             event = summary.value.add(tag=full_name if self.prefix == "train" else name)
             made = _number_or_png(call, value)
             if isinstance(made, float):
-                event.simple_value = numbers[full_name] = made
+                event.simple_value = made
+                self.metrics(step, {full_name: made})
                 self.shown.update({name: made} if on_progress else {})
                 continue
             # The header of a PNG has its size.
@@ -117,8 +118,6 @@ class StepLog:
             event.image.encoded_image_string = made
             if artifacts is not None:
                 artifacts.image(full_name, made, step)
-        if numbers:
-            self.metrics(step, numbers)
         if summary.value:
             self.writer().add_summary(summary, step)
 
@@ -148,9 +147,8 @@ def _number_or_png(call: str, value: Any) -> float | bytes:
         if pixels.ndim == 3 and pixels.shape[-1] <= 4 and (dtype.is_floating or dtype == tf.uint8):
             return bytes(tf.io.encode_png(tf.image.convert_image_dtype(pixels, tf.uint8, saturate=True)).numpy())
     raise ValueError(
-        f"{call}: a {type(value).__name__} {array.dtype.name}{list(array.shape)} cannot be logged. Log a scalar; an "
-        "image [height, width] or [height, width, channels], uint8 or floats from 0 to 1; or a figure of matplotlib. "
-        "Fetch a tensor of a graph. runner.log_figure keeps figures of plotly."
+        f"{call}: a {type(value).__name__} of {array.dtype.name}{list(array.shape)} is not a scalar, a figure of "
+        "matplotlib, or an image: [height, width] or [height, width, channels], uint8 or floats from 0 to 1."
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.data import sharding
-from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec
+from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors
 from runner.data.iterators import iterate
 from runner.data.ps_ranges import PsDataset
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
@@ -115,6 +115,7 @@ class InputPipeline:
       max_steps: largest number of steps of an evaluation; infinite: as many as the dataset has.
       service: the tf.data service that computes the dataset; None: this process does.
       prefetch: batches copied to a device ahead of their steps; None: each batch is copied in its step.
+      model_fn: the function that computes with the batches, for messages.
     """
 
     dataset: tf.data.Dataset
@@ -135,6 +136,7 @@ class InputPipeline:
     max_steps: float = math.inf
     service: DataService | None = None
     prefetch: DevicePrefetch | None = None
+    model_fn: Any = None
 
     def open(self, skipped: int = 0) -> Any:
         """Return an iterator over the dataset without its first `skipped` elements."""
@@ -198,17 +200,23 @@ class InputPipeline:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Add the input function's name to errors of its data inside this context, and report them as user errors."""
+        """Report errors of the data, and types that model_fn cannot compute with, as user errors inside this context,
+        with the name of the input function.
+        """
         try:
             yield
         except tf.errors.OutOfRangeError:  # the end of the data
             raise
         except tf.errors.OpError as error:
+            texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
             if comes_from_input(error):
                 error.add_note(f"while reading the data of {self.name}")
-                with user_code():
-                    raise
-            raise
+            elif texts and isinstance(error, tf.errors.UnimplementedError):  # a cast of strings to numbers, or the like
+                error.add_note(f"{self.name} returns strings as {', '.join(texts)}")
+            else:
+                raise
+            with user_code(None if comes_from_input(error) else self.model_fn):
+                raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
         """Return how many steps the dataset still provides after `elements` of its elements have been read.

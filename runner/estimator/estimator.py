@@ -50,7 +50,7 @@ from runner.system.console import NullProgress, Progress, format_table, relative
 from runner.tf_private import graphs
 from runner.tracking.backends.session import NullRecord
 from runner.tracking.journal import Journal, NullJournal
-from runner.tracking.tensorboard import EventWriters, build_writer
+from runner.tracking.tensorboard import EventWriters
 from runner.types import Params, copied_params
 
 _log = logging.getLogger(__name__)
@@ -406,9 +406,7 @@ class Estimator:
     def _predictions(
         self, input_fn: InputFn, keys: Sequence[str], hooks: Sequence[Any], path: str, single: bool, with_features: bool
     ) -> Iterator[Any]:
-        model = self._models.for_prediction
-        pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
-        program = model.predict_program(pipeline, keys, with_features)
+        model, pipeline, program = self.prepare_prediction(input_fn, keys, with_features)
         with self._restored(model, program, path):
             step = model.store.global_step
             predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
@@ -417,6 +415,14 @@ class Estimator:
                 # Others that used the model meanwhile have restored its own weights.
                 if model.values_of == path:
                     self._show(model, program, path)
+
+    def prepare_prediction(
+        self, input_fn: InputFn, keys: Sequence[str] = (), with_features: bool = False
+    ) -> tuple[Model, Any, Any]:
+        """Return a prediction before its first batch, without restored values: model, input, traced program."""
+        model = self._models.for_prediction
+        pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
+        return model, pipeline, model.predict_program(pipeline, keys, with_features)
 
     @contextlib.contextmanager
     def _restored(self, model: Model, program: Program, path: str) -> Iterator[None]:
@@ -467,15 +473,12 @@ class Estimator:
     def _hooks_of(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> EvaluationHooks:
         session = TraceSession(program.trace, self._context.model_fn.operators)
         is_on = self._context.is_chief or self.config.cluster.is_evaluator
-        folder = os.path.join(self.model_dir, what)
-        # A SummarySaverHook writes without tracking.tensorboard, too, but not there.
-        own = {} if self.config.tensorboard else {folder: build_writer(folder, is_on=False)}
-        writers = EventWriters(is_on=is_on, own=own)
+        writers = EventWriters(is_on=is_on and self.config.tensorboard)
         taken = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
-        writer = functools.partial(writers.of, folder)
-        record = StepLog(what, self._context.journal.metrics, writer, taken, is_on).write
+        writer = functools.partial(writers.of, os.path.join(self.model_dir, what))
+        log = functools.partial(StepLog(what, self._context.journal.metrics, writer, taken, is_on).write, step)
         count = functools.partial(self._context.progress.count, what)
-        return EvaluationHooks(hooks, session, PassContext(self.model_dir, step, record=record), writers, count)
+        return EvaluationHooks(hooks, session, PassContext(self.model_dir, step, log=log), writers, count)
 
     # --- export -----------------------------------------------------------------------------------------------
 

@@ -55,8 +55,7 @@ class TrainLog:
         # Sums and weights of the metrics since the last point that was logged.
         self._window = np.zeros(2 * len(self._scalars.metrics))
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
-        taken = {*RESERVED, *setup.program.reported_names}
-        taken |= {name.removeprefix("train/") for name in setup.program.summaries.names}
+        taken = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
         writer = functools.partial(tensorboard.EventWriter, summary_writer)
         self.of_hooks = StepLog("train", context.journal.metrics, writer, taken, context.is_chief)
         # Twice: the numbers of a step are all sums, then all weights.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runner.hooks.builtin_hooks import split_hooks
-from runner.hooks.hook import Hook, PassContext
+from runner.hooks.hook import PassContext
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
 from runner.model_log import logging_to
@@ -35,8 +35,7 @@ class EvaluationHooks:
     ) -> None:
         _, native, v1_hooks = split_hooks(hooks)
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
-        self._hooks: Sequence[Hook] = native
-        self._run, self._count = run, count
+        self._hooks, self._run, self._count = native, run, count
         session.hooked = run
 
     def begin(self) -> None:
@@ -58,8 +57,7 @@ class EvaluationHooks:
         self.session.close()
 
     def _call(self, method: str, *args: Any) -> None:
-        for hook in self._hooks:
-            # after_batches is absent in old hooks and in hooks that do not derive from Hook.
-            if method != "after_batches" or hasattr(hook, method):
-                with logging_to(self._run):
-                    getattr(hook, method)(self._run, *args)
+        # after_batches is absent in old hooks, and other methods are in hooks that do not derive from Hook.
+        for call in (getattr(hook, method) for hook in self._hooks if hasattr(hook, method)):
+            with logging_to(self._run):
+                call(self._run, *args)

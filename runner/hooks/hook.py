@@ -80,20 +80,12 @@ class Interrupted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class PassContext:
-    """An evaluation or a prediction, as hooks see it: one pass over data at one global step.
-
-    Attributes:
-      record: called with the global step, and with what hooks log and whether the progress line shows it.
-    """
+    """An evaluation or a prediction, as hooks see it: one pass over data at one global step."""
 
     model_dir: str
     global_step: int
     interrupted: bool = False
-    record: Callable[..., None] = lambda step, values, on_progress: None
-
-    def log(self, values: Mapping[str, Any], *, on_progress: bool = False) -> None:
-        """Record `values`; only training has a progress line with values."""
-        self.record(self.global_step, values, on_progress=on_progress)
+    log: Callable[..., None] = lambda values, on_progress=False: None
 
     def request_stop(self, reason: str = "") -> None:
         """Raise RuntimeError: only training can be stopped."""

@@ -1,12 +1,13 @@
-"""command=dry_run: build and trace everything that training would, and print it, without taking a step or writing."""
+"""command=dry_run: build and trace everything that training would, print it, and try it on a batch in memory."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import multiprocessing.pool
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,74 +16,86 @@ from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, eval_key
 from runner.data.dataset_adapter import tensors
 from runner.data.inputs import InputPipeline
+from runner.estimator.evaluation import EvalSetup
 from runner.estimator.model_summary import print_variables, shape_of
 from runner.estimator.specs import EvalSpec
 from runner.estimator.train_setup import TrainSetup
-from runner.programs.evaluate import EvalProgram
 from runner.programs.model import Model
+from runner.programs.train_loop import Steps
 from runner.run_config import RunConfig
 from runner.system.console import counted, print_table
 from runner.task.build import Job
+from runner.tf_private.replaced import replaced
 from runner.tracking.plain_values import ONLY_KEY, leaves
 
+TRY_SECS = 60.0
+"""Seconds to wait for the first batch of an input, and for what is computed of it."""
 
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation of a dry run."""
 
-    spec: EvalSpec
-    model: Model
-    feed: InputPipeline
-    program: EvalProgram
-
-    @property
-    def name(self) -> str:
-        return evaluation_prefix(self.spec.name)
+Evaluations = Sequence[tuple[EvalSpec, EvalSetup]]
+"""The evaluations of a dry run."""
 
 
 def rehearse(config: Config, job: Job) -> dict[str, Any]:
-    """Build and trace what `job` would train and evaluate, restore its checkpoint, and print and return a description.
+    """Build and trace what `job` would train and evaluate, restore its checkpoint, print and return a description, and
+    compute with the first batch of each input, in memory.
 
     Raises:
       ValueError: the checkpoint does not fit the model, or an evaluation requests a variable that training does not
-        have. Errors of the user's functions pass through.
+        have. Errors of the user's functions and data pass through.
     """
     assert job.train_spec is not None
-    training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
-    training.program.loop().trace(training.input.iterator)
-    trained = set(training.model.store.saved)
-    evaluations = [Evaluation(spec, *job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
-    for evaluation in evaluations:
-        _check_variables(evaluation, trained)
+    # A shuffle may read for minutes before its first batch. A checkpoint has its state, so a resumed run needs it.
+    unshuffled = replaced(tf.data.Dataset, "shuffle", lambda dataset, *_, **__: dataset)
+    with unshuffled if job.estimator.latest_checkpoint() is None else contextlib.nullcontext():
+        training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
+        training.program.loop().trace(training.input.iterator)
+        trained = set(training.model.store.saved)
+        evaluations = [(spec, job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
+    for _, setup in evaluations:
+        _check_variables(setup, trained)
         if training.latest is not None:
-            evaluation.model.restore(training.latest)
+            setup.model.restore(training.latest)
+    if job.receiver_fn is not None:
+        job.estimator.prepare_prediction(lambda: training.input.pipeline.given.map(lambda features, *_: features))
     answer = {"run": _print_run(config, training, evaluations), **_print_inputs(config, training, evaluations)}
     answer |= {"variables": print_variables(training, sys.stdout), "outputs": _print_outputs(training, evaluations)}
-    print("\nNo step was taken and nothing was written.", flush=True)
+    # Last, because a step changes the values in memory.
+    for spec, setup in evaluations:
+        _try(eval_key(spec.name or ""), setup.pipeline, setup.program.run, 0, 1)
+    _try("input.train", training.input.pipeline, training.program.loop(), Steps(1, may_end=True))
+    print("\nNothing was written.", flush=True)
     return answer
 
 
-def _check_variables(evaluation: Evaluation, trained: set[str]) -> None:
-    for name in evaluation.model.store.saved:
-        if name not in trained:
-            raise ValueError(
-                f"variable {name!r} is requested in EVAL but not in TRAIN, so training's checkpoints do not have it. "
-                "Every mode of model_fn uses the variables of TRAIN under the same names."
-            )
+def _try(key: str, pipeline: InputPipeline, compute: Callable[..., Any], *arguments: Any) -> None:
+    """Compute with the first batch of an input for at most TRY_SECS, unless a hook or a service has the data."""
+    with contextlib.suppress(multiprocessing.TimeoutError), multiprocessing.pool.ThreadPool(1) as pool:
+        if pipeline.why_no_state is None:
+            pool.apply_async(compute, (pipeline.open(), *arguments)).get(TRY_SECS)
+        return
+    print(f"\n{key}: its first batch was not computed within {TRY_SECS:g} s, so its values were not tried.")
+
+
+def _check_variables(setup: EvalSetup, trained: set[str]) -> None:
+    for name in (one for one in setup.model.store.saved if one not in trained):
+        raise ValueError(
+            f"variable {name!r} is requested in EVAL but not in TRAIN, so training's checkpoints do not have it. "
+            "Every mode of model_fn uses the variables of TRAIN under the same names."
+        )
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _print_run(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> Any:
+def _print_run(config: Config, training: TrainSetup, evaluations: Evaluations) -> Any:
     rows = [
         ("model_dir", str(config.model_dir) if os.path.isdir(str(config.model_dir)) else "a new one"),
         ("model_fn", str(config.model.fn)),
         ("strategy", f"{config.strategy.name}, {_devices(training.model, training.input.pipeline)}"),
     ]
-    first = next(iter(evaluations), None)
-    if first is not None and first.model is not training.model:
-        rows.append(("eval_strategy", f"{config.eval_strategy.name}, {_devices(first.model, first.feed)}"))
+    if evaluations and (setup := evaluations[0][1]).model is not training.model:
+        rows.append(("eval_strategy", f"{config.eval_strategy.name}, {_devices(setup.model, setup.pipeline)}"))
     rows += [
         ("global batch", _batch(training.input.pipeline)),
         ("starts from", _start(training)),
@@ -149,7 +162,7 @@ def _loss(training: TrainSetup) -> str:
     return "one per example" if rank == 1 else "a scalar: the mean over the batch of a replica"
 
 
-def _cadences(config: Config, run: RunConfig, evaluations: Sequence[Evaluation]) -> list[tuple[str, str]]:
+def _cadences(config: Config, run: RunConfig, evaluations: Evaluations) -> list[tuple[str, str]]:
     """Return (name, value) rows about when the run logs, saves and evaluates.
 
     Args:
@@ -166,7 +179,7 @@ def _cadences(config: Config, run: RunConfig, evaluations: Sequence[Evaluation])
         ("log", _every(run.log_step_count_steps)),
         ("summaries", _every(config.train.summary_steps if config.tracking.tensorboard else None)),
     ]
-    return rows + [(evaluation.name, _evaluation_cadence(evaluation.spec)) for evaluation in evaluations]
+    return rows + [(evaluation_prefix(spec.name), _evaluation_cadence(spec)) for spec, _ in evaluations]
 
 
 def _every(steps: int | None) -> str:
@@ -191,11 +204,11 @@ def _loop_length(training: TrainSetup) -> str:
 # --- inputs and outputs -----------------------------------------------------------------------------------------------
 
 
-def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+def _print_inputs(config: Config, training: TrainSetup, evaluations: Evaluations) -> dict[str, Any]:
     feeds = [("train", "input.train", config.input.train.fn, training.input.pipeline)]
-    for evaluation in evaluations:
-        name = evaluation.spec.name or ""
-        feeds.append((evaluation.name, eval_key(name), config.input.evals[name].fn, evaluation.feed))
+    for spec, setup in evaluations:
+        name = spec.name or ""
+        feeds.append((evaluation_prefix(name), eval_key(name), config.input.evals[name].fn, setup.pipeline))
     print()
     rows = [[key, str(fn), _batch(feed), f"{feed.shard}: {feed.reason}"] for _, key, fn, feed in feeds]
     inputs = print_table("inputs", ["input", "function", "batch", "sharding"], rows)
@@ -208,13 +221,13 @@ def _print_inputs(config: Config, training: TrainSetup, evaluations: Sequence[Ev
     return {"inputs": inputs, "data": print_table("features and labels", ["input", "name", "dtype", "shape"], rows)}
 
 
-def _print_outputs(training: TrainSetup, evaluations: Sequence[Evaluation]) -> Any:
-    spec = evaluations[0].program.spec if evaluations else training.program.spec
+def _print_outputs(training: TrainSetup, evaluations: Evaluations) -> Any:
+    spec = (evaluations[0][1] if evaluations else training).program.spec
     predictions = spec.predictions
     named = {} if predictions is None else predictions if isinstance(predictions, dict) else {ONLY_KEY: predictions}
     rows = [["prediction", name, value.dtype.name, shape_of(value)] for name, value in leaves("", named)]
-    for evaluation in evaluations:
-        names = ["loss", *sorted(evaluation.program.spec.eval_metric_ops or {})]
-        rows += [["metric", f"{evaluation.name}/{name}", "", ""] for name in names]
+    for eval_spec, setup in evaluations:
+        names = ["loss", *sorted(setup.program.spec.eval_metric_ops or {})]
+        rows += [["metric", f"{evaluation_prefix(eval_spec.name)}/{name}", "", ""] for name in names]
     print()
     return print_table("outputs", ["output", "name", "dtype", "shape"], rows)

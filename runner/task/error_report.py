@@ -104,10 +104,10 @@ def explain(error: BaseException) -> Explained:
         is_typed = sys.stdin is not None and sys.stdin.isatty()
         return Explained("the debugger was quit." if is_typed else NO_DEBUGGER, frames[-1:])
     kind = type(error).__name__
-    if type(error).__module__.startswith("tensorflow.") and hasattr(error, "node_def"):
-        return _of_operation(said, kind, frames)
     # An error of what the function returned (a compiled model, a spec) is not raised in its lines.
     frames = frames or defined_at(getattr(error, BY_USER, None))
+    if type(error).__module__.startswith("tensorflow.") and hasattr(error, "node_def"):
+        return _of_operation(said, kind, frames)
     if "in user code:" in said:  # autograph puts the frames into the message
         before, _, of_user = said.partition("in user code:")
         inner = user_frames(frames_in(of_user))
@@ -129,13 +129,15 @@ def _of_operation(said: str, kind: str, calling: Sequence[Frame]) -> Explained:
     [[{{node X}}]] [[<nodes that waited for it>]]". If a Python function failed, the message has its error and frames.
 
     Args:
-      calling: the user's frames that called it, if it ran eagerly.
+      calling: the user's frames that called it, if it ran eagerly, or else the place of the user's function.
     """
     node = re.search(r"\{\{node ([^}]+)\}\}|Detected at node '?([^' ]+)'? defined at", said)
     frames = user_frames(frames_in(said)) or calling
-    text = re.sub(r"\A.*?Detected at node.*?defined at \(most recent call last\):\n", "", said, flags=re.DOTALL)
-    text = re.sub(r"\{\{function_node [^}]*\}\} ?|<stack traces unavailable>\n", "", text).partition("\n\t [[")[0]
-    text, _, of_python = text.partition("Traceback (most recent call last):")  # if a Python function failed
+    # If several replicas failed, each has its frames, and then the first error says what the others say.
+    text = re.sub(r"\A.*?Detected at node.*defined at \(most recent call last\):\n", "", said, flags=re.DOTALL)
+    text = re.sub(r"\{\{function_node [^}]*\}\} ?|<stack traces.*>\n|\d+ root error.*\n.*0\) \w+: +", "", text)
+    # The second part is there if a Python function failed.
+    text, _, of_python = text.partition("\n\t [[")[0].partition("Traceback (most recent call last):")
     text = re.sub(r" ?\[Op:\w+\].*\Z", "", FRAME.sub("", text), flags=re.DOTALL)
     text = re.sub(_OF_GROUPS, "", text, count=1)
     text = re.sub(r"Error in user-defined function passed to (\w+?)(Dataset)?:\d+ transformation with iterator: \S+ ",

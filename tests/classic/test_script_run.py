@@ -6,6 +6,8 @@ docs/tutorial/from_tf_estimator.md, which tests/docs/test_docs_migrating.py foll
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from tests.support.classic_models import batches, dense
 from tests.support.messages import Messages
 
 estimator = tf.compat.v1.estimator
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -101,6 +105,34 @@ def test_a_script_that_fails_is_recorded_as_failed(
     assert [one.step for one in client.get_metric_history(found.info.run_id, "train/loss")] == [1]
     assert found.data.tags["command"] == "train.py --steps=2"
     assert "train.py" in [one.path for one in client.list_artifacts(found.info.run_id)]
+
+
+WITH_FLAGS = """
+import tensorflow as tf
+
+tf.flags.DEFINE_string("word", "", "what to say")
+tf.logging.set_verbosity(tf.logging.INFO)
+tf.logging.info("before main")
+
+
+def main(_):
+    tf.logging.info("in main: " + tf.flags.FLAGS.word)
+
+
+if __name__ == "__main__":
+    tf.app.run(main)
+"""
+
+
+@pytest.mark.processes
+def test_a_script_with_flags_says_each_line_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WITH_FLAGS)
+    command = [sys.executable, "-m", "runner.classic", "script.py", "--word=hello"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "main" in line]
+    assert [line.partition("main")[2] for line in said] == ["", ": hello"], said
 
 
 def test_what_follows_the_script_is_the_scripts() -> None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from tests.support.checkpoints import list_checkpoints
 from tests.support.gang import DIES_AT, Gang, write_lines
+from tests.support.line import read_events, steps_of
 from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.messages import Messages
 from tests.support.models import STYLES, eval_input, train_input
@@ -113,6 +114,13 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any], tolerance: flo
 
 def test_one_process_and_two_workers_come_to_the_same(two: Gang, tmp_path: Path) -> None:
     assert_trained_as_alone("native", [two], tmp_path)
+
+
+def test_what_a_hook_of_each_worker_logs_is_that_of_the_chief_once(two: Gang) -> None:
+    steps = steps_of(two.folder / "native", "train/seen")
+    assert steps == sorted(set(steps)) and steps[-1] == 20
+    logged = [event for event in read_events(two.folder / "native") if event.tag == "train/seen"]
+    assert [event.value for event in logged] == steps
 
 
 @pytest.mark.slow

@@ -88,7 +88,14 @@ def test_a_run_that_goes_on_begins_at_the_next_batch(cases: Cases) -> None:
 
 def test_workers_with_data_of_their_own_come_to_their_ends_one_by_one(cases: Cases) -> None:
     """200 examples for one worker and 100 for the other: 25 and 13 updates."""
-    assert cases["own_parts"] == [[[1.0, 300]], 38]
+    assert cases["own_parts"][:2] == [[[1.0, 300]], 38]
+
+
+def test_what_a_hook_logs_is_in_the_event_file_once(cases: Cases) -> None:
+    _, last, logged = cases["own_parts"]
+    steps = [step for step, _ in logged]
+    assert steps == sorted(set(steps)) and steps[-1] == last
+    assert [value for _, value in logged] == steps
 
 
 def test_no_update_is_lost_to_the_counters_and_it_learns(cases: Cases) -> None:

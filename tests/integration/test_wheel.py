@@ -268,7 +268,8 @@ print(json.dumps([name.decode() for name in signature(**given)["species"].numpy(
 
 def test_a_day_with_a_table_from_the_wheel_to_plain_tensorflow(installed: Path, tmp_path: Path) -> None:
     """CSV files with missing values and categories, in an empty folder, as the how-to says, and all around it."""
-    follow("../how_to/tabular_data", tmp_path, installed, ENV)  # trains with class weights, and predicts new.csv with ids
+    # It trains with class weights, and predicts new.csv with ids.
+    follow("../how_to/tabular_data", tmp_path, installed, ENV)
     runner: list[str | Path] = [installed / "python", "-m", "runner"]
     wrong = [*runner, "experiment=birds", "command=dry_run", "input.train.params.columns.island=float32"]
     refused = subprocess.run(list(map(str, wrong)), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=200)

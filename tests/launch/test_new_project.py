@@ -34,7 +34,9 @@ def test_it_writes_a_project_and_says_what_to_type(tmp_path: Path, command_line:
     assert (result.returncode, result.stderr) == (0, "")
     project = tmp_path / "my project"
     assert files_in(tmp_path) == {f"my project/{name}" for name in FILES}, "and nothing beside it"
-    assert result.stdout.endswith("  cd 'my project'\n  python -m runner experiment=wine\n  python -m pytest\n")
+    assert result.stdout.endswith(
+        "  cd 'my project'\n  python -m runner experiment=wine\n  pip install pytest\n  python -m pytest\n"
+    )
     assert (project / "README.md").read_text().startswith("# my project\n")
     assert set(PURPOSES) == FILES - {".gitignore"}
 

@@ -20,6 +20,7 @@ from runner.distribute.strategy import build_parameter_server
 from runner.export.receivers import build_raw_serving_input_receiver_fn
 from runner.programs.ps_programs import Coordinator
 from runner.tf_private.tensor_bundle import read_entries
+from tests.support import line
 from tests.support.journal import events_in, journal_of
 from tests.support.models import STYLES, data, train_input
 from tests.support.parameter_server_cases import Servers, after
@@ -170,9 +171,14 @@ def own_parts(around: Surroundings) -> Any:
         assert input_context.num_input_pipelines == NUM_WORKERS
         return mine.batch(params["batch_size"])
 
+    class Logs(Hook):
+        def after_step(self, run: Any, result: Any) -> None:
+            run.log({"mine": float(result.last_step)})
+
     estimator = around.estimator(counting(300), "own-parts", steps_per_loop=9)
-    estimator.train(Input(input_fn, batch_size=8, shard="input_fn", params={}))
-    return [seen(estimator), step_of(estimator)]
+    estimator.train(Input(input_fn, batch_size=8, shard="input_fn", params={}), hooks=[Logs()])
+    logged = [(one.step, one.value) for one in line.read_events(estimator.model_dir) if one.tag == "train/mine"]
+    return [seen(estimator), step_of(estimator), logged]
 
 
 def counters(around: Surroundings) -> Any:

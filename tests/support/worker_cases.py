@@ -72,6 +72,7 @@ class Seen(Hook):
     def after_step(self, run: Run, result: StepResult) -> None:
         self.losses += [float(loss) for loss in result.losses]
         self.examples.append(result.examples)
+        run.log({"seen": WORKER + result.last_step})
 
     def end(self, run: Any) -> None:
         self.reason = run.stop_reason

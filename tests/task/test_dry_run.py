@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,111 @@ def test_a_rehearsal_changes_nothing_of_the_run_that_follows(tmp_path: Path) -> 
     first, second = (Estimator(line, tmp_path / name / "run") for name in ("a", "b"))
     for name in first.get_variable_names():
         np.testing.assert_array_equal(first.get_variable_value(name), second.get_variable_value(name))
+
+
+def texts(params: Any) -> tf.data.Dataset:
+    """`named` with labels that are strings."""
+    return named(params).map(lambda features, labels: (features, tf.strings.as_string(labels)))
+
+
+def of_texts(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    prediction = keras.layers.Dense(1, activation="sigmoid", name="out")(features["x"])
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, {"y": prediction})
+    loss = keras.losses.binary_crossentropy(labels[:, None], prediction)
+    return EstimatorSpec(mode, {"y": prediction}, loss, optimizer=keras.optimizers.SGD(0.01))
+
+
+def compiled(features: Any, labels: Any, mode: str) -> keras.Model:
+    """The error of what it returns is not raised in its lines."""
+    inputs = keras.Input([2], name="x")
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid", name="out")(inputs))
+    model.compile("sgd", "binary_crossentropy")
+    return model
+
+
+def reading(fn: str, model_fn: str = "on_named") -> tuple[str, ...]:
+    """Return the settings that read both inputs with `fn` of this file."""
+    inputs = (f"input.{key}.fn=tests.task.test_dry_run.{fn}" for key in ("train", "eval"))
+    return (*inputs, "input.eval.batch_size=2", f"model.fn=tests.task.test_dry_run.{model_fn}")
+
+
+@pytest.mark.parametrize("command", ["dry_run", "train"])
+@pytest.mark.parametrize("model_fn", ["of_texts", "compiled"])
+def test_a_string_where_a_number_is_needed_is_one_message(
+    model_fn: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    settings = reading("texts", model_fn)
+    assert run(tmp_path, f"command={command}", "train.max_steps=2", *settings) == 2
+    said = capsys.readouterr().err
+    of_error = said[said.index("runner: ") :].splitlines()
+    assert len(of_error) <= 6 and "labels" in of_error[1]
+    assert "test_dry_run.py, line " in said and f"in {model_fn}: " in said
+    messages.same("exit 2", "\n".join(of_error), hide=r"/\S+test_dry_run\.py, line \d+")
+
+
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+def test_a_value_that_is_not_of_the_type_of_its_column_ends_a_dry_run(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    (tmp_path / "flats.csv").write_text("size,city\n1.0,Paris\n2.0,Rome\n")
+    inputs = [f"+input.{key}.params.files={tmp_path}/flats.csv" for key in ("train", "eval")]
+    inputs += [f"+input.{key}.params.columns={{size: float32, city: float32}}" for key in ("train", "eval")]
+    inputs += [f"+input.{key}.params.label=size" for key in ("train", "eval")]
+    inputs += ["input.train.fn=input_fns.csv", "input.eval.fn=input_fns.csv"]
+    model = ("model.fn=tests.task.test_dry_run.on_city", f"strategy={strategy}")
+    more = ("strategy.virtual_devices=2",) if strategy == "mirrored" else ()
+    assert run(tmp_path, "command=dry_run", *inputs, *model, *more) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/flats.csv line 2: column city is Paris, not a float32" in said
+    messages.same("exit 2", said[said.index("runner: ") :])
+
+
+def on_city(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    return line(features["city"], labels, mode, params)
+
+
+def slow(params: Any) -> tf.data.Dataset:
+    """`named`, whose first batch takes two seconds."""
+    return named(params).map(lambda *batch: tf.nest.map_structure(wait, batch))
+
+
+def wait(tensor: tf.Tensor) -> tf.Tensor:
+    def waited(value: np.ndarray) -> np.ndarray:
+        time.sleep(1.0)
+        return value
+
+    return tf.ensure_shape(tf.numpy_function(waited, [tensor], tensor.dtype), tensor.shape)
+
+
+def test_a_batch_that_takes_too_long_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.task.dry_run.TRY_SECS", 0.3)
+    assert run(tmp_path, "command=dry_run", *reading("slow")) == 0
+    said = capsys.readouterr().out
+    messages.same("exit 0", said[said.index("input.eval: ") :])
+
+
+def shuffled(params: Any) -> tf.data.Dataset:
+    """`named`, of which a shuffle reads far too much before its first batch."""
+    return named(params).repeat().map(lambda *batch: tf.nest.map_structure(wait, batch)).shuffle(1000)
+
+
+def test_a_shuffle_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "command=dry_run", *reading("shuffled"), "input.eval.fn=tests.task.test_dry_run.named") == 0
+    assert "not tried" not in capsys.readouterr().out
+
+
+def without_predict(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    if mode == ModeKeys.PREDICT:
+        raise ValueError("PREDICT is not written yet")
+    return line(features, labels, mode, params)
+
+
+def test_predict_is_traced_where_the_run_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ("command=dry_run", "model.fn=tests.task.test_dry_run.without_predict")
+    assert run(tmp_path, *settings) == 0
+    exports = ("export.exporters=[final]", "export.receiver_fn=tests.support.jobs.serving_input_receiver_fn")
+    assert run(tmp_path, *settings, *exports) == 2
+    assert "PREDICT is not written yet" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def show(path: Path, stream: IO[str] | None = None) -> dict[str, str]:
     print_table(f"A new project in {path}", ["file", "what it is"], rows, stream)
     print(
         f"\nTrain it, then test it:\n  cd {shlex.quote(str(path))}\n  python -m runner experiment={EXPERIMENT}\n"
-        "  python -m pytest",
+        "  pip install pytest\n  python -m pytest",
         file=stream,
         flush=True,
     )
