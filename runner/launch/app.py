@@ -77,8 +77,8 @@ def run_command_line() -> int:
     except (HydraException, *MISTAKES, OSError) as error:
         with one_object("run.output=json" in words) as answer:
             answer |= {"status": "failed", "error": say_error(error, env)}
-        # An OSError is no mistake: such as a full disk under the folder of a sweep.
-        return FAILED if isinstance(error, OSError) else USER_ERROR
+        # Another OSError is no mistake: such as a full disk under the folder of a sweep.
+        return USER_ERROR if isinstance(error, (HydraException, *MISTAKES)) else FAILED
     except Exception as error:  # a bug of the runner: show the traceback, without secrets
         trace = "".join(traceback.format_exception(error))
         say(mask_text(trace.rstrip("\n"), secrets_of_overrides(words)))

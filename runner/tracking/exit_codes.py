@@ -99,7 +99,8 @@ class Outcome:
       code: its exit code.
       status: running, finished, failed or interrupted (resumable).
       error: the error in one line; None if there was none.
-      facts: what the tasks noted in their journals, from `runner.tracking.summary.facts_in`.
+      facts: what the tasks noted in their journals, from `runner.tracking.summary.facts_in`; `answer` is the object of
+        run.output=json.
       was_killed: the run failed because it was asked to stop before it could save; MLflow calls it KILLED.
     """
 
