@@ -147,7 +147,8 @@ def test_the_screen_says_where_to_look_and_what_the_users_loggers_say(
     tracked: dict[str, Any], messages: Messages
 ) -> None:
     done = tracked["done"]
-    messages.same("stdout", line_of("\n".join(done.stdout.splitlines()[-3:]), "mlflow: "))
+    messages.same("stdout", line_of("\n".join(done.stdout.splitlines()[-4:]), "mlflow: "))
+    assert ":5000/#/experiments/" in line_of(done.stdout, "mlflow_runs: ")
     assert "my own word" in done.stderr
     assert "x 7.5" in done.stderr
 
