@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import signal
 import sys
 import types
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ def main() -> int:
     if sys.argv[1:2] == ["check"]:
         from runner.classic.compat import check
 
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it does other programs
         return check.main(sys.argv[2:])
     parser = _parser()
     options = parser.parse_args()

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import dataclasses
 import json
-import signal
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -351,7 +350,6 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
       exit code. 0: nothing is unsupported; 1: something is; 2: a file cannot be read or is not Python.
     """
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it as it does other programs
     parser = argparse.ArgumentParser(prog="python -m runner.classic check", description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path, help="files (with what they import), or folders of .py files")
     parser.add_argument("--json", action="store_true", help="print a list of objects, one per finding")
