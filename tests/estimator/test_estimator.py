@@ -591,9 +591,9 @@ def test_tensors_are_one_batch(halves: Estimator) -> None:
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
-def test_tuples_of_another_length_than_two_are_refused(kind: Any, halves: Estimator) -> None:
-    with pytest.raises(ValueError, match="3"):
-        halves.evaluate(lambda: kind([tf.constant(X), tf.constant(X), tf.constant(X)]))
+def test_tuples_of_another_length_than_two_or_three_are_refused(kind: Any, halves: Estimator) -> None:
+    with pytest.raises(ValueError, match="4"):
+        halves.evaluate(lambda: kind([tf.constant(X)] * 4))
 
 
 def test_labels_may_be_missing(tmp_path: Path) -> None:
