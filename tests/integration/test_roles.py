@@ -107,7 +107,7 @@ def evaluated(folder: Path) -> list[int]:
 
 
 class Patient(Hook):
-    """Training goes on after a checkpoint when the evaluator has evaluated it."""
+    """Training goes on after a checkpoint when the evaluator has evaluated it and lets it go."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -115,7 +115,8 @@ class Patient(Hook):
     def before_step(self, run: Any, step: int) -> None:
         if step and step % 2 == 0:
             run.wait_for_checkpoint()
-            wait_for(lambda: step in evaluated(self._folder))
+            # It notes the evaluation within the lease, which keeps the checkpoint from being deleted.
+            wait_for(lambda: step in evaluated(self._folder) and not (self._folder / retention.LEASE).exists())
 
 
 class Failing(Hook):
