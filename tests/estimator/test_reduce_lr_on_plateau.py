@@ -21,6 +21,7 @@ from tests.support import jobs
 from tests.support.journal import events_in, journal_of, recorded
 from tests.support.line import mirrored, native_line, points
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -126,7 +127,7 @@ def check(folder: Path, values: dict[str, Any], undisturbed: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
-@pytest.mark.parametrize("step", [8, 10, 12])
+@pytest.mark.parametrize("step", slow_but([8, 10, 12], 10))
 def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(
     step: int, evaluated: bool, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

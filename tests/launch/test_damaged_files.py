@@ -76,7 +76,7 @@ CASES = [(file, damage) for file in FILES for damage in (emptied, cut, binary, f
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    slow_but(CASES, *CASES[::5]),
+    slow_but(CASES, *CASES[::9]),
     ids=[f"{file} {damage.__name__}" for file, damage in CASES],
 )
 def test_a_damaged_file_is_named_and_left_aside(

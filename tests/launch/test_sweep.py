@@ -180,6 +180,7 @@ def test_a_job_whose_config_is_wrong_does_not_end_the_sweep(sweep: Callable[...,
     messages.same("stdout", line_of(result.out, "max_steps=0: "))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_mlflow_has_a_parent_with_named_children_and_each_its_status(
     sweep: Callable[..., Outcome], tmp_path: Path, messages: Messages

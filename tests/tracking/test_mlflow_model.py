@@ -30,6 +30,7 @@ print(json.dumps([answer["y"].tolist() for answer in answers]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("mlflow_database")
 def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> None:
