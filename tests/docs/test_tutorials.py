@@ -20,8 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorial"
 HOW_TO = tuple(
-    f"../how_to/{page}"
-    for page in ("predict", "keras_model", "image_folders", "plots", "notebooks", "tensorboard")
+    f"../how_to/{page}" for page in ("predict", "keras_model", "image_folders", "plots", "notebooks", "tensorboard")
 )
 PAGES = ("first_model", "own_data", "compare_runs", "sweep", "two_machines")
 ELSEWHERE = {"from_tf_estimator": "tests/docs/test_docs_migrating.py", "index": "has no commands"}
