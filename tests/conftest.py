@@ -32,9 +32,11 @@ LONGEST = (
     "integration/test_parameter_server.py", "integration/test_multi_process.py", "input_fns/test_input_fns.py",
     "programs/test_engine.py", "exactness/test_cases.py", "config/test_config.py", "programs/test_optimizer_step.py",
     "launch/test_sweep.py", "integration/test_main.py", "estimator/test_grouped_steps.py",
-    "classic/test_keras_models.py", "hooks/test_hooks.py",
+    "classic/test_keras_models.py", "hooks/test_hooks.py", "docs/test_tutorials.py", "integration/test_wheel.py",
 )  # fmt: skip
-"""Files of 18 CPU seconds and more, the first one with the longest waits: it took 108 s, 41 of them of CPU."""
+"""Files of 18 CPU seconds and more, the first one with the longest waits: it took 108 s, 41 of them of CPU. The last
+two are long in the slow tier alone.
+"""
 
 running: pytest.Item | None = None
 

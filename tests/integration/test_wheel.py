@@ -273,10 +273,16 @@ def test_a_day_with_a_table_from_the_wheel_to_plain_tensorflow(installed: Path, 
     # It trains with class weights, and predicts new.csv with ids.
     follow("../how_to/tabular_data", tmp_path, installed, ENV)
     runner: list[str | Path] = [installed / "python", "-m", "runner"]
-    wrong = [*runner, "experiment=birds", "command=dry_run", "input.train.params.columns.island=float32"]
-    refused = subprocess.run(list(map(str, wrong)), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=200)
-    assert refused.returncode != 0 and "Traceback" not in refused.stderr
-    assert "data/train.csv, line 2" in refused.stderr and "'island'" in refused.stderr
+    header, first, *_ = (tmp_path / "data" / "train.csv").read_text().splitlines()
+    (tmp_path / "data" / "worse.csv").write_text("\n".join([header, first, f"x{first}", *[first] * 60]))
+    for wrong, said in {
+        "model.params.train_file=data/worse.csv": ("data/worse.csv line 3", "column id"),
+        "input.train.params.columns.island=float32": ("data/test.csv line 2", "column island is "),
+    }.items():
+        command = [*map(str, runner), "experiment=birds", "command=dry_run", wrong]
+        refused = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=200)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr, refused.stderr
+        assert not [text for text in said if text not in refused.stderr], refused.stderr
 
     call(*runner, "-m", "experiment=birds", "model.params.class_weights=[1,1,1],[0.75,1.7,0.92]", cwd=tmp_path)
     best = json.loads(call(*runner, "command=best", "sweep.metric=eval/accuracy", "run.output=json", cwd=tmp_path))
