@@ -284,7 +284,7 @@ def test_a_day_with_a_table_from_the_wheel_to_plain_tensorflow(installed: Path, 
         assert refused.returncode == 2 and "Traceback" not in refused.stderr, refused.stderr
         assert not [text for text in said if text not in refused.stderr], refused.stderr
 
-    call(*runner, "-m", "experiment=birds", "model.params.class_weights=[1,1,1],[0.75,1.7,0.92]", cwd=tmp_path)
+    call(*runner, "-m", "experiment=birds", "model.params.class_weights=[1.0,1.0,1.0],[0.75,1.7,0.92]", cwd=tmp_path)
     best = json.loads(call(*runner, "command=best", "sweep.metric=eval/accuracy", "run.output=json", cwd=tmp_path))
     accuracies = [run["eval/accuracy"] for run in best["runs"]]
     assert len(accuracies) == 3 and accuracies == sorted(accuracies, reverse=True) and accuracies[0] > 0.9
