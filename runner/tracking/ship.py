@@ -517,8 +517,13 @@ def _lock_as_it_is(path: Path) -> Iterator[None]:
 
 
 def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
-    summary = read_summary(model_dir / SUMMARY_FILE)
-    status, is_its = "interrupted", Shipped.read(model_dir, MLFLOW).run_id == run_id
+    summary, shipped = read_summary(model_dir / SUMMARY_FILE), Shipped.read(model_dir, MLFLOW)
+    if shipped.run_id is None and journals_in(model_dir):
+        # Its process began the run but could not note the id. Whoever ships the folder later must go on in this run:
+        # once it is closed, `_of_a_killed_start` finds it no longer.
+        shipped.belongs_to(run_id)
+        shipped.save(model_dir, MLFLOW)
+    status, is_its = "interrupted", shipped.run_id == run_id
     if summary.get("status") == STILL_RUNNING.status:
         if is_its:
             write_summary(model_dir, as_killed(summary))

@@ -101,7 +101,10 @@ class Server:
     def runs(self) -> Mapping[str, Any]:
         """Name -> run."""
         client = MlflowClient(self.address)
-        return {run.info.run_name: run for run in client.search_runs(["1"])}
+        runs = client.search_runs(["1"])
+        names = {run.info.run_name: run for run in runs}
+        assert len(names) == len(runs), "a run stands twice"
+        return names
 
     def points(self, name: str) -> list[int]:
         """The steps of the loss of a run, in the order in which MLflow has them."""

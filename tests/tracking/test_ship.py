@@ -461,6 +461,18 @@ def test_goes_on_in_the_run_of_a_start_that_was_killed_before_it_could_note_it(t
     assert tracker.started_with == ["of-this"]
 
 
+def test_a_run_whose_id_nobody_noted_is_continued_also_if_another_command_closes_it_first(tmp_path: Path) -> None:
+    tracker = RecordingTracker()
+    tracker.running = {"of-this": str(tmp_path / ".lock")}
+    started(tmp_path, host="here")
+    (tmp_path / ".lock").touch()
+    close_abandoned(tracker, "here")
+    tracker.running = {}
+    note_end(tmp_path, "finished")
+    go_on(tmp_path, tracker)
+    assert (tracker.started_with, tracker.status) == (["of-this"], "FINISHED")
+
+
 @pytest.mark.processes
 @pytest.mark.usefixtures("mlflow_database")
 def test_a_run_that_was_killed_is_closed_in_mlflow_by_the_next_one(
