@@ -156,6 +156,8 @@ class RunConfig:
         the iterator, shuffle buffers included. "counted": it holds the number of batches read, and a resumed run reads
         them again. "auto": counted if the state is larger than the variables and the input is seeded and in a fixed
         order throughout; else saved.
+      checkpoint_save_graph_def: write the graph of the training step beside checkpoints, for TensorFlow 1's tools:
+        `graph.pbtxt`, and a `.meta` file of each checkpoint. A script's RunConfig has True, as tf.estimator's has.
       warm_start: values with which a new model begins; ignored on resume.
       log_step_count_steps: log loss and speed every N steps; None: never.
       steps_per_loop: steps per graph call; None: grows until one call takes about a second. A call always ends at the
@@ -208,6 +210,7 @@ class RunConfig:
     keep_checkpoint_every_n_hours: float | None = _key("checkpoint.keep_every_hours")
     save_checkpoints_asynchronously: bool | str = _key("checkpoint.asynchronous")
     checkpoint_input_state: str = _key("checkpoint.input_state")
+    checkpoint_save_graph_def: bool = False
     warm_start: WarmStart | None = None
     log_step_count_steps: int | None = _key("train.log_steps", zero=True)
     steps_per_loop: int | None = _key("train.steps_per_loop", default=None)

@@ -44,6 +44,7 @@ class CheckpointWriter:
       written: called with the path of each checkpoint that has become durable, in the thread that wrote it.
       keeps_input: called in the same thread with (bytes of a written input state, bytes of the variables); if it
         returns False, the state is deleted again.
+      meta_graph: contents of each checkpoint's `.meta` file, a serialized MetaGraphDef; empty: it has no such file.
     """
 
     def __init__(
@@ -53,10 +54,12 @@ class CheckpointWriter:
         clock: Callable[[], float] = time.time,
         written: Callable[[str], None] = lambda path: None,
         keeps_input: Callable[[int, int], bool] = lambda state, variables: True,
+        meta_graph: bytes = b"",
     ) -> None:
         self.model_dir = Path(model_dir)
         self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
         self._clock, self._written, self._keeps_input = clock, written, keeps_input
+        self._meta_graph, self._last_meta = meta_graph, self.model_dir
         self._warned = False
         self._folder = HeldFolder(self.model_dir) if self.model_dir.is_dir() else None
 
@@ -180,6 +183,7 @@ class CheckpointWriter:
                     # Before the files are replaced, so that the new values never stand beside results of the old ones.
                     Path(f"{path}{manifest.METRICS}").unlink(missing_ok=True)
                 layout.publish(folder / name, self.model_dir)
+                self._last_meta = Path(f"{path}.meta")
                 self._written(path)
             # After `publish`: the state file, which this writes, names only complete checkpoints.
             retention.expire(self.model_dir, name, self.keep)
@@ -216,6 +220,16 @@ class CheckpointWriter:
                 continue
             kinds[worker] = "skip" if state is None else "saved"
         manifest.write_manifest(path, snapshot.step, self._clock(), kinds)
+        # Not in the manifest: a checkpoint whose graph is damaged or removed is as good as before.
+        if self._meta_graph:
+            self._write_meta(Path(f"{path}.meta"))
+
+    def _write_meta(self, path: Path) -> None:
+        """Write the `.meta` file, or link that of the checkpoint before, which is equal."""
+        try:
+            os.link(self._last_meta, path)
+        except OSError:  # this is the first, the last one has expired, or the disk has no links
+            path.write_bytes(self._meta_graph)
 
     def _disk_full(self, path: str, snapshot: Snapshot, inputs: Inputs, free: int) -> str:
         latest, states = layout.latest_checkpoint(self.model_dir), sum(map(_size_of, inputs.values()))

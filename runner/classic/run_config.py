@@ -39,7 +39,10 @@ _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }  # fmt: skip
 """Argument -> (function that reports whether a value other than None is allowed, text of what is allowed)."""
 
-_AS_GIVEN = ("save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps")
+_AS_GIVEN = (
+    "save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps",
+    "checkpoint_save_graph_def",
+)  # fmt: skip
 
 _EXTRA = (*WITHOUT_EFFECT, "tf_config")
 

@@ -20,6 +20,7 @@ from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every, Run
 from runner.system.console import format_bytes
+from runner.tracing.meta_graph import meta_graph
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,14 @@ class RunCheckpoints:
         pipeline = setup.input.pipeline
         self._input_state = InputState(config.checkpoint_input_state, pipeline)
         keeps_input = self._input_state.is_kept
-        writer = CheckpointWriter(context.model_dir, Keep.of(config), written=on_written, keeps_input=keeps_input)
+        self._graph = self._graph_of_step()
+        writer = CheckpointWriter(
+            context.model_dir,
+            Keep.of(config),
+            written=on_written,
+            keeps_input=keeps_input,
+            meta_graph=b"" if self._graph is None else self._graph.SerializeToString(),
+        )
         self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1)
         self._saved_at = time.monotonic()
         self._is_logged = False
@@ -73,12 +81,26 @@ class RunCheckpoints:
           step: the current global step.
           extra: facts to store in the checkpoint beside the variables.
         """
+        if self._graph is not None:
+            tf.io.write_graph(self._graph.graph_def, self._context.model_dir, "graph.pbtxt")
+            self._graph = None
         self.tell_listeners("before_save", step)
         if self.latest is None:
             self.write(step, extra, asynchronous=True)
         self.tell_listeners("after_save", step)
         # Also for a run that resumes: it has written nothing here, and its cadence starts now.
         self.saved_step, self._saved_at = step, time.monotonic()
+
+    def _graph_of_step(self) -> Any:
+        """Return the MetaGraphDef to write beside checkpoints; None: this process writes none."""
+        trace, model = self._setup.program.one_replica, self._setup.model
+        if trace is None or not self._context.is_chief:
+            return None
+        try:
+            return meta_graph(trace, model.store.saved, model.store.specs, model.keys, trace.outputs[0].spec.train_op)
+        except (TypeError, ValueError, tf.errors.OpError) as error:  # for tools alone; the run does not need it
+            _log.warning("The graph of the step is not written beside checkpoints: %s", error)
+            return None
 
     def is_due(self, result: StepResult) -> bool:
         """Report whether the cadence asks for a checkpoint after these steps."""

@@ -210,7 +210,6 @@ WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
     "protocol": (None, "servers speak gRPC"),
     "session_creation_timeout_secs": (7200, "strategy.timeout_secs is how long workers wait for each other"),
     "experimental_max_worker_delay_secs": (None, "workers begin together"),
-    "checkpoint_save_graph_def": (True, "no graph is written beside checkpoints"),
 }
 """Argument that RunConfig accepts, with a warning -> (its default, the reason why it has no effect)."""
 

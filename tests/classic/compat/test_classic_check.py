@@ -579,7 +579,7 @@ def test_arguments_of_run_config_without_effect_are_those_that_it_logs(caplog: p
 
     given: dict[str, Any] = {
         "session_config": tf.compat.v1.ConfigProto(), "device_fn": lambda op: "", "protocol": "grpc",
-        "experimental_max_worker_delay_secs": 1, "session_creation_timeout_secs": 1, "checkpoint_save_graph_def": False,
+        "experimental_max_worker_delay_secs": 1, "session_creation_timeout_secs": 1,
     }  # fmt: skip
     RunConfig(**given).say_without_effect()
     assert [re.findall(r"RunConfig\((\w+)=", text)[0] for text in caplog.messages] == list(WITHOUT_EFFECT)
