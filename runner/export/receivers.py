@@ -32,8 +32,8 @@ class ServingInputReceiver(_ServingInputReceiver):
         `<name>:<signature>`.
 
     Raises:
-      ValueError: features or receiver_tensors are None, a key is neither a string nor an int, or a value is not a
-        tensor.
+      ValueError: features or receiver_tensors are None, a feature's key is neither a string nor an int, another key is
+        no string, or a value is not a tensor.
     """
 
     def __new__(
@@ -45,10 +45,10 @@ class ServingInputReceiver(_ServingInputReceiver):
                 "dict: name -> tensors."
             )
         alternatives = {
-            name: _checked_receivers(tensors, f"receiver_tensors_alternatives[{name!r}]")
+            name: _checked(tensors, SINGLE_RECEIVER, f"receiver_tensors_alternatives[{name!r}]", str)
             for name, tensors in (receiver_tensors_alternatives or {}).items()
         }
-        receivers = _checked_receivers(receiver_tensors, "receiver_tensors")
+        receivers = _checked(receiver_tensors, SINGLE_RECEIVER, "receiver_tensors", str)
         return super().__new__(cls, cls._checked_features(features), receivers, alternatives)
 
     labels: Any = None
@@ -109,7 +109,9 @@ class SupervisedInputReceiver(_SupervisedInputReceiver):
     def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Self:
         features = features if _is_tensor(features) else _checked(features, _SINGLE_FEATURE, "features")
         labels = labels if _is_tensor(labels) else _checked(labels, _SINGLE_LABEL, "labels")
-        return super().__new__(cls, features, labels, _checked_receivers(receiver_tensors, "receiver_tensors"))
+        return super().__new__(
+            cls, features, labels, _checked(receiver_tensors, SINGLE_RECEIVER, "receiver_tensors", str)
+        )
 
 
 def build_parsing_serving_input_receiver_fn(
@@ -144,7 +146,7 @@ def build_raw_serving_input_receiver_fn(
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
         placeholders = _placeholders(_batches(features), default_batch_size, _SINGLE_FEATURE)
-        return ServingInputReceiver(placeholders, placeholders)
+        return ServingInputReceiver(placeholders, _by_text(placeholders))
 
     return serving_input_receiver_fn
 
@@ -176,7 +178,7 @@ def build_raw_supervised_input_receiver_fn(
         return SupervisedInputReceiver(
             of_features if isinstance(features, Mapping) else of_features[_SINGLE_FEATURE],
             of_labels if isinstance(labels, Mapping) else of_labels[_SINGLE_LABEL],
-            {**of_features, **of_labels},
+            _by_text({**of_features, **of_labels}),
         )
 
     return supervised_input_receiver_fn
@@ -197,7 +199,7 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
     def serving_input_receiver_fn() -> ServingInputReceiver:
         if isinstance(features, Mapping):
             placeholders = _placeholders(features, None, _SINGLE_FEATURE)
-            return _OfInput(placeholders, placeholders)
+            return _OfInput(placeholders, _by_text(placeholders))
         if tf.nest.is_nested(features):
             raise ValueError(
                 f"the features of the input are a {type(features).__name__}, so its tensors have no names that a "
@@ -207,6 +209,11 @@ def receiver_fn_of_spec(features: Any) -> Callable[[], ServingInputReceiver]:
         return TensorServingInputReceiver(placeholder, {SINGLE_RECEIVER: placeholder})
 
     return serving_input_receiver_fn
+
+
+def _by_text(placeholders: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return `placeholders` with names of a signature's inputs: strings, where those of features may be ints."""
+    return {str(name): placeholder for name, placeholder in placeholders.items()}
 
 
 def _batches(specs: Any) -> Any:
@@ -247,18 +254,14 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor)
 
 
-def _checked(tensors: Any, single: str, what: str) -> dict[Any, Any]:
+def _checked(tensors: Any, single: str, what: str, kinds: Any = str | int) -> dict[Any, Any]:
     if tensors is None:
         raise ValueError(f"{what}=None: {what} are required.")
     tensors = tensors if isinstance(tensors, Mapping) else {single: tensors}
     for name, tensor in tensors.items():
-        if not isinstance(name, str | int):
-            raise ValueError(f"{what} has the key {name!r}. A name must be a string or an int.")
+        if not isinstance(name, kinds):
+            allowed = "a string" if kinds is str else "a string or an int"
+            raise ValueError(f"{what} has the key {name!r}. A name must be {allowed}.")
         if not _is_tensor(tensor):
             raise ValueError(f"{what}[{name!r}] must be a tensor, not {type(tensor).__name__}.")
     return dict(tensors)
-
-
-def _checked_receivers(tensors: Any, what: str) -> dict[str, Any]:
-    # Names of a signature's inputs are strings, but the keys of features, which may be passed here, can be ints.
-    return {str(name): tensor for name, tensor in _checked(tensors, SINGLE_RECEIVER, what).items()}

@@ -196,15 +196,15 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("source", [
-    WarmStartSettings(""),
-    WarmStartSettings("x", cast(Any, 3)),
-    WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]),
-    WarmStartSettings("x", "("),
-    3,
+    lambda: WarmStartSettings(""),
+    lambda: WarmStartSettings("x", cast(Any, 3)),
+    lambda: WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]),
+    lambda: WarmStartSettings("x", "("),
+    lambda: 3,
 ], ids=["no checkpoint", "no names", "names and variables", "no expression", "no path"])  # fmt: skip
 def test_settings_that_say_nothing_are_refused(source: Any, messages: Messages) -> None:
     with messages.raised(ValueError):
-        as_warm_start(source)
+        as_warm_start(source())
 
 
 def test_a_checkpoint_that_is_not_there_is_named_as_it_was_written(tmp_path: Path, messages: Messages) -> None:

@@ -92,6 +92,8 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "a feature that is 1": lambda: ServingInputReceiver({"a": 1}, floats()),
     "a feature named 2.5": lambda: ServingInputReceiver({2.5: floats()}, floats()),
     "no receiver tensors": lambda: ServingInputReceiver(floats(), None),
+    "receiver tensors named 1": lambda: ServingInputReceiver(floats(), {1: floats()}),
+    "alternatives named 1": lambda: ServingInputReceiver(floats(), floats(), {"a": {1: floats()}}),
     "alternatives in a list": lambda: ServingInputReceiver(floats(), floats(), wrong([floats()])),
     "a dict for a tensor": lambda: TensorServingInputReceiver({"a": floats()}, floats()),
     "one name twice": lambda: build_raw_supervised_input_receiver_fn({"a": floats()}, {"a": floats()}),
