@@ -59,14 +59,8 @@ class RunCheckpoints:
         pipeline = setup.input.pipeline
         self._input_state = InputState(config.checkpoint_input_state, pipeline)
         keeps_input = self._input_state.is_kept
-        self._graph = self._graph_of_step()
-        writer = CheckpointWriter(
-            context.model_dir,
-            Keep.of(config),
-            written=on_written,
-            keeps_input=keeps_input,
-            meta_graph=b"" if self._graph is None else self._graph.SerializeToString(),
-        )
+        meta, keep = self._write_graph(), Keep.of(config)
+        writer = CheckpointWriter(context.model_dir, keep, written=on_written, keeps_input=keeps_input, meta_graph=meta)
         self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1)
         self._saved_at = time.monotonic()
         self._is_logged = False
@@ -81,9 +75,6 @@ class RunCheckpoints:
           step: the current global step.
           extra: facts to store in the checkpoint beside the variables.
         """
-        if self._graph is not None:
-            tf.io.write_graph(self._graph.graph_def, self._context.model_dir, "graph.pbtxt")
-            self._graph = None
         self.tell_listeners("before_save", step)
         if self.latest is None:
             self.write(step, extra, asynchronous=True)
@@ -91,16 +82,18 @@ class RunCheckpoints:
         # Also for a run that resumes: it has written nothing here, and its cadence starts now.
         self.saved_step, self._saved_at = step, time.monotonic()
 
-    def _graph_of_step(self) -> Any:
-        """Return the MetaGraphDef to write beside checkpoints; None: this process writes none."""
-        trace, model = self._setup.program.one_replica, self._setup.model
-        if trace is None or not self._context.is_chief:
-            return None
+    def _write_graph(self) -> bytes:
+        """Write `graph.pbtxt`, and return the contents of `.meta` files; none if this process or config writes none."""
+        config, trace = self._setup.config, self._setup.program.trace.one_replica
+        if not (self._context.is_chief and config.checkpoint_save_graph_def) or config.eager:  # an eager step has none
+            return b""
         try:
-            return meta_graph(trace, model.store.saved, model.store.specs, model.keys, trace.outputs[0].spec.train_op)
-        except (TypeError, ValueError, tf.errors.OpError) as error:  # for tools alone; the run does not need it
+            graph = meta_graph(trace, self._setup.model.store, self._setup.model.keys, trace.outputs[0].spec.train_op)
+        except (TypeError, ValueError, tf.errors.OpError) as error:  # only tools need it, the run does not
             _log.warning("The graph of the step is not written beside checkpoints: %s", error)
-            return None
+            return b""
+        tf.io.write_graph(graph.graph_def, self._context.model_dir, "graph.pbtxt")
+        return bytes(graph.SerializeToString())
 
     def is_due(self, result: StepResult) -> bool:
         """Report whether the cadence asks for a checkpoint after these steps."""

@@ -15,7 +15,6 @@ from runner.programs.batch_losses import losses_over_batches
 from runner.programs.mixed_precision import ModelCall
 from runner.run_config import RunConfig
 from runner.tf_private.v1 import gradients_in_loops, metrics_of_replica, summaries_of_v1
-from runner.tracing.trace import Trace
 from runner.tracing.trace_step import Replica, trace_step
 from runner.tracing.variable_store import VariableStore
 
@@ -58,7 +57,7 @@ class Program:
       model: the model_fn and its variables.
       pipeline: the input.
       replica_fn: calls model_fn for one replica.
-      training, on_workers, discovered: as in `trace_step`.
+      training, on_workers: as in `trace_step`.
 
     Attributes:
       outputs: the result of `replica_fn` for each local replica.
@@ -73,18 +72,14 @@ class Program:
         *,
         training: bool = False,
         on_workers: bool = False,
-        discovered: Callable[[Trace], None] = lambda trace: None,
     ) -> None:
         self._store, self._pipeline = model.store, pipeline
         with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), metrics_of_replica():
             self.trace = trace_step(
-                model.store,
-                replica_fn,
-                step_signature(pipeline),
-                training=training,
-                on_workers=on_workers,
-                discovered=discovered,
+                model.store, replica_fn, step_signature(pipeline), training=training, on_workers=on_workers
             )
+        if not (training and model.config.checkpoint_save_graph_def):
+            self.trace.one_replica = self.trace  # frees the memory of the other
         self.outputs: Sequence[Any] = self.trace.outputs
         self.spec: EstimatorSpec = self.outputs[0].spec
 

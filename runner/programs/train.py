@@ -33,7 +33,6 @@ from runner.tracing import xla
 from runner.tracing.graph_operations import needed, operations
 from runner.tracing.metric_states import KeptMetrics, is_pair
 from runner.tracing.numeric_checks import NumericChecks
-from runner.tracing.trace import Trace
 from runner.tracing.trace_step import Replica
 from runner.types import StepRequest
 
@@ -106,13 +105,11 @@ class TrainProgram(Program):
         config, num_replicas = model.config, model.store.num_replicas
         self._config = config
         self._loops: dict[Any, Any] = {}
-        self.one_replica: Trace | None = None
-        """The trace of one replica, if its graph is to be written; None: it is not."""
         self.loss_scale = LossScale(model.store) if config.precision == "mixed_float16" else None
 
         with summaries_noted():
             replica_fn = functools.partial(self._trace_replica, model, pipeline, summary_writer)
-            super().__init__(model, pipeline, replica_fn, training=True, discovered=self._note_graph)
+            super().__init__(model, pipeline, replica_fn, training=True)
         if config.check_numerics:
             # Before a part of the step is made a function: `Trace.function` adds the checks to it.
             self.trace.checks = NumericChecks(self.trace.graph, self.trace.inputs, pipeline.replica_spec)
@@ -148,11 +145,6 @@ class TrainProgram(Program):
         if config.jit:
             gradients = xla.Gradients([output.cut.sums for output in self.outputs if output.cut is not None])
             self._gradients = functools.partial(self.trace.function, build=gradients.function_of_part)
-
-    def _note_graph(self, trace: Trace) -> None:
-        # Not of eager steps, which have no graph.
-        if self._config.checkpoint_save_graph_def and not self._config.eager:
-            self.one_replica = trace
 
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica

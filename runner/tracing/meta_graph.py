@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,29 +12,24 @@ from runner.tf_private.variables import same_slice
 from runner.tracing.partitioned_variable import PartitionedVariable
 from runner.tracing.trace import Trace
 from runner.tracing.variable_request import VariableSpec
-from runner.tracing.variable_store import GLOBAL_STEP
+from runner.tracing.variable_store import GLOBAL_STEP, VariableStore
 
 v1 = tf.compat.v1
 _KEYS = v1.GraphKeys
-_OF_VARIABLES = (_KEYS.GLOBAL_VARIABLES, _KEYS.TRAINABLE_VARIABLES, _KEYS.LOCAL_VARIABLES, _KEYS.GLOBAL_STEP)
 
 
 def meta_graph(
-    trace: Trace,
-    saved: Mapping[str, Any],
-    specs: Mapping[str, VariableSpec],
-    keys: Mapping[str, str],
-    train_op: tf.Operation | None = None,
+    trace: Trace, store: VariableStore, keys: Mapping[str, str], train_op: tf.Operation | None = None
 ) -> Any:
     """Return the step as a MetaGraphDef, which `tf.compat.v1.train.import_meta_graph` imports for a session.
 
     In a trace a placeholder stands for the handle of each variable, which lives outside of the graph. Here the node
-    becomes a variable of the graph. The inputs of the step are placeholders; devices are left out.
+    becomes a variable of the graph, which begins with zeros. The inputs of the step are placeholders; devices are left
+    out.
 
     Args:
       trace: the trace of one replica.
-      saved: name -> variable or PartitionedVariable, of all variables that belong in a checkpoint.
-      specs: name -> spec, parts included.
+      store: the variables.
       keys: variable name -> its key in the checkpoint, where that is not its name.
       train_op: the operation that takes a step; None: a step is not one operation.
     """
@@ -42,23 +37,30 @@ def meta_graph(
     counter = v1.train.get_global_step(trace.graph)  # no request of model_fn
     handles = {inner.op.name: GLOBAL_STEP for outer, inner in trace.graph.captures if outer is counter.handle}
     handles |= {inner.op.name: name for inner, name in trace.handles(0)}
-    nodes = _made_variables(definition, {node: specs[name] for node, name in handles.items()})
+    nodes = _made_variables(definition, {node: store.specs[name] for node, name in handles.items()})
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(definition, name="")
         for name, node in nodes.items():
-            made[name] = _variable_of(graph.get_tensor_by_name(f"{node}:0"), specs[name])
-            if name in trace.requested.requests:
-                same_slice(made[name], trace.requested.requests[name][0])
-            local, trainable = specs[name].local, specs[name].trainable
-            graph.add_to_collection(_KEYS.LOCAL_VARIABLES if local else _KEYS.GLOBAL_VARIABLES, made[name])
-            if trainable and not local:
-                graph.add_to_collection(_KEYS.TRAINABLE_VARIABLES, made[name])
+            spec = store.specs[name]
+            made[name] = _variable_of(graph.get_tensor_by_name(f"{node}:0"), spec)
+            same_slice(made[name], trace.requested.requests.get(name, [None])[0])
+            of_model = [_KEYS.GLOBAL_VARIABLES, *([_KEYS.TRAINABLE_VARIABLES] if spec.trainable else [])]
+            graph.add_to_collections([_KEYS.LOCAL_VARIABLES] if spec.local else of_model, made[name])
         if GLOBAL_STEP in made:  # else the step does not count itself
             graph.add_to_collection(_KEYS.GLOBAL_STEP, made[GLOBAL_STEP])
         else:
             made[GLOBAL_STEP] = v1.train.create_global_step()
-        _copy_collections({**trace.collections, _KEYS.TRAIN_OP: [train_op]}, trace.graph, graph)
-        saver = v1.train.Saver(dict(_in_checkpoint(saved, made, keys)), sharded=True, allow_empty=True)
+        for key, members in {**trace.collections, _KEYS.TRAIN_OP: [train_op]}.items():
+            for member in members:
+                if isinstance(member, tf.Tensor | tf.Operation) and member.graph is trace.graph:
+                    graph.add_to_collection(key, graph.as_graph_element(member.name))
+        in_checkpoint = {}
+        for name, one in store.saved.items():
+            names = one.names if isinstance(one, PartitionedVariable) else (name,)
+            if made.keys() >= set(names):
+                parts = [made[part] for part in names]
+                in_checkpoint[keys.get(name, name)] = parts if isinstance(one, PartitionedVariable) else parts[0]
+        saver = v1.train.Saver(in_checkpoint, sharded=True, allow_empty=True)
         return v1.train.export_meta_graph(graph=graph, saver_def=saver.saver_def, clear_devices=True)
 
 
@@ -105,22 +107,3 @@ def _variable_of(handle: tf.Tensor, spec: VariableSpec) -> Any:
     proto.variable_name, proto.initializer_name = handle.name, assign.name
     proto.initial_value_name, proto.snapshot_name, proto.trainable = zeros.name, read.name, spec.trainable
     return type(of_graphs).from_proto(proto)
-
-
-def _in_checkpoint(
-    saved: Mapping[str, Any], made: Mapping[str, Any], keys: Mapping[str, str]
-) -> Iterable[tuple[str, Any]]:
-    """Yield (key in the checkpoint, variable or list of its parts) of what the graph uses."""
-    for name, one in saved.items():
-        names = one.names if isinstance(one, PartitionedVariable) else (name,)
-        if made.keys() >= set(names):
-            parts = [made[part] for part in names]
-            yield keys.get(name, name), parts if isinstance(one, PartitionedVariable) else parts[0]
-
-
-def _copy_collections(collections: Mapping[Any, Iterable[Any]], of: tf.Graph, to: tf.Graph) -> None:
-    """Add the tensors and operations of `collections` of a graph to those of its copy; others are left out."""
-    for key, members in collections.items():
-        for member in members:
-            if isinstance(member, tf.Tensor | tf.Operation) and member.graph is of and key not in _OF_VARIABLES:
-                to.add_to_collection(key, to.as_graph_element(member.name))

@@ -56,6 +56,7 @@ class Trace:
       collections: the graph collections after the first replica.
       operations: operations of the step in program order, without those that hooks add later.
       checks: checks of a function for values that are not finite; None: no checks.
+      one_replica: the trace of one replica by which the variables of this one were found; itself if there is no other.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Trace:
         self.inputs = wrapped.inputs[: len(wrapped.inputs) - len(wrapped.captured_inputs)]
         self.outputs = [call.output for call in calls]
         self.checks: NumericChecks | None = None
+        self.one_replica = self
         self._call_time_values = call_time_values
         self.operations: Sequence[tf.Operation] = self.graph.get_operations()
         self.collections = calls[0].collections

@@ -75,7 +75,6 @@ def trace_step(
     *,
     training: bool,
     on_workers: bool = False,
-    discovered: Callable[[Trace], None] = lambda trace: None,
 ) -> Trace:
     """Trace one step with session semantics, and create the variables it requests.
 
@@ -88,17 +87,16 @@ def trace_step(
       training: Keras' random state is the model's and advances; False: it is evaluation's own.
       on_workers: a step that does not train also runs on the workers of a ClusterCoordinator, not only in this process.
         Its local variables (metrics) are in this process.
-      discovered: called with the trace of one replica by which the variables are found. It is the one returned, or is
-        needed no longer.
     """
     on_one_device = store.strategy is None or (store.has_one_copy and not training)
     step = _Step(store, replica_fn, signature, training)
     discovery, new = _discover(step, on_one_device=on_one_device)
-    discovered(discovery)
     if store.strategy is None:
         return discovery
     if not on_one_device or on_workers:
-        return _trace_replicas(step, store.strategy)
+        trace = _trace_replicas(step, store.strategy)
+        trace.one_replica = discovery
+        return trace
     if any(not spec.local for spec in new):  # the trace used discovery variables, and the real ones exist only now
         discovery, _ = _discover(step, on_one_device=True)
     return discovery
