@@ -105,10 +105,10 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     directory = Path(model_dir)
     latest = read_state(directory).latest
     step = None if latest is None else step_of(latest)
-    listed = list_names(directory)
-    names = [name for name in reversed(listed) if (directory / f"{name}.index").exists()]
+    names = [name for name in reversed(list_names(directory)) if (directory / f"{name}.index").exists()]
     before = [name for name in names if step is not None and (step_of(name) or 0) < step]
-    is_there = latest is not None and (names or latest in listed)  # not if all files were removed
+    # Not if all files were removed from `directory` itself.
+    is_there = names or any(os.sep not in file for file in groups(directory).get(latest or "", ()))
     ordered = dict.fromkeys([*([latest] if is_there and latest else []), *before, *names])
     return [str(directory / name) for name in ordered]
 
@@ -141,8 +141,7 @@ def groups(directory: Path) -> dict[str, list[str]]:
     `directory`, those in RUNNER_FILES last.
     """
     found: dict[str, list[str]] = {}
-    names = read_state(directory).names if directory.is_dir() else ()
-    listed = {name: f"{name}." for name in names if not _OUR_FILE.match(f"{name}.")}
+    listed = {name: f"{name}." for name in read_state(directory).names if not _OUR_FILE.match(f"{name}.")}
     for file, place in manifest.files_in(directory):
         match = _OUR_FILE.match(file)
         name = match.group(1) if match else next((name for name, dot in listed.items() if file.startswith(dot)), None)
@@ -206,7 +205,7 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
     path = Path(model_dir) / STATE_FILE
     try:
         text = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return State(None, ())
     except IsADirectoryError:
         text = b""

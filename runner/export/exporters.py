@@ -237,8 +237,7 @@ class _Notes:
 
     def __init__(self, exporter: str, export_path: str, checkpoint_path: str) -> None:
         self._file = new_place_of(Path(checkpoint_path).parent / f"exports.{exporter}.json")
-        before = Path(export_path) / "exports.json"  # where earlier versions wrote them
-        if before.exists():
+        if (before := Path(export_path) / "exports.json").exists():  # where earlier versions wrote them
             shutil.move(before, self._file)
         known = (read_json(self._file) or {}).get("exports", {})
         there = {os.path.basename(path) for path in exports_in(export_path)}

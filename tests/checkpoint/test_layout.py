@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from runner import BestExporter, Estimator, EvalSpec, LatestExporter, RunConfig, TrainSpec, train_and_evaluate
-from runner.checkpoint.integrity import find_damage
+from runner.checkpoint.integrity import DamagedCheckpointsError, find_damage
 from runner.checkpoint.reader import has_iterator
-from runner.checkpoint.retention import metrics_of
+from runner.checkpoint.retention import metrics_of, note_metrics
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
 from runner.config.validation import checkpoint_in
@@ -186,6 +186,23 @@ def test_a_copy_without_the_runners_files_is_a_checkpoint_of_tf_estimator(four_s
         one.train(points(repeat=True), max_steps=5)
     assert resumed.get_variable_value("weight") == whole.get_variable_value("weight"), "its batches are counted"
     assert [info.step for info in list_checkpoints(copy)] == [4, 5]
+
+
+def test_a_checkpoint_whose_name_has_no_step_is_gone_with_its_own_files(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.get_variable("weight", initializer=1.0)
+        session.run(tf.compat.v1.global_variables_initializer())
+        tf.compat.v1.train.Saver().save(session, str(tmp_path / "model"))
+    assert estimator(tmp_path).latest_checkpoint() == str(tmp_path / "model")
+    note_metrics(tmp_path / "model", {"eval/loss": 1.0})
+    assert metrics_of(tmp_path / "model") == {"eval/loss": 1.0}
+    assert names_like_checkpoints(tmp_path) == {"model.index", "model.data-00000-of-00001", "model.meta"}
+    (tmp_path / "model.index").unlink()
+    with pytest.raises(DamagedCheckpointsError):
+        estimator(tmp_path).latest_checkpoint()
+    for name in names_like_checkpoints(tmp_path):
+        (tmp_path / name).unlink()
+    assert estimator(tmp_path).latest_checkpoint() is None
 
 
 def test_what_is_left_of_a_checkpoint_that_the_user_deleted_is_none_and_goes(tmp_path: Path) -> None:
