@@ -3,10 +3,14 @@
 The checkpoint of step 500 consists of, in model_dir:
 
     model.ckpt-500.index, .data-00000-of-00001             TensorFlow's bundle, keyed by variable name
-    model.ckpt-500.input-<worker>.index, .data-...         position of that worker's input
-    model.ckpt-500.manifest.json                           step, time, and every file with its size and checksum
-    model.ckpt-500.metrics.json                            results of its evaluations
     checkpoint                                             the state file: names of checkpoints, time of the first save
+    runner_files/
+        model.ckpt-500.input-<worker>.index, .data-...     position of that worker's input
+        model.ckpt-500.manifest.json                       step, time, and every file with its size and checksum
+        model.ckpt-500.metrics.json                        results of its evaluations
+
+Earlier versions wrote all of them to model_dir. `runner.system.files.place_of` finds a file in either place. Without
+runner_files, the checkpoint is one of tf.estimator.
 
 The files are written to a scratch folder, the manifest last. Then they are moved to model_dir, `.index` last: without
 it, neither the runner nor TensorFlow sees a checkpoint. The state file is replaced after that, so the latest checkpoint
@@ -27,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from runner.checkpoint import manifest
-from runner.system.files import set_aside, write_atomically
+from runner.system.files import RUNNER_FILES, new_place_of, set_aside, write_atomically
 
 PREFIX = "model.ckpt-"
 STATE_FILE = "checkpoint"
@@ -68,7 +72,9 @@ def step_of(name: str) -> int | None:
 
 def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
     """Return the names of the checkpoints in `model_dir` in the order of their steps, incomplete ones included."""
-    names = [name for name in groups(Path(model_dir)) if step_of(name) is not None]
+    there = groups(Path(model_dir))
+    # If only files in RUNNER_FILES are left, the user deleted the checkpoint.
+    names = [name for name in there if step_of(name) is not None and os.sep not in there[name][0]]
     return sorted(names, key=lambda name: (step_of(name) or 0, name))
 
 
@@ -101,7 +107,8 @@ def candidates_in(model_dir: str | os.PathLike[str]) -> list[str]:
     step = None if latest is None else step_of(latest)
     names = [name for name in reversed(list_names(directory)) if (directory / f"{name}.index").exists()]
     before = [name for name in names if step is not None and (step_of(name) or 0) < step]
-    is_there = latest is not None and (names or latest in groups(directory))  # not if all files were removed
+    # Not if all files were removed from `directory` itself.
+    is_there = names or any(os.sep not in file for file in groups(directory).get(latest or "", ()))
     ordered = dict.fromkeys([*([latest] if is_there and latest else []), *before, *names])
     return [str(directory / name) for name in ordered]
 
@@ -130,18 +137,16 @@ def awaited(path: str, secs: float = 60, wait: Callable[[float], None] = time.sl
 
 
 def groups(directory: Path) -> dict[str, list[str]]:
-    """Return name -> names of its files, for each checkpoint in `directory`, complete or not."""
-    try:
-        files = sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
+    """Return name -> its files, for each checkpoint in `directory`, complete or not. The files are paths relative to
+    `directory`, those in RUNNER_FILES last.
+    """
     found: dict[str, list[str]] = {}
     listed = {name: f"{name}." for name in read_state(directory).names if not _OUR_FILE.match(f"{name}.")}
-    for file in files:
+    for file, place in manifest.files_in(directory):
         match = _OUR_FILE.match(file)
         name = match.group(1) if match else next((name for name, dot in listed.items() if file.startswith(dot)), None)
         if name is not None:
-            found.setdefault(name, []).append(file)
+            found.setdefault(name, []).append(place)
     return found
 
 
@@ -161,7 +166,12 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def publish(path: Path, directory: Path) -> None:
-    """Flush the files of the finished checkpoint `path` to disk and move them into `directory`, the index last."""
+    """Flush the files of the finished checkpoint `path` to disk and move them to their places, the index last.
+
+    Args:
+      path: the checkpoint, with all its files beside it.
+      directory: the model_dir.
+    """
     index = f"{path.name}.index"
     # When a step is saved again, remove its index first: it is not a checkpoint while its files are replaced.
     (directory / index).unlink(missing_ok=True)
@@ -170,8 +180,10 @@ def publish(path: Path, directory: Path) -> None:
         _sync(path.parent / name)
     for name in names:
         if name == index:
-            _sync(directory)  # the other files are durable before the index
-        os.replace(path.parent / name, directory / name)
+            _sync(directory / RUNNER_FILES)  # the other files are durable before the index
+            _sync(directory)
+        is_own = name.startswith(f"{path.name}.input-") or name.endswith(manifest.MANIFEST)
+        os.replace(path.parent / name, new_place_of(directory / name) if is_own else directory / name)
     _sync(directory)
 
 
@@ -193,7 +205,7 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
     path = Path(model_dir) / STATE_FILE
     try:
         text = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return State(None, ())
     except IsADirectoryError:
         text = b""

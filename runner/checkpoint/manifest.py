@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.metric_names import CHECKPOINT_METRICS
-from runner.system.files import read_json, write_atomically
+from runner.system.files import RUNNER_FILES, place_of, read_json, write_atomically
 
 MANIFEST = ".manifest.json"
 METRICS = CHECKPOINT_METRICS
@@ -28,7 +28,8 @@ _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$")
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the manifest of the checkpoint `path`; None if there is none or it cannot be read."""
-    manifest = read_json(Path(f"{os.fspath(path)}{MANIFEST}"), is_kept=True)  # without it a damaged file seems whole
+    # A damaged one stays: without it, a damaged file of the checkpoint would seem whole.
+    manifest = read_json(place_of(Path(f"{os.fspath(path)}{MANIFEST}")), is_kept=True)
     return manifest if manifest and isinstance(manifest.get("files"), dict) else None
 
 
@@ -83,8 +84,9 @@ def what_has_changed(path: str | os.PathLike[str]) -> str | None:
     """
     path = Path(path)
     for name, facts in (read_manifest(path) or {"files": {}})["files"].items():
-        if facts["checksum"].startswith("crc32:") and facts["checksum"] != _checksum(path.parent / name):
-            return f"{name} has the checksum {_checksum(path.parent / name)} instead of {facts['checksum']}"
+        expected = facts["checksum"]
+        if expected.startswith("crc32:") and (found := _checksum(place_of(path.parent / name))) != expected:
+            return f"{name} has the checksum {found} instead of {expected}"
     return None
 
 
@@ -115,7 +117,7 @@ def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...
     for name, size in sorted(sizes_of(path).items()):
         if not name.endswith(METRICS):  # evaluations add this file later
             with contextlib.suppress(FileNotFoundError):
-                facts.append((name, size, (path.parent / name).stat().st_mtime_ns))
+                facts.append((name, size, place_of(path.parent / name).stat().st_mtime_ns))
     return tuple(facts)
 
 
@@ -149,12 +151,20 @@ def sizes_of(path: Path) -> dict[str, int]:
     are left out.
     """
     sizes = {}
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for file in os.listdir(path.parent):
-            if file.startswith(f"{path.name}."):
-                with contextlib.suppress(FileNotFoundError):
-                    sizes[file] = os.stat(path.parent / file).st_size
+    for file, place in files_in(path.parent):
+        if file.startswith(f"{path.name}."):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[file] = os.stat(path.parent / place).st_size  # of two with a name that of `place_of`
     return sizes
+
+
+def files_in(directory: Path) -> list[tuple[str, str]]:
+    """Return (name, path relative to `directory`) of all in `directory` and then of all in its folder RUNNER_FILES."""
+    found: list[tuple[str, str]] = []
+    for folder in ("", RUNNER_FILES):  # in this order: whoever sees an index, which is written last, sees all files
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found += [(name, os.path.join(folder, name)) for name in sorted(os.listdir(directory / folder))]
+    return found
 
 
 def _has_all_shards(name: str, files: Iterable[str]) -> bool:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from runner.checkpoint import layout, manifest
 from runner.config.error_messages import did_you_mean
 from runner.data.iterators import handle_of
+from runner.system.files import place_of
 from runner.tf_private import graphs, tensor_bundle
 
 GLOBAL_STEP = "global_step"
@@ -240,12 +241,14 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise ValueError(
             f"the training input is built differently than when {path} was saved, so its position cannot be restored. "
-            f"Use the input function of that run; or delete {input_path(path, worker).name}.* and "
-            f"{path.name}{manifest.MANIFEST} to read the input from its beginning."
+            f"Use the input function of that run; or delete {input_path(path, worker)}.* and "
+            f"{place_of(Path(f'{path}{manifest.MANIFEST}'))} to read the input from its beginning."
         ) from error
     return True
 
 
 def input_path(path: Path, worker: int) -> Path:
-    """Return the path of the bundle beside the checkpoint `path` with the state of the input of `worker`."""
-    return path.with_name(f"{path.name}.input-{worker}")
+    """Return the path of the bundle of the checkpoint `path` with the state of the input of `worker`. While the
+    checkpoint is written, this is beside it.
+    """
+    return place_of(path.with_name(f"{path.name}.input-{worker}.index")).with_suffix("")

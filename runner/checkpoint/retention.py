@@ -1,8 +1,8 @@
 """Decide, without TensorFlow, which checkpoints to keep: the newest, the best by a metric, and one every N hours.
 
-The results of evaluations are in `model.ckpt-<step>.metrics.json` beside the checkpoint, so they survive a restart and
-are deleted with the checkpoint. The time of a checkpoint is in its manifest. The time of the first save is in the state
-file, because the first checkpoint may be deleted.
+The results of evaluations are in a file of the checkpoint, `model.ckpt-<step>.metrics.json`, so they survive a restart
+and are deleted with the checkpoint. The time of a checkpoint is in its manifest. The time of the first save is in the
+state file, because the first checkpoint may be deleted.
 
 A checkpoint that an evaluator process is reading is not deleted: the evaluator holds a lease on it until its metrics
 are written.
@@ -20,7 +20,7 @@ from pathlib import Path
 from runner.checkpoint import layout, manifest
 from runner.config.metric_names import rank_by, unknown_metric
 from runner.run_config import KeepBest, RunConfig
-from runner.system.files import read_json, remove, write_json
+from runner.system.files import new_place_of, place_of, read_json, remove, write_json
 
 LEASE = "evaluating.json"
 """File in model_dir that names the checkpoint that the evaluator is reading; there is at most one evaluator."""
@@ -66,16 +66,16 @@ def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics
 
 
 def note_metrics(path: str | os.PathLike[str], metrics: Mapping[str, float]) -> None:
-    """Add the results of an evaluation to the file of results beside the checkpoint `path`. If the checkpoint has been
+    """Add the results of an evaluation to the file of results of the checkpoint `path`. If the checkpoint has been
     deleted, do nothing.
     """
     if os.path.exists(f"{os.fspath(path)}.index"):  # else it was deleted meanwhile
-        write_json(Path(f"{os.fspath(path)}{manifest.METRICS}"), {**metrics_of(path), **metrics})
+        write_json(new_place_of(Path(f"{os.fspath(path)}{manifest.METRICS}")), {**metrics_of(path), **metrics})
 
 
 def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
     """Return metric name (eval/accuracy) -> value, of all evaluations of the checkpoint `path`."""
-    results = read_json(Path(f"{os.fspath(path)}{manifest.METRICS}")) or {}
+    results = read_json(place_of(Path(f"{os.fspath(path)}{manifest.METRICS}"))) or {}
     return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
 
 
@@ -114,7 +114,7 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
     groups = {
         name: files
         for name, files in layout.groups(model_dir).items()
-        if name in state.names or f"{name}{manifest.MANIFEST}" in files or f"{name}.index" not in files
+        if name in state.names or f"{name}.index" not in files or any(manifest.MANIFEST in file for file in files)
     }
     began = _began(model_dir, state, groups)
     if not keep.newest:

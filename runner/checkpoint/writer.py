@@ -22,7 +22,7 @@ from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
 from runner.data.iterators import handle_of
 from runner.system.console import format_bytes
-from runner.system.files import DiskFullError, HeldFolder, free_bytes, is_disk_full
+from runner.system.files import RUNNER_FILES, DiskFullError, HeldFolder, free_bytes, is_disk_full, place_of
 from runner.tf_private import datasets, tensor_bundle
 
 _log = logging.getLogger(__name__)
@@ -150,12 +150,13 @@ class CheckpointWriter:
 
     def left_input(self, step: int, worker: int) -> Path:
         """Return the path to which `leave_input` writes and from which `write` moves the state."""
-        return input_path(self.model_dir / f"{layout.LEFT}{step}", worker)
+        return input_path(self.model_dir / RUNNER_FILES / f"{layout.LEFT}{step}", worker)  # TensorFlow makes the folder
 
     def remove_left_inputs(self) -> None:
         """Delete the files of `leave_input` for checkpoints that were never written."""
-        for file in self.model_dir.glob(f"{layout.LEFT}*"):
-            file.unlink(missing_ok=True)
+        for file, place in manifest.files_in(self.model_dir):
+            if file.startswith(layout.LEFT):
+                (self.model_dir / place).unlink(missing_ok=True)
 
     def write(self, snapshot: Snapshot, inputs: Inputs, *, is_evaluated: bool = False) -> str:
         """Write a checkpoint and return its path. If this fails, the latest checkpoint is still the one before.
@@ -181,7 +182,9 @@ class CheckpointWriter:
                 self._write_files(folder / name, snapshot, inputs)
                 if not is_evaluated:
                     # Before the files are replaced, so that the new values never stand beside results of the old ones.
-                    Path(f"{path}{manifest.METRICS}").unlink(missing_ok=True)
+                    metrics = Path(f"{path}{manifest.METRICS}")
+                    for file in (place_of(metrics), metrics):  # the one that an earlier version wrote, too
+                        file.unlink(missing_ok=True)
                 layout.publish(folder / name, self.model_dir)
                 self._last_meta = Path(f"{path}.meta")
                 self._written(path)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -23,14 +23,7 @@ _WORDS = WarmStartWords(
 )
 
 
-class _WarmStartSettings(NamedTuple):
-    ckpt_to_initialize_from: str
-    vars_to_warm_start: str | Sequence[Any] | None = ".*"
-    var_name_to_vocab_info: Mapping[str, Any] | None = None
-    var_name_to_prev_var_name: Mapping[str, str] | None = None
-
-
-class WarmStartSettings(_WarmStartSettings):
+class WarmStartSettings(NamedTuple):
     """The checkpoint from which a new model starts, and the variables to load.
 
     Attributes:
@@ -41,15 +34,12 @@ class WarmStartSettings(_WarmStartSettings):
         `var_name_to_vocab_info`. The global step is never loaded.
       var_name_to_vocab_info: variable name -> `VocabInfo`, which has the tokens of its rows or columns; None: none.
       var_name_to_prev_var_name: variable name -> its name in the checkpoint; None: all names are the same.
-
-    Raises:
-      ValueError: ckpt_to_initialize_from is empty.
     """
 
-    def __new__(cls, ckpt_to_initialize_from: str, *args: Any, **kwargs: Any) -> Self:
-        if not ckpt_to_initialize_from:
-            raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
-        return super().__new__(cls, ckpt_to_initialize_from, *args, **kwargs)
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: str | Sequence[Any] | None = ".*"
+    var_name_to_vocab_info: Mapping[str, Any] | None = None
+    var_name_to_prev_var_name: Mapping[str, str] | None = None
 
 
 def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmStart:
@@ -62,11 +52,11 @@ def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmSta
     """
     words = _WORDS
     if isinstance(source, str | os.PathLike):
-        if not os.fspath(source):
-            raise ValueError("warm_start_from='': name a checkpoint or a folder.")
         source, words = WarmStartSettings(os.fspath(source)), dataclasses.replace(words, checkpoint="warm_start_from")
     if not isinstance(source, WarmStartSettings):
         raise ValueError(f"warm_start_from={source!r}: it must be a path or a tf.estimator.WarmStartSettings.")
+    if not source.ckpt_to_initialize_from:
+        raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
     patterns = source.vars_to_warm_start
     is_list = isinstance(patterns, list | tuple)
     include = {_pattern(one): one for one in _listed(patterns)}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from runner.config.error_messages import did_you_mean
 
 CHECKPOINT_METRICS = ".metrics.json"
-"""Suffix of the file with a checkpoint's metrics, beside the checkpoint."""
+"""Suffix of the file with a checkpoint's metrics; `system.files.place_of` finds it."""
 
 LARGER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "r2", "iou", "map", "bleu", "rouge", "score")
 

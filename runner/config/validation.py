@@ -32,7 +32,7 @@ from runner.config.saved_config import FILE
 from runner.config.schema import PREDICTION_FORMATS, Config
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
-from runner.system.files import read_json
+from runner.system.files import place_of, read_json
 from runner.system.redaction import masked_value
 
 SHOWN_RUNS = 3
@@ -151,7 +151,7 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
       ConfigError: that metric is not set, or no checkpoint has it.
     """
     best, model_dir = config.checkpoint.keep_best, Path(str(config.model_dir))
-    noted = {name: read_json(model_dir / f"{name}{CHECKPOINT_METRICS}") or {} for name in names}
+    noted = {name: read_json(place_of(model_dir / f"{name}{CHECKPOINT_METRICS}")) or {} for name in names}
     listed = "; ".join(f"{name} ({', '.join(sorted(found)) or 'not evaluated'})" for name, found in noted.items())
     there = f"In {model_dir} are: {listed or 'none'}."
     if best.metric is None:

@@ -1,7 +1,8 @@
 """Exporters: decide when to write a SavedModel during training. Each writes to a folder of its own.
 
-An exporter records the checkpoint and metrics of each export in a file beside its exports. So a restarted run knows the
-best value so far, and does not export a checkpoint twice.
+An exporter records the checkpoint and metrics of each export, so a restarted run knows the best value so far, and does
+not export a checkpoint twice. The record is among the runner's own files in model_dir: programs take whatever is in the
+exporter's folder for an export.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 import math
 import operator
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,8 @@ from typing import Any
 import tensorflow as tf
 
 from runner.export.saved_model import exports_in
-from runner.system.files import read_json, write_json
+from runner.system.files import new_place_of, read_json, write_json
 from runner.tracking import tensorboard
-
-FILE = "exports.json"
 
 CompareFn = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 """A function (best result so far, current result) -> whether the current one is better. A result is metric name ->
@@ -105,24 +105,32 @@ class LatestExporter(Exporter):
             raise ValueError(f"exporter name {name!r}: it must be the name of a folder, without {os.sep!r}.")
         self.name, self._keep = name, exports_to_keep
         self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
+        self._last: dict[str, Mapping[str, Any]] = {}  # folder -> the metrics of the last export of this process
 
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:  # fmt: skip
-        notes = _Notes(export_path)
-        if notes.has(checkpoint_path, eval_result) or not self._is_due(notes, eval_result, is_the_final_export):
+        # Tests and libraries may pass a stand-in for an estimator, and a checkpoint that is not there: without notes.
+        notes = _Notes(self.name, export_path, checkpoint_path) if os.path.exists(f"{checkpoint_path}.index") else None
+        last = self._last.get(export_path, notes.last if notes else None)
+        is_known = notes and notes.has(checkpoint_path, eval_result)
+        if is_known or not self._is_due(last, eval_result, is_the_final_export):
             return None
         path = estimator.export_saved_model(
-            export_path, self._receiver_fn, self._assets_extra, self._as_text, checkpoint_path
-        )
-        notes.add(os.fsdecode(path), checkpoint_path, eval_result)
+            export_path, self._receiver_fn,
+            assets_extra=self._assets_extra, as_text=self._as_text, checkpoint_path=checkpoint_path,
+        )  # fmt: skip
+        self._last[export_path] = eval_result
+        if notes is not None:
+            notes.add(os.fsdecode(path), checkpoint_path, eval_result)
         if self._keep is not None:
             for old in exports_in(export_path)[: -self._keep]:
                 tf.io.gfile.rmtree(old)
         return path
 
-    def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
+    def _is_due(self, last: Mapping[str, Any] | None, found: Mapping[str, Any], is_the_final_export: bool) -> bool:
+        """Report whether to export a checkpoint with the metrics `found`. `last`: those of the last export, if any."""
         return True
 
 
@@ -138,7 +146,7 @@ class FinalExporter(LatestExporter):
     ) -> None:  # fmt: skip
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
-    def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
+    def _is_due(self, last: Mapping[str, Any] | None, found: Mapping[str, Any], is_the_final_export: bool) -> bool:
         return is_the_final_export
 
 
@@ -148,8 +156,8 @@ class BestExporter(LatestExporter):
     Args:
       name: name of the exporter and of its folder.
       serving_input_receiver_fn: returns the `ServingInputReceiver` of the exported model. Required.
-      event_file_pattern: ignored. tf.estimator read the best value from the event files; here a file beside the exports
-        has it.
+      event_file_pattern: ignored. tf.estimator read the best value from the event files; here a file in the
+        model_dir has it.
       compare_fn: a function (best result so far, current result) -> whether the current one is better. Arguments with
         the names best_eval_result and current_eval_result are passed by name. None: the smaller `loss` is better.
       assets_extra: as in `Estimator.export_saved_model`.
@@ -173,9 +181,8 @@ class BestExporter(LatestExporter):
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         self._is_better = better("loss", "min") if compare_fn is None else _by_name(compare_fn)
 
-    def _is_due(self, notes: _Notes, eval_result: Mapping[str, Any], is_the_final_export: bool) -> bool:
-        best = notes.best
-        return best is None or bool(self._is_better(best, eval_result))
+    def _is_due(self, last: Mapping[str, Any] | None, found: Mapping[str, Any], is_the_final_export: bool) -> bool:
+        return last is None or bool(self._is_better(last, found))  # the last export is the best
 
 
 def _by_name(compare_fn: Callable[..., bool]) -> CompareFn:
@@ -224,18 +231,20 @@ def _value(result: Mapping[str, Any], metric: str) -> float:
 
 
 class _Notes:
-    """The checkpoint and metrics of each export in a folder, stored in `exports.json`. For a BestExporter, the newest
-    export is the best.
+    """The checkpoint and metrics of each export in a folder, stored in `exports.<exporter>.json` with the checkpoint's
+    own files.
     """
 
-    def __init__(self, export_path: str) -> None:
-        self._base = export_path
-        known = (read_json(Path(export_path) / FILE) or {}).get("exports", {})
+    def __init__(self, exporter: str, export_path: str, checkpoint_path: str) -> None:
+        self._file = new_place_of(Path(checkpoint_path).parent / f"exports.{exporter}.json")
+        if (before := Path(export_path) / "exports.json").exists():  # where earlier versions wrote them
+            shutil.move(before, self._file)
+        known = (read_json(self._file) or {}).get("exports", {})
         there = {os.path.basename(path) for path in exports_in(export_path)}
         self._exports: dict[str, dict[str, Any]] = {name: facts for name, facts in known.items() if name in there}
 
     @property
-    def best(self) -> dict[str, float] | None:
+    def last(self) -> dict[str, float] | None:
         """The metrics of the newest export; None if there is no export."""
         if not self._exports:
             return None
@@ -248,7 +257,7 @@ class _Notes:
 
     def add(self, path: str, checkpoint_path: str, eval_result: Mapping[str, Any]) -> None:
         self._exports[os.path.basename(path)] = _facts(checkpoint_path, eval_result)
-        write_json(Path(self._base) / FILE, {"exports": self._exports})
+        write_json(self._file, {"exports": self._exports})
 
 
 def _facts(checkpoint_path: str, eval_result: Mapping[str, Any]) -> dict[str, Any]:

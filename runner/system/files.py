@@ -22,6 +22,28 @@ MODEL_SUMMARY_FILE = "model_summary.txt"
 """File in model_dir with readable tables of the model's variables and layers."""
 
 
+RUNNER_FILES = "runner_files"
+"""Folder in model_dir with the runner's own files of checkpoints. In model_dir itself, a program written for
+tf.estimator takes every `*.index` and `model.ckpt*` for one of its checkpoints."""
+
+
+def place_of(file: Path) -> Path:
+    """Return where one of the runner's own files of a checkpoint is.
+
+    Args:
+      file: its path beside the checkpoint, where earlier versions wrote it. This is returned if it is not in the folder
+        RUNNER_FILES.
+    """
+    inside = file.parent / RUNNER_FILES / file.name
+    return inside if inside.exists() else file
+
+
+def new_place_of(file: Path) -> Path:
+    """Return where to write the file that `place_of` then finds. The folder exists afterwards."""
+    (file.parent / RUNNER_FILES).mkdir(exist_ok=True)  # not its parents: a deleted model_dir is not made again
+    return file.parent / RUNNER_FILES / file.name
+
+
 class StorageError(OSError):
     """A run's folder can no longer be written. The message says enough, so no traceback is shown."""
 
@@ -109,8 +131,10 @@ HALF_WRITTEN = ".tmp"
 
 
 def remove_half_written(*folders: Path) -> None:
-    """Remove temporary files that killed processes left in `folders`. No process may be writing there."""
-    for folder in folders:
+    """Remove temporary files that killed processes left in `folders` and their RUNNER_FILES. No process may be writing
+    there.
+    """
+    for folder in (*folders, *(folder / RUNNER_FILES for folder in folders)):
         for file in folder.glob(f".*.????????{HALF_WRITTEN}"):  # the names that mkstemp makes
             file.unlink(missing_ok=True)
 

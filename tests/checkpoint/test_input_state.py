@@ -18,7 +18,7 @@ from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.checkpoint.reader import has_iterator
 from runner.checkpoint.writer import DiskFullError
 from runner.data import inputs
-from runner.system.files import write_json
+from runner.system.files import RUNNER_FILES, write_json
 from runner.task.inspect_run import inspect
 from runner.tf_private import datasets
 from tests.integration.test_exactness import LossRecorder
@@ -69,7 +69,7 @@ def train(model_dir: Path, steps: int, source: Input | None = None, **settings: 
 
 
 def input_bytes(model_dir: Path, step: int) -> int:
-    return sum(file.stat().st_size for file in model_dir.glob(f"model.ckpt-{step}.input-0.*"))
+    return sum(file.stat().st_size for file in (model_dir / RUNNER_FILES).glob(f"model.ckpt-{step}.input-0.*"))
 
 
 def said_of(caplog: Any) -> str:

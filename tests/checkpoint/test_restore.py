@@ -107,7 +107,7 @@ def skipping(steps: int) -> Input:
 def test_training_of_tf1_is_continued_with_its_step_and_slots(of_tf1: Path, tmp_path: Path, strategy: str) -> None:
     expected = values_of(f"{of_tf1}/straight/model.ckpt-12")
     shutil.copytree(of_tf1 / "old", tmp_path / "old")
-    assert not list((tmp_path / "old").glob("*.manifest.json"))
+    assert not list((tmp_path / "old").rglob("*.manifest.json"))
     resumed = estimator(tf1_model, tmp_path / "old", strategy).train(skipping(7), max_steps=12)
     values = values_of(resumed.latest_checkpoint())
     assert sorted(values) == sorted(expected) == [

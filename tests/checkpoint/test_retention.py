@@ -19,6 +19,7 @@ from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
 from runner.config.schema import ConfigError
 from runner.run_config import KeepBest
+from runner.system.files import RUNNER_FILES
 from tests.config.test_config import parsed
 from tests.support.checkpoints import list_checkpoints
 from tests.support.jobs import run
@@ -50,7 +51,7 @@ def test_the_best_are_never_removed_by_keep_max(tmp_path: Path) -> None:
     save(tmp_path, keep, 7, hours=7, accuracy=0.85)
     save(tmp_path, keep, 8, hours=8)
     assert steps(tmp_path) == [2, 7, 8], "3 is beaten, and goes with all its files"
-    assert not list(tmp_path.glob("model.ckpt-3.*"))
+    assert not list(tmp_path.rglob("model.ckpt-3.*"))
 
 
 @pytest.mark.parametrize(("mode", "metric", "best"), [
@@ -78,7 +79,7 @@ def test_what_was_best_survives_restarts(tmp_path: Path) -> None:
         estimator = Estimator(line, tmp_path, config)
         train_and_evaluate(estimator, TrainSpec(points(repeat=True), max_steps), EvalSpec(points()))
     assert steps(tmp_path) == [1, 6]
-    noted = json.loads((tmp_path / "model.ckpt-1.metrics.json").read_text())
+    noted = json.loads((tmp_path / RUNNER_FILES / "model.ckpt-1.metrics.json").read_text())
     assert sorted(noted) == ["eval/loss", "eval/mae"]
 
 
@@ -180,4 +181,4 @@ def test_inspect_says_why_each_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert marks == {
         "1": "best eval/mae", "3": "last 2", "4": "newest, last 2",
     }  # fmt: skip
-    assert os.path.exists(tmp_path / "run" / "model.ckpt-1.metrics.json")
+    assert os.path.exists(tmp_path / "run" / RUNNER_FILES / "model.ckpt-1.metrics.json")

@@ -21,6 +21,7 @@ from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader, checkpoint_step, restore_iterator
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter, DiskFullError
+from runner.system.files import RUNNER_FILES, place_of
 from runner.tf_private import tensor_bundle
 from tests.support.checkpoints import list_checkpoints
 from tests.support.messages import Messages
@@ -45,7 +46,8 @@ def steps(model_dir: Path) -> list[int]:
 
 
 def files(model_dir: Path) -> list[str]:
-    return sorted(os.listdir(model_dir))
+    """The paths of all files, relative to `model_dir`."""
+    return sorted(str(path.relative_to(model_dir)) for path in model_dir.rglob("*") if path.is_file())
 
 
 def write_with_tf1(model_dir: Path, *steps: int, name: str = "model.ckpt") -> None:
@@ -77,7 +79,7 @@ def test_keys_are_the_variable_names(tmp_path: Path) -> None:
         "checkpoint",
         "model.ckpt-5.data-00000-of-00001",
         "model.ckpt-5.index",
-        "model.ckpt-5.manifest.json",
+        "runner_files/model.ckpt-5.manifest.json",
     ]
 
 
@@ -173,13 +175,13 @@ def test_an_extra_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
 
 def test_manifest_has_size_and_checksum_of_every_file(tmp_path: Path) -> None:
     iterator = iter(tf.data.Dataset.range(9))
-    path = CheckpointWriter(tmp_path, 5, clock=lambda: 1234.5).save(Snapshot(5, TENSORS), {0: iterator})
-    written = json.loads(Path(f"{path}.manifest.json").read_text())
+    CheckpointWriter(tmp_path, 5, clock=lambda: 1234.5).save(Snapshot(5, TENSORS), {0: iterator})
+    written = json.loads((tmp_path / RUNNER_FILES / "model.ckpt-5.manifest.json").read_text())
     assert (written["format"], written["step"], written["time"], written["input"]) == (1, 5, 1234.5, {"0": "saved"})
     others = {"checkpoint", "model.ckpt-5.manifest.json"}
-    assert sorted(written["files"]) == sorted(set(files(tmp_path)) - others)
+    assert set(written["files"]) == {os.path.basename(file) for file in files(tmp_path)} - others
     for name, facts in written["files"].items():
-        content = (tmp_path / name).read_bytes()
+        content = place_of(tmp_path / name).read_bytes()
         assert facts["bytes"] == len(content)
         assert facts["checksum"] == ("tensors" if ".data-" in name else f"crc32:{zlib.crc32(content):08x}")
 
@@ -189,8 +191,8 @@ def test_list_tells_step_size_time_and_files(tmp_path: Path) -> None:
     (info,) = list_checkpoints(tmp_path)
     assert (info.step, info.path, info.time, info.input) == (5, str(tmp_path / "model.ckpt-5"), 1234.5, {})
     assert info.files[0] == "model.ckpt-5.index"
-    assert sorted([*info.files, "checkpoint"]) == files(tmp_path)
-    assert info.bytes == sum((tmp_path / name).stat().st_size for name in info.files)
+    assert {*info.files, "checkpoint"} == {os.path.basename(file) for file in files(tmp_path)}
+    assert info.bytes == sum(place_of(tmp_path / name).stat().st_size for name in info.files)
 
 
 def test_no_model_dir_has_no_checkpoints(tmp_path: Path) -> None:
@@ -213,14 +215,15 @@ def test_damage_is_found(tmp_path: Path, name: str, part: str) -> None:
     next(iterator)
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS), {0: iterator})
     assert find_damage(path) is None
-    whole = (tmp_path / name).read_bytes()
+    file = place_of(tmp_path / name)
+    whole = file.read_bytes()
     for at in range(0, len(whole), max(1, len(whole) // 20)):
-        flip(tmp_path / name, at)
+        flip(file, at)
         assert "model.ckpt-5" in str(find_damage(path)), at
-        (tmp_path / name).write_bytes(whole)
-    (tmp_path / name).write_bytes(whole[:-1])
+        file.write_bytes(whole)
+    file.write_bytes(whole[:-1])
     assert find_damage(path) == f"{name} has {len(whole) - 1} bytes instead of {len(whole)}"
-    (tmp_path / name).unlink()
+    file.unlink()
     assert find_damage(path) == f"{name} is missing"
 
 
@@ -261,7 +264,7 @@ def test_an_incomplete_latest_gives_way_to_the_one_before(
     tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path, 4, 5, 6)
-    file = tmp_path / f"model.ckpt-6{suffix}"
+    file = place_of(tmp_path / f"model.ckpt-6{suffix}")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     assert latest_checkpoint(tmp_path) == str(tmp_path / "model.ckpt-5")
     assert steps(tmp_path) == [4, 5]
@@ -635,8 +638,9 @@ def test_killed_while_removing_old_ones_the_next_save_removes_them(
 ) -> None:
     save(tmp_path, 1, 2, 3)
     with monkeypatch.context() as patch:
-        # Path.unlink: of the metrics and the index of 4, which are not there; of the index of 1; of its data.
-        kill_at_call(patch, Path, "unlink", 3, before=True)
+        # Path.unlink: of the metrics of 4, in two places, and of its index, which are not there; of the index of 1; of
+        # its data.
+        kill_at_call(patch, Path, "unlink", 4, before=True)
         with pytest.raises(Killed):
             save(tmp_path, 4, keep_max=2)
     assert steps(tmp_path) == [2, 3, 4]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -29,6 +30,7 @@ from runner.estimator.train_and_evaluate import follow
 from runner.export.exporters import better
 from runner.export.saved_model import exports_in
 from runner.hooks.hook import Interrupted
+from runner.system.files import RUNNER_FILES
 from runner.tracking.training_status import write_ending
 from tests.support.messages import Messages
 from tests.support.models import classic, eval_input, train_input
@@ -42,11 +44,18 @@ class FakeEstimator:
     def __init__(self) -> None:
         self.exported: list[str] = []
 
-    def export_saved_model(self, base: str, receiver_fn: Any, extra: Any, as_text: bool, checkpoint_path: str) -> bytes:
+    def export_saved_model(self, base: str, receiver_fn: Any, **arguments: Any) -> bytes:
+        assert arguments.keys() == {"assets_extra", "as_text", "checkpoint_path"}
         path = Path(base) / str(1000 + len(self.exported))
         path.mkdir(parents=True)
-        self.exported.append(checkpoint_path)
+        self.exported.append(Path(arguments["checkpoint_path"]).name)
         return str(path).encode()
+
+
+def checkpoint(folder: Path, step: int | str) -> str:
+    """The path of a checkpoint that is there."""
+    (folder / f"model.ckpt-{step}.index").touch()
+    return str(folder / f"model.ckpt-{step}")
 
 
 class Recording(Exporter):
@@ -73,9 +82,9 @@ def test_the_best_is_exported_and_nothing_worse_after_a_restart(tmp_path: Path) 
     for attempt, losses in enumerate(([0.5, 0.6, 0.4], [0.45, 0.4, 0.39])):  # each list is a process of its own
         exporter = BestExporter(serving_input_receiver_fn=RECEIVER)
         for step, loss in enumerate(losses):
-            exporter.export(estimator, base, f"model.ckpt-{attempt}{step}", {"loss": loss}, False)
+            exporter.export(estimator, base, checkpoint(tmp_path, f"{attempt}{step}"), {"loss": loss}, False)
     assert estimator.exported == ["model.ckpt-00", "model.ckpt-02", "model.ckpt-12"]
-    known = json.loads((tmp_path / "best" / "exports.json").read_text())["exports"]
+    known = json.loads((tmp_path / RUNNER_FILES / "exports.best_exporter.json").read_text())["exports"]
     assert [known[name]["metrics"] for name in sorted(known)] == [{"loss": "0.5"}, {"loss": "0.4"}, {"loss": "0.39"}]
 
 
@@ -94,7 +103,7 @@ def test_a_comparison_gets_its_results_by_name_in_whatever_order(tmp_path: Path,
     estimator = FakeEstimator()
     exporter = BestExporter(serving_input_receiver_fn=RECEIVER, compare_fn=more_accurate)
     for step, accuracy in enumerate((0.5, 0.4, 0.6)):
-        exporter.export(estimator, str(tmp_path), f"model.ckpt-{step}", {"accuracy": accuracy}, False)
+        exporter.export(estimator, str(tmp_path), checkpoint(tmp_path, step), {"accuracy": accuracy}, False)
     assert estimator.exported == ["model.ckpt-0", "model.ckpt-2"]
     with messages.raised(ValueError, hide="0x[0-9a-f]+"):
         BestExporter(serving_input_receiver_fn=RECEIVER, compare_fn=lambda result: True)  # type: ignore[arg-type, misc]
@@ -103,18 +112,38 @@ def test_a_comparison_gets_its_results_by_name_in_whatever_order(tmp_path: Path,
 def test_the_latest_keeps_so_many_and_exports_a_checkpoint_once(tmp_path: Path) -> None:
     estimator, exporter = FakeEstimator(), LatestExporter("latest", RECEIVER, exports_to_keep=2)
     for step in (1, 2, 2, 3):
-        exporter.export(estimator, str(tmp_path), f"model.ckpt-{step}", {"loss": 1.0}, step == 3)
-    exporter.export(estimator, str(tmp_path), "model.ckpt-3", {"loss": 2.0}, True)  # trained anew
+        exporter.export(estimator, str(tmp_path), checkpoint(tmp_path, step), {"loss": 1.0}, step == 3)
+    exporter.export(estimator, str(tmp_path), checkpoint(tmp_path, 3), {"loss": 2.0}, True)  # trained anew
     assert estimator.exported == [f"model.ckpt-{step}" for step in (1, 2, 3, 3)]
     assert [Path(path).name for path in exports_in(str(tmp_path))] == ["1002", "1003"]
 
 
 def test_the_final_one_waits_for_the_end(tmp_path: Path) -> None:
     estimator, exporter = FakeEstimator(), FinalExporter("final", RECEIVER)
-    assert exporter.export(estimator, str(tmp_path), "model.ckpt-1", {}, False) is None
-    assert exporter.export(estimator, str(tmp_path), "model.ckpt-2", {}, True) is not None
-    assert FinalExporter("final", RECEIVER).export(estimator, str(tmp_path), "model.ckpt-2", {}, True) is None
+    assert exporter.export(estimator, str(tmp_path), checkpoint(tmp_path, 1), {}, False) is None
+    assert exporter.export(estimator, str(tmp_path), checkpoint(tmp_path, 2), {}, True) is not None
+    again = FinalExporter("final", RECEIVER)
+    assert again.export(estimator, str(tmp_path), checkpoint(tmp_path, 2), {}, True) is None
     assert estimator.exported == ["model.ckpt-2"]
+
+
+def test_a_stand_in_for_an_estimator_is_called_as_by_tf_estimator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2.15 exports 0.5 and 0.4, gives back what the estimator gave, and writes nothing itself."""
+    monkeypatch.chdir(tmp_path)
+    estimator = mock.Mock(model_dir=str(tmp_path))
+    estimator.export_saved_model.return_value = "somewhere"
+    best = BestExporter(serving_input_receiver_fn=RECEIVER, assets_extra={"a": "b"})
+    losses = (0.5, 0.6, 0.4)
+    found = [best.export(estimator, "base", "checkpoint", {"loss": loss}, False) for loss in losses]
+    assert found == ["somewhere", None, "somewhere"]
+    expected = {"assets_extra": {"a": "b"}, "as_text": False, "checkpoint_path": "checkpoint"}
+    estimator.export_saved_model.assert_called_with("base", RECEIVER, **expected)
+    latest, final = LatestExporter("latest", RECEIVER), FinalExporter("final", RECEIVER)
+    assert latest.export(estimator, "base", None, None, False) == "somewhere"  # type: ignore[arg-type]
+    assert final.export(estimator, "base", None, None, True) == "somewhere"  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
 
 
 MISTAKES: dict[str, Callable[[], Any]] = {

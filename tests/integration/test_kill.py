@@ -69,4 +69,4 @@ def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(case: str
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if "tfevents" not in path.name}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if "tfevents" not in path.name}

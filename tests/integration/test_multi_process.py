@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+from runner.system.files import RUNNER_FILES
 from tests.support.checkpoints import list_checkpoints
 from tests.support.gang import DIES_AT, Gang, write_lines
 from tests.support.line import read_events, steps_of
@@ -279,9 +280,10 @@ def test_input_of_each_workers_own_goes_on_at_the_next_example(slow_two: Gang, s
             whole = found["whole"].tolist()[:-1]
             assert found["pieces"].tolist()[:-1] == whole
             assert sorted(id for step in whole for id in step) == list(range(count))
-    saved = {file.name for file in (slow_two.folder / "own_resumed" / "pieces").glob("model.ckpt-4.input-*.index")}
+    folder = slow_two.folder / "own_resumed" / "pieces" / RUNNER_FILES
+    saved = {file.name for file in folder.glob("model.ckpt-4.input-*.index")}
     assert saved == {"model.ckpt-4.input-0.index", "model.ckpt-4.input-1.index"}
-    assert not list((slow_two.folder / "own_resumed" / "pieces").glob(".model*"))
+    assert not list(folder.glob(".model*"))
 
 
 def test_input_of_each_workers_own_goes_on_from_a_count_of_its_batches(two: Gang) -> None:
@@ -289,7 +291,7 @@ def test_input_of_each_workers_own_goes_on_from_a_count_of_its_batches(two: Gang
         whole = found["whole"].tolist()[:-1]
         assert found["pieces"].tolist()[:-1] == whole
         assert sorted(id for step in whole for id in step) == list(range(17))
-    folder = two.folder / "own_counted" / "pieces"
+    folder = two.folder / "own_counted" / "pieces" / RUNNER_FILES
     states = {step: len(list(folder.glob(f"model.ckpt-{step}.input-*.index"))) for step in (2, 3, 4)}
     assert states == {2: 0, 3: 2, 4: 0} and not list(folder.glob(".model*"))
 

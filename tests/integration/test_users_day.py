@@ -25,6 +25,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from runner.distribute.local_cluster import free_ports
+from runner.system.files import RUNNER_FILES
 from tests.support.browser import answers
 from tests.support.processes import wait_until
 from tests.support.users_project import write_project
@@ -224,7 +225,7 @@ def test_registers_the_best_checkpoint(project: Project, docs: dict[str, str]) -
     assert version.run_id == project.summary(model_dir)["mlflow_run_id"]
     evaluated = {
         path.name.split(".")[1].removeprefix("ckpt-"): json.loads(path.read_text())["eval/accuracy"]
-        for path in (project.home / model_dir).glob("model.ckpt-*.metrics.json")
+        for path in (project.home / model_dir / RUNNER_FILES).glob("model.ckpt-*.metrics.json")
     }
     best = max(evaluated.values())
     assert evaluated[version.tags["step"]] == best

@@ -24,8 +24,8 @@ WORDS = (
 )  # fmt: skip
 FILES = (
     "run.json", "summary.json", "config.yaml", "training_ended.json", "shipped.csv.json", ".tracking.json",
-    "checkpoint", "early_stopping.json", "reduce_lr_on_plateau.json", "model.ckpt-4.metrics.json",
-    "export/best/exports.json",
+    "checkpoint", "early_stopping.json", "reduce_lr_on_plateau.json",
+    "runner_files/model.ckpt-4.metrics.json", "runner_files/exports.best.json",
 )  # fmt: skip
 
 

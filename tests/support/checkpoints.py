@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runner.checkpoint import layout, manifest
 from runner.checkpoint.manifest import MANIFEST
+from runner.system.files import RUNNER_FILES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +19,7 @@ class CheckpointInfo:
     Attributes:
       path: the prefix that Savers and Readers take.
       time: when it was written, in seconds since 1970; of one without a manifest, when its index was.
-      files: names in model_dir, the index first.
+      files: their names, the index first.
       bytes: of all files together.
       input: worker -> "saved" (its iterator's state is here) or "skip" (it could not be saved); empty for TF1's.
     """
@@ -54,3 +55,13 @@ def _describe(directory: Path, name: str, files: list[str]) -> CheckpointInfo | 
         bytes=sum(sizes.get(file, 0) for file in names),
         input=written.get("input", {}),
     )
+
+
+def move_as_before(model_dir: Path) -> None:
+    """Move the runner's own files to where revision f63a0a9 wrote them: beside the checkpoints and the exports."""
+    for file in (model_dir / RUNNER_FILES).iterdir():
+        if file.name.startswith("exports."):
+            file.replace(model_dir / "export" / file.name.split(".")[1] / "exports.json")
+        else:
+            file.replace(model_dir / file.name)
+    (model_dir / RUNNER_FILES).rmdir()
