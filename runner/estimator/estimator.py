@@ -318,7 +318,8 @@ class Estimator:
         evaluation.check_ends(setup, steps, [*hooks, *setup.program.spec.evaluation_hooks])
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
-            eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)
+            given = [*hooks, *setup.program.spec.evaluation_hooks]
+            eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
         eval_hooks.end()  # must be first, because TensorBoard reads only the newer of two event files in a folder
         if self.collectives.is_chief:
@@ -408,8 +409,8 @@ class Estimator:
     ) -> Iterator[Any]:
         model, pipeline, program = self.prepare_prediction(input_fn, keys, with_features)
         with self._restored(model, program, path):
-            step = model.store.global_step
-            predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
+            given = [*hooks, *program.spec.prediction_hooks]
+            predict_hooks = self._begun_hooks(given, model, program, path, "predict")
             for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
                 yield from prediction.single_examples(batch) if single else [batch]
                 # Others that used the model meanwhile have restored its own weights.
@@ -470,7 +471,11 @@ class Estimator:
                 f"restored from the checkpoint ({program.spec.mode})."
             )
 
-    def _hooks_of(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> EvaluationHooks:
+    def _begun_hooks(self, hooks: Sequence[Any], model: Model, program: Any, path: str, what: str) -> EvaluationHooks:
+        """Return the hooks of an evaluation or prediction of the checkpoint `path`, which the model has; `begin` of
+        session hooks has been called.
+        """
+        step = model.store.global_step
         session = TraceSession(program.trace, self._context.model_fn.operators)
         is_on = self._context.is_chief or self.config.cluster.is_evaluator
         writers = EventWriters(is_on=is_on and self.config.tensorboard)
@@ -478,7 +483,10 @@ class Estimator:
         writer = functools.partial(writers.of, os.path.join(self.model_dir, what))
         log = functools.partial(StepLog(what, self._context.journal.metrics, writer, taken, is_on).write, step)
         count = functools.partial(self._context.progress.count, what)
-        return EvaluationHooks(hooks, session, PassContext(self.model_dir, step, log=log), writers, count)
+        begun = EvaluationHooks(hooks, session, PassContext(self.model_dir, step, log=log), writers, count)
+        with model.extended(program, path):
+            begun.session.begin()
+        return begun
 
     # --- export -----------------------------------------------------------------------------------------------
 

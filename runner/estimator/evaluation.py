@@ -112,10 +112,11 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
       Interrupted: a hook ended the evaluation early.
     """
     model, program = setup.model, setup.program
-    hooks.begin()
-    # Writes inside branches, such as those of BatchNorm, cannot be pruned; restore the values after the evaluation.
-    values = model.values() if program.changes_model else {}
+    # Writes inside branches, such as those of BatchNorm, cannot be pruned, and session hooks may write, too; restore
+    # the values after the evaluation. In a session they were only its own.
+    values = model.values() if program.changes_model or not hooks.session.is_empty else {}
     try:
+        hooks.start()
         total = run(setup, hooks)
         if not total.examples:
             raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
@@ -239,15 +240,16 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
       RuntimeError: the model was given other values between two batches.
       Interrupted: a hook ended the prediction early.
     """
-    hooks.begin()
-    if program.trace.may_write_in_branches:
+    may_write = program.trace.may_write_in_branches or not hooks.session.is_empty
+    if may_write:
         model.values_of = None  # so that the next use of the model reads the checkpoint again
+    hooks.start()
     in_loops = hooks.session.is_empty and program.runs_in_loops(dataset)
     length, examples = LoopLength(None if in_loops else 1, _PREDICT_SECS), 0
     for result in _loops(program, iterate(dataset), length, None if in_loops else hooks.session):
         length.limit = max(1, _PREDICT_BYTES * result.num_steps // max(1, result.num_bytes))
         for count, batch in result.batches:
-            if model.values_of != path and not program.trace.may_write_in_branches:
+            if model.values_of != path and not may_write:
                 raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
             examples += count
             hooks.after_batches(examples)

@@ -63,13 +63,8 @@ class SessionHooks:
     def is_empty(self) -> bool:
         return not self._callers
 
-    def begin(self, request_stop: Callable[[str], None] | None = None) -> None:
-        """Call `begin` of the hooks before the first step, and warn of hooks that allow only one step per loop.
-
-        Args:
-          request_stop: called with the reason when a hook requests a stop; None: a hook that does so raises an error.
-        """
-        self._request_stop = request_stop or _refuse_to_stop
+    def begin(self) -> None:
+        """Call `begin` of the hooks, inside `Model.extended`, and warn of hooks that allow only one step per loop."""
         self._offer_global_step()
         for caller in self._callers:
             if self._in_loops and caller.costs_the_loop:
@@ -80,6 +75,14 @@ class SessionHooks:
                 )
             with self.session.entered():
                 caller.begin()
+
+    def start(self, request_stop: Callable[[str], None] | None = None) -> None:
+        """Call `after_create_session` of the hooks before the first step.
+
+        Args:
+          request_stop: called with the reason when a hook requests a stop; None: a hook that does so raises an error.
+        """
+        self._request_stop = request_stop or _refuse_to_stop
         with self.session.entered():
             for caller in self._callers:
                 caller.hook.after_create_session(self.session, None)
