@@ -69,7 +69,7 @@ class EvaluationResult:
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
         context.progress.message(f"{label} at step {self.step}: {shown} ({self.examples} examples, {self.secs:.1f} s)")
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
-        tensorboard.write_events(writer, self.step, self.results)
+        tensorboard.write_events(writer, self.step, {"checkpoint_path": self.path, **self.results})
         # Marked last: a process that is killed before this line evaluates again, so nothing is missing. Only a
         # checkpoint of this model_dir is marked.
         if os.path.dirname(self.path) == os.path.normpath(context.model_dir):

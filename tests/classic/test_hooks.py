@@ -347,7 +347,13 @@ def test_summary_saver_hook_in_the_folder_of_the_evaluation_comes_before_its_met
     trainer = trained(tmp_path, model_fn, steps=2)
     for _ in range(2):
         trainer.evaluate(points(4, 2))
-    assert [event.tag for event in read_events(tmp_path / "eval")] == ["first", "first", "loss", "mae"] * 2
+    assert [event.tag for event in read_events(tmp_path / "eval")] == [
+        "first",
+        "first",
+        "checkpoint_path",
+        "loss",
+        "mae",
+    ] * 2
 
 
 def test_summary_saver_hook_in_model_dir_writes_to_the_file_of_the_run(tmp_path: Path) -> None:
