@@ -34,6 +34,7 @@ from runner.estimator.train_loop import TrainingRun
 from runner.estimator.train_setup import TrainSetup, TrainSetupBuilder
 from runner.export import saved_model
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.hooks.builtin_hooks import checked
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Hook, PassContext
 from runner.hooks.profiler import Profiling
@@ -204,6 +205,7 @@ class Estimator:
         if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
             self._say_nothing_to_train(latest, max_steps)
             return None
+        hooks, saving_listeners = checked("hook", hooks), checked("listener", saving_listeners)
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
         # Restore: the setup has a model with its values, and an input at its position.
         setup = self._train_setups.build(input_fn, hooks, latest, max_epochs, reads_again=not (once and to_its_end))
@@ -212,7 +214,7 @@ class Estimator:
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
             return None
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
-        checkpoints = RunCheckpoints(self._context, setup, saving_listeners or (), self._checkpoints.trust)
+        checkpoints = RunCheckpoints(self._context, setup, saving_listeners, self._checkpoints.trust)
         log = TrainLog(self._context, setup, self._train_setups.summary_writer)
         target = setup.target(steps, max_steps)
         run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save)
@@ -300,12 +302,13 @@ class Estimator:
           ValueError: there is no checkpoint, `steps` is not positive, or the input is empty.
           Interrupted: a native hook gave the evaluation up.
         """
+        hooks = checked("hook", hooks)
         check_positive(steps=steps)
         with self.recording("evaluate", trains=False), self.collectives.noticing_lost_peers():
             path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
             with self._context.journal.phase("evaluate"):
                 limit = math.inf if steps is None else steps
-                run = functools.partial(self._evaluation, input_fn, limit, hooks or (), path, name)
+                run = functools.partial(self._evaluation, input_fn, limit, hooks, path, name)
                 if self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers:
                     return run()
                 return evaluation.of_chief_alone(run, self.collectives)
@@ -400,9 +403,10 @@ class Estimator:
           RuntimeError: the model was trained or restored between two predictions.
         """
         # Here and not in the generator, whose body begins to run only with the first `next`.
+        hooks = checked("hook", hooks)
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
         keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
-        return self._predictions(input_fn, keys, hooks or (), path, yield_single_examples, with_features)
+        return self._predictions(input_fn, keys, hooks, path, yield_single_examples, with_features)
 
     def _predictions(
         self, input_fn: InputFn, keys: Sequence[str], hooks: Sequence[Any], path: str, single: bool, with_features: bool

@@ -222,7 +222,7 @@ def _loops(
         # Before `yield`: what the caller does then is no part of the loop.
         length.took(num_steps, time.perf_counter() - started)
         yield result
-        if result.data_ended:
+        if result.data_ended or (session is not None and session.stop_requested):
             return
 
 

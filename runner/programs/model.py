@@ -157,9 +157,8 @@ class Model:
             reader = Reader(path)
             others = self._beginnings(reader, self.keys)
             restore(reader.path, {name: one for name, one in new.items() if name not in others}, reader.entry)
-        if program.trace.of_hooks:
-            # The next hooks make their variables in a new graph, as in tf.estimator: under the same names.
-            self._programs = {key: one for key, one in self._programs.items() if one is not program}
+        # The next hooks make their variables in a new graph, as in tf.estimator: under the same names.
+        self._programs = {key: one for key, one in self._programs.items() if not one.trace.of_hooks}
 
     # --- values -----------------------------------------------------------------------------------------------
 

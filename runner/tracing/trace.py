@@ -89,9 +89,9 @@ class Trace:
         """Add what hooks build inside this context to the graph; `store` gets the variables that they request."""
         known = set(self.requested.requests)
         # Collections of the eager level, where v1 makes moving averages, and would find those of earlier hooks.
-        with graphs.fresh_collections(), self.graph.as_default():
-            with store.discovering(self.requested, of_hook=True) as new:
-                yield
+        discovering = store.discovering(self.requested, of_hook=True)
+        with graphs.fresh_collections(), self.graph.as_default(), discovering as new:
+            yield
 
         def evaluate(initial: Any) -> Any:
             with self.graph.as_default():

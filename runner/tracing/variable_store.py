@@ -276,14 +276,7 @@ class VariableStore:
             self.specs[spec.name], self._discovered[spec.name] = spec, variable
             return variable
 
-        creator = self._creator(self._discovered, make, requested)
-
-        def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
-            # If a hook trains another model in `begin`, its strategy makes its own variables.
-            is_others = of_hook and tf.distribute.has_strategy()
-            return next_creator(**kwargs) if is_others else creator(next_creator, **kwargs)
-
-        with graphs.creator_scope(create):
+        with graphs.creator_scope(self._creator(self._discovered, make, requested, of_hook=of_hook)):
             yield new
 
     def serving(self, requested: RequestedVariables) -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -472,10 +465,13 @@ class VariableStore:
         variables: Mapping[str, Any],
         make: Callable[[str, Mapping[str, Any], Any], tf.Variable],
         requested: RequestedVariables,
+        of_hook: bool = False,
     ) -> Callable[..., tf.Variable]:
         names = RequestedNames(self.specs)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
+            if of_hook and tf.distribute.has_strategy():
+                return next_creator(**kwargs)  # a hook trains another model in `begin`
             owner = requested.keras.owners.variable
             if owner is None:
                 name = names.name(kwargs.get("name") or "Variable", unique=False)
