@@ -161,7 +161,7 @@ def _watching(
         found = read_eval_metrics(eval_dir)
         there = sorted({name for metrics in found.values() for name in metrics})
         if there and metric not in there:
-            raise ValueError(
+            raise KeyError(
                 f"an early stopping hook reads the metric {metric!r}, but the evaluations in {eval_dir} only have: "
                 f"{', '.join(there)}. Change metric_name."
             )

@@ -11,7 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from runner.estimator.estimator import Estimator
+from runner.estimator.specs import check_positive
 from runner.estimator.train_loop import TrainingRun
+from runner.hooks.builtin_hooks import checked
 from runner.hooks.hook import Every, Hook, Run
 from runner.types import StepResult
 
@@ -84,8 +86,8 @@ class InMemoryEvaluatorHook(Hook):
         end of training.
 
     Raises:
-      ValueError: every_n_iter is not positive, or the variables are on parameter servers.
-      TypeError: estimator is not an Estimator.
+      ValueError: every_n_iter or steps is not positive, or the variables are on parameter servers.
+      TypeError: estimator is not an Estimator, or a hook is none.
     """
 
     def __init__(
@@ -105,6 +107,8 @@ class InMemoryEvaluatorHook(Hook):
             raise ValueError(
                 "InMemoryEvaluatorHook does not work with parameter servers. Use train_and_evaluate with EvalSpec."
             )
+        check_positive("InMemoryEvaluatorHook({})", steps=steps)
+        hooks = checked("hook", hooks)
         self.every = Every(steps=every_n_iter)
         self._evaluate = functools.partial(estimator.evaluate, input_fn, steps=steps, hooks=hooks, name=name)
         self._evaluated: int | None = None

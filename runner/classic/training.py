@@ -6,11 +6,10 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from runner.estimator import estimator as engine
 from runner.estimator import train_and_evaluate as training
 from runner.export.exporters import Exporter
+from runner.hooks.builtin_hooks import checked
 from runner.tf_private.tf_estimator import eagerly
 
 
@@ -39,11 +38,7 @@ class TrainSpec(collections.namedtuple("TrainSpec", "input_fn max_steps hooks sa
     ) -> TrainSpec:
         hooks = _checked("TrainSpec", input_fn, hooks)
         training.TrainSpec(input_fn, max_steps)  # which checks the number
-        listeners = tuple(saving_listeners or ())
-        for listener in listeners:
-            if not isinstance(listener, tf.compat.v1.train.CheckpointSaverListener):
-                raise TypeError(f"TrainSpec(saving_listeners=...): {listener!r} is not a CheckpointSaverListener.")
-        return super().__new__(cls, input_fn, max_steps, hooks, listeners)
+        return super().__new__(cls, input_fn, max_steps, hooks, tuple(checked("listener", saving_listeners)))
 
 
 class EvalSpec(
@@ -141,8 +136,4 @@ def _checked(what: str, input_fn: Any, hooks: Sequence[Any] | None) -> tuple[Any
     """Return the hooks of a spec as a tuple. Check those types for which tf.estimator raised TypeError."""
     if not callable(getattr(input_fn, "fn", input_fn)):
         raise TypeError(f"{what}(input_fn={input_fn!r}): it must be callable.")
-    for hook in hooks or ():
-        is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
-        if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
-            raise TypeError(f"{what}(hooks=...): {hook!r} is neither a SessionRunHook nor a runner.Hook.")
-    return tuple(hooks or ())
+    return tuple(checked("hook", hooks))

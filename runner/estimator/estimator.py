@@ -34,6 +34,7 @@ from runner.estimator.train_loop import TrainingRun
 from runner.estimator.train_setup import TrainSetup, TrainSetupBuilder
 from runner.export import saved_model
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.hooks.builtin_hooks import checked
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Hook, PassContext
 from runner.hooks.profiler import Profiling
@@ -204,6 +205,7 @@ class Estimator:
         if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
             self._say_nothing_to_train(latest, max_steps)
             return None
+        hooks, saving_listeners = checked("hook", hooks), checked("listener", saving_listeners)
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
         # Restore: the setup has a model with its values, and an input at its position.
         setup = self._train_setups.build(input_fn, hooks, latest, max_epochs, reads_again=not (once and to_its_end))
@@ -212,7 +214,7 @@ class Estimator:
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
             return None
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
-        checkpoints = RunCheckpoints(self._context, setup, saving_listeners or (), self._checkpoints.trust)
+        checkpoints = RunCheckpoints(self._context, setup, saving_listeners, self._checkpoints.trust)
         log = TrainLog(self._context, setup, self._train_setups.summary_writer)
         target = setup.target(steps, max_steps)
         run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save)
@@ -300,12 +302,13 @@ class Estimator:
           ValueError: there is no checkpoint, `steps` is not positive, or the input is empty.
           Interrupted: a native hook gave the evaluation up.
         """
+        hooks = checked("hook", hooks)
         check_positive(steps=steps)
         with self.recording("evaluate", trains=False), self.collectives.noticing_lost_peers():
             path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
             with self._context.journal.phase("evaluate"):
                 limit = math.inf if steps is None else steps
-                run = functools.partial(self._evaluation, input_fn, limit, hooks or (), path, name)
+                run = functools.partial(self._evaluation, input_fn, limit, hooks, path, name)
                 if self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers:
                     return run()
                 return evaluation.of_chief_alone(run, self.collectives)
@@ -318,7 +321,8 @@ class Estimator:
         evaluation.check_ends(setup, steps, [*hooks, *setup.program.spec.evaluation_hooks])
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
-            eval_hooks = self._hooks_of([*hooks, *setup.program.spec.evaluation_hooks], setup.program, step, label)
+            given = [*hooks, *setup.program.spec.evaluation_hooks]
+            eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
         eval_hooks.end()  # must be first, because TensorBoard reads only the newer of two event files in a folder
         if self.collectives.is_chief:
@@ -399,17 +403,18 @@ class Estimator:
           RuntimeError: the model was trained or restored between two predictions.
         """
         # Here and not in the generator, whose body begins to run only with the first `next`.
+        hooks = checked("hook", hooks)
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
         keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
-        return self._predictions(input_fn, keys, hooks or (), path, yield_single_examples, with_features)
+        return self._predictions(input_fn, keys, hooks, path, yield_single_examples, with_features)
 
     def _predictions(
         self, input_fn: InputFn, keys: Sequence[str], hooks: Sequence[Any], path: str, single: bool, with_features: bool
     ) -> Iterator[Any]:
         model, pipeline, program = self.prepare_prediction(input_fn, keys, with_features)
         with self._restored(model, program, path):
-            step = model.store.global_step
-            predict_hooks = self._hooks_of([*hooks, *program.spec.prediction_hooks], program, step, "predict")
+            given = [*hooks, *program.spec.prediction_hooks]
+            predict_hooks = self._begun_hooks(given, model, program, path, "predict")
             for batch in evaluation.batches(model, program, pipeline.dataset, path, predict_hooks):
                 yield from prediction.single_examples(batch) if single else [batch]
                 # Others that used the model meanwhile have restored its own weights.
@@ -470,7 +475,11 @@ class Estimator:
                 f"restored from the checkpoint ({program.spec.mode})."
             )
 
-    def _hooks_of(self, hooks: Sequence[Any], program: Any, step: int, what: str) -> EvaluationHooks:
+    def _begun_hooks(self, hooks: Sequence[Any], model: Model, program: Any, path: str, what: str) -> EvaluationHooks:
+        """Return the hooks of an evaluation or prediction of the checkpoint `path`, which the model has; `begin` of
+        session hooks has been called.
+        """
+        step = model.store.global_step
         session = TraceSession(program.trace, self._context.model_fn.operators)
         is_on = self._context.is_chief or self.config.cluster.is_evaluator
         writers = EventWriters(is_on=is_on and self.config.tensorboard)
@@ -478,7 +487,10 @@ class Estimator:
         writer = functools.partial(writers.of, os.path.join(self.model_dir, what))
         log = functools.partial(StepLog(what, self._context.journal.metrics, writer, taken, is_on).write, step)
         count = functools.partial(self._context.progress.count, what)
-        return EvaluationHooks(hooks, session, PassContext(self.model_dir, step, log=log), writers, count)
+        begun = EvaluationHooks(hooks, session, PassContext(self.model_dir, step, log=log), writers, count)
+        with model.extended(program, path):
+            begun.session.begin()
+        return begun
 
     # --- export -----------------------------------------------------------------------------------------------
 

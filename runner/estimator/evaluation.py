@@ -69,7 +69,7 @@ class EvaluationResult:
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
         context.progress.message(f"{label} at step {self.step}: {shown} ({self.examples} examples, {self.secs:.1f} s)")
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
-        tensorboard.write_events(writer, self.step, self.results)
+        tensorboard.write_events(writer, self.step, {"checkpoint_path": self.path, **self.results})
         # Marked last: a process that is killed before this line evaluates again, so nothing is missing. Only a
         # checkpoint of this model_dir is marked.
         if os.path.dirname(self.path) == os.path.normpath(context.model_dir):
@@ -112,10 +112,11 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
       Interrupted: a hook ended the evaluation early.
     """
     model, program = setup.model, setup.program
-    hooks.begin()
-    # Writes inside branches, such as those of BatchNorm, cannot be pruned; restore the values after the evaluation.
-    values = model.values() if program.changes_model else {}
+    # Writes inside branches, such as those of BatchNorm, cannot be pruned, and session hooks may write, too; restore
+    # the values after the evaluation. In a session they were only its own.
+    values = model.values() if program.changes_model or not hooks.session.is_empty else {}
     try:
+        hooks.start()
         total = run(setup, hooks)
         if not total.examples:
             raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
@@ -221,7 +222,7 @@ def _loops(
         # Before `yield`: what the caller does then is no part of the loop.
         length.took(num_steps, time.perf_counter() - started)
         yield result
-        if result.data_ended:
+        if result.data_ended or (session is not None and session.stop_requested):
             return
 
 
@@ -239,15 +240,16 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
       RuntimeError: the model was given other values between two batches.
       Interrupted: a hook ended the prediction early.
     """
-    hooks.begin()
-    if program.trace.may_write_in_branches:
+    may_write = program.trace.may_write_in_branches or not hooks.session.is_empty
+    if may_write:
         model.values_of = None  # so that the next use of the model reads the checkpoint again
+    hooks.start()
     in_loops = hooks.session.is_empty and program.runs_in_loops(dataset)
     length, examples = LoopLength(None if in_loops else 1, _PREDICT_SECS), 0
     for result in _loops(program, iterate(dataset), length, None if in_loops else hooks.session):
         length.limit = max(1, _PREDICT_BYTES * result.num_steps // max(1, result.num_bytes))
         for count, batch in result.batches:
-            if model.values_of != path and not program.trace.may_write_in_branches:
+            if model.values_of != path and not may_write:
                 raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
             examples += count
             hooks.after_batches(examples)

@@ -249,8 +249,11 @@ class TrainingRun:
                 "an undisturbed one. Use Keras layers or tf.random.stateless_*.",
                 ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
             )
-        self._checkpoints.tell_listeners("begin")
-        session_hooks.begin(self.request_stop)
+        # In a session their variables are the graph's own: saved with the model, and restored with it.
+        with self._setup.model.extended(program, self._setup.latest):
+            self._checkpoints.tell_listeners("begin")
+            session_hooks.begin()
+        session_hooks.start(self.request_stop)
         for hook in self._setup.hooks:
             hook.begin(self)
         if self._setup.input.remaining_steps <= 0:  # the run was trained for more epochs than max_epochs is now

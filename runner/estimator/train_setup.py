@@ -103,6 +103,7 @@ class TrainSetupBuilder:
         if train_input.was_at_its_end and not reads_again:
             return None
         context, model, pipeline = self._context, self._models.for_training, train_input.pipeline
+        model.store.forget_hooks()
         # Only by the caller's hooks: those of model_fn are known after the trace, which needs this.
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
         program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)

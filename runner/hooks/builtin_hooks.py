@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from runner.hooks.hook import Hook
 from runner.run_config import RunConfig
 from runner.tf_private import v1 as v1_bridge
 
 v1 = tf.compat.v1
+
+_KINDS: Mapping[str, tuple[tuple[type, ...], str, str]] = {
+    "hook": ((Hook, v1.train.SessionRunHook), "after_step", "a runner.Hook or a tf.compat.v1.train.SessionRunHook"),
+    "listener": ((v1.train.CheckpointSaverListener,), "after_save", "a tf.compat.v1.train.CheckpointSaverListener"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +80,29 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
     Raises:
       TypeError: an object is not a hook.
     """
-    overrides, native, session = TrainingOverrides(), [], []
-    for hook in hooks:
+    overrides, native, session = TrainingOverrides(), list[Any](), list[Any]()
+    for hook in checked("hook", hooks):
         taken = v1_bridge.settings_of_hook(hook)
         if taken is not None:
             overrides = overrides.and_those_of(taken)
-        elif isinstance(hook, v1.train.SessionRunHook):
-            session.append(hook)
-        elif callable(getattr(hook, "after_step", None)):
-            native.append(hook)
         else:
-            raise TypeError(f"{hook!r} is not a hook: expected a runner.Hook or a tf.compat.v1.train.SessionRunHook.")
+            (session if isinstance(hook, v1.train.SessionRunHook) else native).append(hook)
     return overrides, native, session
+
+
+def checked(what: str, given: Sequence[Any] | None) -> list[Any]:
+    """Return hooks or listeners as a list.
+
+    Args:
+      what: "hook" or "listener".
+      given: objects of TensorFlow's or the runner's classes, or of others that have their methods; None: none.
+
+    Raises:
+      TypeError: an object is something else.
+    """
+    found, (kinds, method, expected) = list(given or ()), _KINDS[what]
+    for one in found:
+        # Statically, because a mock of anything has every method.
+        if not isinstance(one, kinds) and inspect.getattr_static(one, method, None) is None:
+            raise TypeError(f"{one!r} is not a {what}: expected {expected}.")
+    return found

@@ -38,8 +38,9 @@ class EvaluationHooks:
         self._hooks, self._run, self._count = native, run, count
         session.hooked = run
 
-    def begin(self) -> None:
-        self.session.begin()
+    def start(self) -> None:
+        """Call what precedes the first batch, after `session.begin()`."""
+        self.session.start()
         self._call("begin")
 
     def after_batches(self, examples: int) -> None:

@@ -130,6 +130,12 @@ _VALUES = re.compile(r"(/read|/Read/ReadVariableOp)?(:0)?$")
 _OF_REPLICA = re.compile(r"(^|/)replica_\d+/")
 
 
+class NotInGraphError(ValueError, KeyError):
+    """Nothing in the graph has a name: a session raised ValueError, `LoggingTensorHook` KeyError."""
+
+    __str__ = ValueError.__str__
+
+
 class TraceSession(v1_bridge.ActsAsSession):
     """Runs what hooks request between steps, and finds the tensors and operations that hooks fetch in a step.
 
@@ -310,16 +316,14 @@ class TraceSession(v1_bridge.ActsAsSession):
         """
         if isinstance(fetch, str | bytes):
             return self._named(fetch.decode() if isinstance(fetch, bytes) else fetch)
-        if fetch is None:
-            raise TypeError("session.run(None) in a hook: None is not a tensor, operation or variable.")
         if isinstance(fetch, IteratorInitializer):
             with self.graph.as_default():
                 return tf.no_op()
         # A `keras.Variable` stands for the TensorFlow variable that Keras requested for it.
-        fetch = next((asked for asked, owner in self._trace.requested.requests.values() if owner is fetch), fetch)
+        fetch = next((one for one, own in self._trace.requested.requests.values() if own is fetch is not None), fetch)
         if isinstance(fetch, LocalVariable):
             fetch = fetch.values[0]  # the first replica's, like any other fetch
-        if hasattr(fetch, "read_value"):
+        if hasattr(type(fetch), "read_value"):
             if id(fetch) not in self._reads:
                 with self.graph.as_default():
                     self._reads[id(fetch)] = fetch, fetch.read_value()
@@ -327,6 +331,8 @@ class TraceSession(v1_bridge.ActsAsSession):
         if isinstance(fetch, tf.distribute.DistributedValues):
             # An assignment to all copies of a variable: return the operation that depends on the copies' assignments.
             return fetch.values[0]
+        if not isinstance(fetch, tf.Operation | tf.Tensor):
+            raise TypeError(f"{fetch!r} cannot be fetched: it is not a tensor, an operation, a variable or a name.")
         return fetch
 
     def tensor(self, fetch: Any) -> Any:
@@ -343,7 +349,7 @@ class TraceSession(v1_bridge.ActsAsSession):
             if variable is not None:
                 return self.element(variable)
         there = [*variables, *(tensor.name for one in self._trace.operations for tensor in one.outputs)]
-        raise ValueError(
+        raise NotInGraphError(
             f"A hook requests {name!r}, but model_fn made no tensor or variable of that name."
             f"{did_you_mean(name, there, n=3)}"
             ' Name one: tf.identity(tensor, name="...").'
@@ -355,7 +361,10 @@ class TraceSession(v1_bridge.ActsAsSession):
         return {**{name: asked for name, (asked, _) in self._trace.requested.requests.items()}, GLOBAL_STEP: step}
 
     def _placeholder(self, key: Any) -> Any:
-        tensor = self.tensor(key)
+        try:
+            tensor = self.tensor(key)
+        except NotInGraphError as error:
+            raise TypeError(f"feed_dict={{{key!r}: ...}} in a hook: {error}") from None
         is_one = getattr(tensor, "op", None) is not None and tensor.op.type.startswith("Placeholder")
         if not is_one or any(tensor is one for one in self._trace.inputs):
             raise ValueError(

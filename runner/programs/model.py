@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from runner.programs.ema import average_name, averages_in
 from runner.programs.evaluate import EvalProgram
 from runner.programs.mixed_precision import LossScale, with_precision
 from runner.programs.predict import PredictProgram
-from runner.programs.program import ModelToTrace
+from runner.programs.program import ModelToTrace, Program
 from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
@@ -139,6 +140,25 @@ class Model:
             if set(self.store.saved) - before:
                 self.values_of = None  # new variables have initial values, not the checkpoint's
         return self._programs[key]
+
+    @contextlib.contextmanager
+    def extended(self, program: Program, path: str | None) -> Iterator[None]:
+        """Make the variables that hooks request inside this context, in `begin`, variables of the model.
+
+        Args:
+          program: the program whose steps the hooks see.
+          path: the checkpoint from which new variables get their values, if it has them; None: they are initialized.
+        """
+        before = set(self.store.saved)
+        with program.trace.extended(self.store):
+            yield
+        new = {name: one for name, one in self.store.saved.items() if name not in before}
+        if path is not None and new:
+            reader = Reader(path)
+            others = self._beginnings(reader, self.keys)
+            restore(reader.path, {name: one for name, one in new.items() if name not in others}, reader.entry)
+        # The next hooks make their variables in a new graph, as in tf.estimator: under the same names.
+        self._programs = {key: one for key, one in self._programs.items() if not one.trace.of_hooks}
 
     # --- values -----------------------------------------------------------------------------------------------
 
@@ -281,11 +301,14 @@ class Model:
         """Return name -> initial value of the variables that the checkpoint lacks and that are initialized anew.
 
         These variables are state of options (train.ema_decay, mixed_float16) that were off when the checkpoint was
-        written. The initial value may be the name of another variable, whose value is copied.
+        written, or of hooks that the run did not have. The initial value may be the name of another variable, whose
+        value is copied.
         """
         saved = self.store.saved
         starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
-        starts |= {name: self.store.initial_value(name) for name in LossScale.NAMES if name in self.store}
+        others = [*LossScale.NAMES, *(name for name, spec in self.store.saved_specs.items() if spec.of_hook)]
+        others = [name for name in others if name in self.store and not reader.has(name)]
+        starts |= {name: self.store.initial_value(name) for name in others}
         new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
         new = {name: start for name, start in new.items() if name not in keys}
         if new:

@@ -86,6 +86,12 @@ def drop_scalars() -> None:
 # --- graphs ---------------------------------------------------------------------------------------------------
 
 
+# The collection in which `tf.compat.v1.get_variable` looks for a variable that it has made.
+# Private: `variable_scope._VARSTORE_KEY`, unchanged since TF 1.0. When it changes: hooks cannot get the variables of
+# model_fn by `get_variable` with reuse.
+VARIABLES_BY_NAME = ("__variable_store",)
+
+
 class _ThreadCollections(threading.local, collections.UserDict[Any, Any]):
     """Graph collections, one set per thread: `threading.local` runs the constructor in each.
 

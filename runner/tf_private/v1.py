@@ -111,7 +111,8 @@ def tensors_logged_at_end(hook: Any) -> Any:
 
     Private: `_log_at_end`, `_current_tensors`.
     """
-    logs = isinstance(hook, v1.train.LoggingTensorHook) and hook._log_at_end
+    # Not isinstance: a mock says that it is of the class of its spec, and lacks what only objects have.
+    logs = issubclass(type(hook), v1.train.LoggingTensorHook) and hook._log_at_end
     return hook._current_tensors if logs else None
 
 
@@ -137,12 +138,13 @@ def writer_given(hook: Any, writer_of: Callable[[str], Any]) -> contextlib.Abstr
 def settings_of_hook(hook: Any) -> dict[str, Any] | None:
     """Return the arguments of one of TensorFlow's own training hooks, which the runner replaces; None for others.
 
-    Subclasses count as others, since they may do more.
+    Subclasses count as others, since they may do more; so do objects that were given methods of their own.
 
     Private: the attributes in which these hooks keep their arguments, unchanged since TF 1.4.
     """
     read = _SETTINGS.get(type(hook))
-    return None if read is None else read(hook)
+    has_own = read is not None and not vars(hook).keys().isdisjoint(vars(v1.train.SessionRunHook))
+    return None if read is None or has_own else read(hook)
 
 
 _SETTINGS: Mapping[type, Callable[[Any], dict[str, Any]]] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +23,7 @@ from runner.tracing.graph_operations import (
     program_order,
 )
 from runner.tracing.numeric_checks import NumericChecks
-from runner.tracing.variable_store import RequestedVariables
+from runner.tracing.variable_store import RequestedVariables, VariableStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Trace:
       operations: operations of the step in program order, without those that hooks add later.
       checks: checks of a function for values that are not finite; None: no checks.
       one_replica: the trace of one replica by which the variables of this one were found; itself if there is no other.
+      of_hooks: names of the variables that hooks have requested; the trace can then not be used a second time.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Trace:
         self.outputs = [call.output for call in calls]
         self.checks: NumericChecks | None = None
         self.one_replica = self
+        self.of_hooks: set[str] = set()
         self._call_time_values = call_time_values
         self.operations: Sequence[tf.Operation] = self.graph.get_operations()
         self.collections = calls[0].collections
@@ -82,6 +85,25 @@ class Trace:
         fill_tables = [one for call in calls for one in call.collections.get(key, ()) if one is not None]
         if fill_tables:
             self.function([], fill_tables, with_inputs=False)()
+
+    @contextlib.contextmanager
+    def extended(self, store: VariableStore) -> Iterator[None]:
+        """Add what hooks build inside this context to the graph; `store` gets the variables that they request."""
+        known = set(self.requested.requests)
+        # Collections of the eager level, where v1 makes moving averages, and would find those of earlier hooks.
+        discovering = store.discovering(self.requested, of_hook=True)
+        with graphs.fresh_collections(), self.graph.as_default(), discovering as new:
+            yield
+
+        def evaluate(initial: Any) -> Any:
+            with self.graph.as_default():
+                tensor = tf.convert_to_tensor(initial() if callable(initial) else initial)
+            return self.function(tensor, with_inputs=False)()
+
+        if new:
+            store.materialise(new, evaluate, on_one_device=True)
+        self.of_hooks = set(self.requested.requests) - known
+        store.reset_local(self.of_hooks)
 
     @functools.cached_property
     def may_write_in_branches(self) -> bool:

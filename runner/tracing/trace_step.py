@@ -139,7 +139,7 @@ class _Step:
         with drawing_from(self._stream(replica, part)):
             output = self.replica_fn(replica)
         # In the thread of the replica, because inside `fresh_collections` each thread has collections of its own.
-        keys = v1.get_default_graph().get_all_collection_keys()
+        keys = [*v1.get_default_graph().get_all_collection_keys(), graphs.VARIABLES_BY_NAME]
         collections = {key: list(v1.get_collection(key)) for key in keys}
         return ReplicaCall(output, collections)
 

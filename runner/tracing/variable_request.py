@@ -25,6 +25,8 @@ class VariableSpec:
     Attributes:
       initial: a callable without arguments, an eager value, or a tensor of the discovery graph.
       local: not part of the model: metric accumulators and the like, reset before each use and never saved.
+      of_hook: a hook made it: one variable in this process, whatever the strategy, because the operations of a hook run
+        once in a step.
     """
 
     name: str
@@ -35,6 +37,7 @@ class VariableSpec:
     local: bool = False
     synchronization: tf.VariableSynchronization = tf.VariableSynchronization.AUTO
     aggregation: tf.VariableAggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    of_hook: bool = False
 
 
 def is_metric(owner: Any) -> bool:

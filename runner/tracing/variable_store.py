@@ -201,6 +201,11 @@ class VariableStore:
             if spec.local:
                 self._variables[name].assign(self._initial_value(spec))
 
+    def forget_hooks(self) -> None:
+        """Forget the variables that hooks made; those of the next run make theirs anew, from the checkpoint."""
+        for name in [name for name, spec in self.specs.items() if spec.of_hook]:
+            del self.specs[name], self._variables[name], self._discovered[name]
+
     @property
     def global_step(self) -> int:
         """Return the number of updates of the model so far."""
@@ -233,8 +238,12 @@ class VariableStore:
     # --- the three phases -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def discovering(self, requested: RequestedVariables) -> Iterator[list[VariableSpec]]:
+    def discovering(self, requested: RequestedVariables, *, of_hook: bool = False) -> Iterator[list[VariableSpec]]:
         """While tracing under the default strategy, record unknown names and answer them with variables without memory.
+
+        Args:
+          requested: records the requests.
+          of_hook: hooks make the requests, under any strategy.
 
         Yields:
           The list that fills with the specs of new variables; pass it to `materialise` after the trace.
@@ -242,8 +251,10 @@ class VariableStore:
         new: list[VariableSpec] = []
 
         def make(name: str, kwargs: Mapping[str, Any], owner: Any) -> tf.Variable:
-            spec = spec_of(name, kwargs, owner, local_random=not requested.training)
-            rows = () if spec.local else self.placement.parts(spec)
+            spec = dataclasses.replace(
+                spec_of(name, kwargs, owner, local_random=not requested.training), of_hook=of_hook
+            )
+            rows = () if spec.local or of_hook else self.placement.parts(spec)
             if not rows:
                 return make_one(spec)
             self._wholes.add(name)
@@ -265,7 +276,7 @@ class VariableStore:
             self.specs[spec.name], self._discovered[spec.name] = spec, variable
             return variable
 
-        with graphs.creator_scope(self._creator(self._discovered, make, requested)):
+        with graphs.creator_scope(self._creator(self._discovered, make, requested, of_hook=of_hook)):
             yield new
 
     def serving(self, requested: RequestedVariables) -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -383,7 +394,7 @@ class VariableStore:
             parts = [self._variables[name] for name, part in self._parts.items() if part.whole == spec.name]
             self._variables[spec.name] = self._discovered[spec.name] = ShardedVariable(parts, spec.name)
             return
-        if self.strategy is None or (on_one_device and spec.local):
+        if self.strategy is None or spec.of_hook or (on_one_device and spec.local):
             discovered = self._variables[spec.name] = self._discovered[spec.name]
             with tf.init_scope():
                 discovered.assign(self._initial_value(spec))
@@ -454,10 +465,13 @@ class VariableStore:
         variables: Mapping[str, Any],
         make: Callable[[str, Mapping[str, Any], Any], tf.Variable],
         requested: RequestedVariables,
+        of_hook: bool = False,
     ) -> Callable[..., tf.Variable]:
         names = RequestedNames(self.specs)
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> tf.Variable:
+            if of_hook and tf.distribute.has_strategy():
+                return next_creator(**kwargs)  # a hook trains another model in `begin`
             owner = requested.keras.owners.variable
             if owner is None:
                 name = names.name(kwargs.get("name") or "Variable", unique=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from runner.tracking.plain_values import leaves
 
@@ -33,18 +34,28 @@ def build_writer(folder: str, *, is_on: bool) -> Any:
 
 
 def write_events(writer: Any, step: int, metrics: Mapping[str, Any]) -> None:
-    """Write `metrics` to event files: numbers, arrays `[...]` of any shape, and serialized `tf.compat.v1.Summary`s."""
+    """Write `metrics` as tf.estimator did, in one summary, and close the writer.
+
+    Numbers are a `simple_value`, arrays `[...]` of any shape and strings a `tensor`. The values in a serialized
+    `tf.compat.v1.Summary` have the tags `<name>/0`, `<name>/1`, ...; bytes that are no summary are a text.
+    """
+    summary = tf.compat.v1.Summary()
     with writer.as_default(step=step):
-        for name, value in flat(metrics).items():
+        for name, value in flat(tf.nest.map_structure(plain, metrics)).items():
             if isinstance(value, bytes):
                 try:
-                    tf.summary.experimental.write_raw_pb(value)
-                except (tf.errors.InvalidArgumentError, tf.errors.DataLossError):  # a string, but not a summary
+                    inner = tf.compat.v1.Summary.FromString(value).value
+                except DecodeError:
                     tf.summary.text(name, value)
+                    continue
+                for number, one in enumerate(inner):
+                    one.tag = f"{name}/{number}"
+                summary.value.extend(inner)
             elif isinstance(value, (float, int)):
-                tf.summary.scalar(name, float(value))
+                summary.value.add(tag=name, simple_value=float(value))
             else:
-                tf.summary.write(name, value)
+                summary.value.add(tag=name, node_name=name, tensor=tf.make_tensor_proto(value))
+        tf.summary.experimental.write_raw_pb(summary.SerializeToString())
     writer.close()
 
 

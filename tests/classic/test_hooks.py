@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import pytest
@@ -347,7 +349,8 @@ def test_summary_saver_hook_in_the_folder_of_the_evaluation_comes_before_its_met
     trainer = trained(tmp_path, model_fn, steps=2)
     for _ in range(2):
         trainer.evaluate(points(4, 2))
-    assert [event.tag for event in read_events(tmp_path / "eval")] == ["first", "first", "loss", "mae"] * 2
+    of_one = ["first", "first", "checkpoint_path", "loss", "mae"]
+    assert [event.tag for event in read_events(tmp_path / "eval")] == of_one * 2
 
 
 def test_summary_saver_hook_in_model_dir_writes_to_the_file_of_the_run(tmp_path: Path) -> None:
@@ -369,3 +372,166 @@ def test_summary_op_of_a_scaffold_is_written_in_place_of_all_summaries(tmp_path:
 
     trained(tmp_path, model_fn, steps=2)
     assert steps_of(tmp_path, "last") == [1] and steps_of(tmp_path, "first") == []
+
+
+# --- what 2.15 refused, and with which type ----------------------------------------------------------------------
+
+Hook, Args = tf.estimator.SessionRunHook, tf.estimator.SessionRunArgs
+Listener, Mock = v1.train.CheckpointSaverListener, mock.Mock
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
+    return Estimator(line, tmp_path_factory.mktemp("model"), RunConfig(), {}).train(points(), steps=1)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("hooks", [["text"], [Hook], Hook(), 5, "text", [None], [Mock()]], ids=repr)
+def test_a_list_of_hooks_has_hooks(hooks: Any, model: Estimator, tmp_path: Path) -> None:
+    new = Estimator(line, tmp_path, RunConfig(), {})
+    uses: list[Callable[[], Any]] = [
+        lambda: new.train(points(), steps=1, hooks=hooks),
+        lambda: new.evaluate(points(), hooks=hooks),  # before it looks for a checkpoint
+        lambda: list(new.predict(points(), hooks=hooks)),
+        lambda: model.evaluate(points(), hooks=hooks),
+        lambda: tf.estimator.TrainSpec(points(), hooks=hooks),
+        lambda: tf.estimator.EvalSpec(points(), hooks=hooks),
+        lambda: tf.estimator.experimental.InMemoryEvaluatorHook(model, points(), hooks=hooks),
+    ]
+    for use in uses:
+        with pytest.raises(TypeError):
+            use()
+    assert new.latest_checkpoint() is None
+
+
+@pytest.mark.parametrize("listeners", [["text"], [Hook()], Listener(), [Mock()]], ids=repr)
+def test_a_list_of_listeners_has_listeners(listeners: Any, tmp_path: Path) -> None:
+    new = Estimator(line, tmp_path, RunConfig(), {})
+    for use in (functools.partial(new.train, steps=1), tf.estimator.TrainSpec):
+        with pytest.raises(TypeError):
+            use(points(), saving_listeners=listeners)
+    assert new.latest_checkpoint() is None
+
+
+def in_before_run(returned: Any) -> Any:
+    hook = Hook()
+    hook.before_run = lambda run_context: returned
+    return hook
+
+
+def in_session(fetches: Any, feed_dict: Any = None) -> Any:
+    hook = Hook()
+    hook.after_create_session = lambda session, coord: session.run(fetches, feed_dict)
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: in_before_run(Args("nothing:0")), ValueError),
+        (lambda: in_before_run(Args("nothing")), ValueError),
+        (lambda: in_before_run(Args(5)), TypeError),
+        (lambda: in_before_run(Args([None])), TypeError),
+        (lambda: in_before_run(Args({"x": object()})), TypeError),
+        (lambda: in_before_run("my_loss:0"), AttributeError),
+        (lambda: in_before_run(Args(None, feed_dict={"nothing:0": 1})), TypeError),
+        (lambda: in_before_run(Args(None, feed_dict=[1])), AttributeError),
+        (lambda: in_session("nothing:0"), ValueError),
+        (lambda: in_session(None), TypeError),
+        (lambda: in_session(3), TypeError),
+        (lambda: in_session("weight", {"nothing:0": 1}), TypeError),
+        (lambda: Mock(spec=Hook), TypeError),  # its before_run returns a mock, which fetches another
+        (lambda: mock.MagicMock(spec=Hook), TypeError),
+        (lambda: tf.estimator.LoggingTensorHook(["nothing"], every_n_iter=1), KeyError),
+        (lambda: tf.estimator.FinalOpsHook("nothing:0"), ValueError),
+        (lambda: tf.estimator.FinalOpsHook(5), TypeError),
+        (lambda: tf.estimator.FeedFnHook(None), TypeError),
+    ],
+)
+def test_what_a_hook_does_wrong_has_the_type_of_2_15(
+    make: Callable[[], Any], kind: type[Exception], tmp_path: Path
+) -> None:
+    with pytest.raises(kind):
+        Estimator(line, tmp_path, RunConfig(), {}).train(points(), hooks=[make()], steps=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "kind"),
+    [
+        ("CheckpointSaverHook", {"checkpoint_dir": "d"}, ValueError),
+        ("CheckpointSaverHook", {"checkpoint_dir": "d", "save_secs": 1, "save_steps": 1}, ValueError),
+        ("StepCounterHook", {"every_n_steps": 1, "every_n_secs": 1}, ValueError),
+        ("SummarySaverHook", {"save_steps": 1}, ValueError),
+        ("LoggingTensorHook", {"tensors": ["x"]}, ValueError),
+        ("LoggingTensorHook", {"tensors": ["x"], "every_n_iter": 0}, ValueError),
+        ("StopAtStepHook", {}, ValueError),
+        ("StopAtStepHook", {"num_steps": 1, "last_step": 1}, ValueError),
+        ("ProfilerHook", {}, ValueError),
+        ("ProfilerHook", {"save_steps": 1, "save_secs": 1}, ValueError),
+        ("InMemoryEvaluatorHook", {"input_fn": points(), "every_n_iter": 0}, ValueError),
+        ("InMemoryEvaluatorHook", {"input_fn": points(), "every_n_iter": None}, ValueError),
+        ("InMemoryEvaluatorHook", {"input_fn": points(), "steps": 0}, ValueError),
+        ("make_early_stopping_hook", {"estimator": None, "should_stop_fn": bool}, TypeError),
+        ("make_early_stopping_hook", {"should_stop_fn": None}, TypeError),
+        ("make_early_stopping_hook", {"should_stop_fn": bool, "run_every_steps": 1}, ValueError),
+        ("make_early_stopping_hook", {"should_stop_fn": bool, "run_every_secs": None}, ValueError),
+        ("stop_if_lower_hook", {"metric_name": "m", "threshold": 1, "run_every_steps": 1}, ValueError),
+        ("make_stop_at_checkpoint_step_hook", {"last_step": None}, ValueError),
+    ],
+)
+def test_arguments_of_hooks_are_refused_as_by_2_15(
+    make: str, arguments: dict[str, Any], kind: type[Exception], model: Estimator
+) -> None:
+    is_own = not hasattr(tf.estimator, make)
+    call = getattr(tf.estimator.experimental if is_own else tf.estimator, make)
+    with pytest.raises(kind):
+        call(**{"estimator": model, **arguments} if is_own else arguments)
+
+
+# --- methods of objects ------------------------------------------------------------------------------------------
+
+
+def told(hook: Any, calls: list[str]) -> Any:
+    """Return the hook with methods of its own, which note their calls."""
+    hook.begin = lambda: calls.append("begin")
+    hook.after_run = lambda run_context, run_values: calls.append("after")
+    hook.end = lambda session: calls.append("end")
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps"),
+    [
+        (Hook(), 4),
+        (tf.estimator.StopAtStepHook(last_step=2), 4),  # which then stops nothing
+        (tf.estimator.StepCounterHook(), 4),
+        (tf.estimator.LoggingTensorHook({"x": "my_loss:0"}, every_n_iter=100), 4),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_methods_that_an_object_was_given_are_called_at_each_step(hook: Any, steps: int, tmp_path: Path) -> None:
+    calls: list[str] = []
+    hook.before_run = lambda run_context: None
+    model = Estimator(line, tmp_path, RunConfig(), {}).train(points(), hooks=[told(hook, calls)], steps=steps)
+    assert calls == ["begin", *["after"] * steps, "end"] and model.get_variable_value("global_step") == steps
+
+
+@pytest.mark.parametrize("kind", ["SessionRunHook", "LoggingTensorHook", "StopAtStepHook", "SummarySaverHook"])
+def test_mocks_are_called_as_in_a_session(kind: str, tmp_path: Path) -> None:
+    hook = mock.MagicMock(wraps=Hook(), spec=getattr(tf.estimator, kind))
+    listener = mock.MagicMock(wraps=Listener(), spec=Listener)
+    model = Estimator(line, tmp_path, RunConfig(), {})
+    model.train(points(), hooks=[hook], steps=3, saving_listeners=[listener])
+    names = ["begin", "after_create_session", *["before_run", "after_run"] * 3, "end"]
+    assert [call[0] for call in hook.method_calls] == names
+    assert [call[0] for call in listener.method_calls] == ["begin", *["before_save", "after_save"] * 2, "end"]
+    hook.reset_mock()
+    model.evaluate(points(4, 2), hooks=[hook])
+    assert hook.begin.call_count == hook.end.call_count == 1 and hook.after_run.call_count == 2
+
+
+def test_a_hook_ends_an_evaluation_and_a_prediction(model: Estimator) -> None:
+    hook = Hook()
+    hook.after_run = lambda run_context, run_values: run_context.request_stop()
+    found = model.evaluate(points(), hooks=[hook])
+    assert found["loss"] == pytest.approx(9.025)  # of 2.15: that of the first batch
+    assert len(list(model.predict(points(), hooks=[hook]))) == 2

@@ -229,17 +229,17 @@ def test_early_stopping_hooks_read_what_evaluations_found(
 
 def test_a_metric_that_no_evaluation_has_is_named(estimator: Estimator, tmp_path: Path, messages: Messages) -> None:
     hook = tf.estimator.experimental.stop_if_higher_hook(estimator, "acuracy", 0.5)
-    with messages.raised(ValueError):
+    with messages.raised(KeyError):  # as in 2.15
         stops(hook)
     assert not stops(tf.estimator.experimental.stop_if_higher_hook(estimator, "any", 0.5, str(tmp_path / "none_yet")))
 
 
 def test_a_damaged_event_file_is_read_up_to_the_damage(estimator: Estimator) -> None:
-    first = min(Path(estimator.eval_dir()).glob("events*"))
-    content = first.read_bytes()
-    first.write_bytes(content[: len(content) - 20])
+    first, second, *_ = sorted(Path(estimator.eval_dir()).glob("events*"))
+    first.write_bytes(first.read_bytes() + second.read_bytes()[:-20])
+    second.unlink()
     found = early_stopping.read_eval_metrics(estimator.eval_dir())
-    assert list(found) == [1000, 2000, 3000, 3500] and len(found[1000]) == 1  # its second metric is lost
+    assert list(found) == [1000, 3000, 3500] and len(found[1000]) == 2
 
 
 @pytest.mark.parametrize(

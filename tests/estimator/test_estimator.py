@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunConfig
 from tests.support.journal import journal_of, recorded
@@ -330,7 +331,7 @@ def test_evaluations_go_to_folders_of_their_own(tmp_path: Path) -> None:
     assert trainer.eval_dir() == str(tmp_path / "eval") and trainer.eval_dir("test") == str(tmp_path / "eval_test")
     expected = trainer.evaluate(points())
     trainer.evaluate(points(4), name="test")
-    written = {event.tag: event for event in read_events(tmp_path / "eval")}
+    written = {event.tag: event for event in read_events(tmp_path / "eval") if event.tag != "checkpoint_path"}
     assert {tag: event.value for tag, event in written.items()} == pytest.approx(
         {"loss": expected["loss"], "mae": expected["mae"]}
     )
@@ -412,16 +413,32 @@ def test_metrics_may_be_nested(trained: Estimator) -> None:
     assert events["pair/0"] == 9.0 and events["pair/1/count"] == 1.0 and events["dict/mean"] == 9.0
 
 
-def test_metric_that_is_a_serialised_summary_is_written_as_it_is(trained: Estimator) -> None:
+def test_event_files_of_evaluations_have_the_fields_of_2_15(trained: Estimator) -> None:
+    """Programs read `value.simple_value`, which is 0.0 if a number is in `value.tensor`."""
+
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
         mean, update = v1.metrics.mean(labels)
+        values = {
+            "count": tf.constant(7), "big": tf.constant(2**40, tf.int64), "vector": tf.stack([mean, mean]),
+            "proto": v1.summary.scalar("inside", mean), "image": v1.summary.image("inside", tf.ones([2, 3, 3, 1])),
+        }  # fmt: skip
         spec = line(features, labels, mode, params)
-        return spec._replace(eval_metric_ops={"proto": (v1.summary.scalar("inside", mean), update)})
+        pairs = {name: (value, update) for name, value in values.items()}
+        return spec._replace(eval_metric_ops={**(spec.eval_metric_ops or {}), **pairs})
 
-    found = estimator(Path(trained.model_dir), model_fn).evaluate(points(), name="proto")
+    found = estimator(Path(trained.model_dir), model_fn).evaluate(points(), name="fields")
     assert v1.Summary.FromString(found["proto"]).value[0].simple_value == 9.0
-    (event,) = [event for event in read_events(trained.eval_dir("proto")) if event.tag == "inside"]
-    assert (event.step, event.value) == (10, 9.0)
+    (file,) = Path(trained.eval_dir("fields")).iterdir()
+    values = {one.tag: one for event in v1.train.summary_iterator(str(file)) for one in event.summary.value}
+    numbers = {tag: one.simple_value for tag, one in values.items() if one.HasField("simple_value")}
+    expected = {"loss": found["loss"], "mae": found["mae"], "count": 7.0, "big": 2.0**40, "proto/0": 9.0}
+    assert numbers == pytest.approx(expected)
+    assert [tag for tag, one in values.items() if one.HasField("image")] == ["image/0", "image/1"]
+    tensors = {tag: tf.make_ndarray(one.tensor).tolist() for tag, one in values.items() if one.HasField("tensor")}
+    assert tensors == {"vector": [9.0, 9.0], "checkpoint_path": f"{trained.model_dir}/model.ckpt-10".encode()}
+    of_tensorboard = EventAccumulator(str(file.parent)).Reload()
+    points_of = {tag: [(one.step, one.value) for one in of_tensorboard.Scalars(tag)] for tag in numbers}
+    assert points_of == {tag: [(10, value)] for tag, value in numbers.items()}
 
 
 def test_metric_that_is_a_text_is_written_as_one(trained: Estimator) -> None:

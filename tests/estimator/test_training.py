@@ -122,7 +122,7 @@ def test_finished_run_is_evaluated_and_reported(run: tuple[Estimator, TrainingRe
 def test_metrics_of_training_and_evaluation_are_where_tensorboard_looks(run: tuple[Estimator, TrainingResult]) -> None:
     trainer, _ = run
     assert {event.tag for event in read_events(trainer.model_dir)} == {"loss", "global_step/sec", "train/learning_rate"}
-    assert {event.tag for event in read_events(trainer.eval_dir("small"))} == {"loss", "mae"}
+    assert {event.tag for event in read_events(trainer.eval_dir("small"))} == {"checkpoint_path", "loss", "mae"}
 
 
 def test_resumed_run_evaluates_only_what_is_new(tmp_path: Path) -> None:

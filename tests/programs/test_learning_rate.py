@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from runner.programs.learning_rate import in_words
+from tests.support.line import read_events
 from tests.support.messages import Messages
 from tests.support.models import data, strategies, train_input
 from tests.support.tiers import slow_but
@@ -227,17 +228,12 @@ def test_a_schedule_of_tf_keras_has_its_rates_also_after_a_resume(
         return tf.data.Dataset.from_tensor_slices(data(4, "float64")).batch(4).repeat()
 
     expected, rates_of_tf_keras = by_tf_keras(SCHEDULED[name](), 5)
-    reported: dict[int, float] = {}
     for max_steps in (3, 5):
         config = RunConfig(train_distribute=STRATEGIES[strategy], log_step_count_steps=1)
         trainer = Estimator(model_fn, tmp_path, config)
         trainer.train(Input(input_fn, params={}, batch_size=4), max_steps=max_steps)
     np.testing.assert_allclose(trainer.get_variable_value("weights"), expected, rtol=1e-6)
     assert "current_learning_rate:" not in caplog.text
-    for path in sorted(tmp_path.glob("events.out.tfevents.*")):
-        for event in v1.train.summary_iterator(str(path)):
-            for one in event.summary.value:
-                if one.tag == "train/learning_rate":
-                    reported[event.step] = one.simple_value or tf.make_ndarray(one.tensor).item()
+    reported = {event.step: event.value for event in read_events(tmp_path) if event.tag == "train/learning_rate"}
     if style == "native":  # new optimizers of tf_keras tell nobody the rate of a train_op
         assert [reported[step] for step in range(1, 6)] == pytest.approx(rates_of_tf_keras, rel=1e-6)
