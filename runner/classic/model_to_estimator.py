@@ -217,10 +217,7 @@ class _Template:
     def _metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
         found, names = self._family.metrics(model, labels, outputs), self._metric_names
         if names and set(names) != set(found):
-            raise ValueError(
-                f"metric_names_map names {', '.join(map(str, names))}. It must name each metric given to compile, and "
-                f"no other: {', '.join(found) or 'none'}."
-            )
+            raise ValueError(f"metric_names_map names {[*names]}, but the metrics given to compile are {[*found]}.")
         return {names.get(name, name): metric for name, metric in found.items()}
 
 
@@ -336,8 +333,7 @@ def _by_outputs(model: Any, outputs: Any, given: Any) -> Any:
     """
     if not isinstance(given, Mapping | list | tuple) or isinstance(outputs, Mapping):
         return given
-    given = _chosen(given, _output_names(model, outputs), "the labels of input_fn")
-    return tf.nest.pack_sequence_as(outputs, given)
+    return tf.nest.pack_sequence_as(outputs, _chosen(given, _output_names(model, outputs), "the labels of input_fn"))
 
 
 def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
@@ -349,8 +345,7 @@ def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
     if not isinstance(given, Mapping):
         return list(given)
     if missing := [name for name in names if name not in given]:
-        there_are = ", ".join(map(str, given))
-        raise MissingFeatureError(f"model_to_estimator: {what} lack {', '.join(missing)}. There are: {there_are}.")
+        raise MissingFeatureError(f"model_to_estimator: {what} lack {missing}; there are {[*given]}.")
     return [given[name] for name in names]
 
 

@@ -238,17 +238,12 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
     """
     # A draw takes an element of this dataset, which has one for each step.
     each, iterator_over = tf.compat.v1.data.Dataset.from_tensors(0).repeat(), tf.compat.v1.data.make_one_shot_iterator
-
-    def draw() -> None:
-        if calls_input_fn():  # not a thread that computes other data
-            iterator_over(each).get_next()
-
     token = _under_way.set(True)
     try:
         with (
             GraphFromHere() as rest,
             _iterators(lambda data: rest.placeholders(data.element_spec), are_first=True) as taken,
-            before_draws(draw) if as_in_session else contextlib.nullcontext(),
+            before_draws(lambda: iterator_over(each).get_next()) if as_in_session else contextlib.nullcontext(),
         ):
             result = fn()
     except _LateIterator:

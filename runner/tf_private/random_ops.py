@@ -109,15 +109,16 @@ def replaced_random_ops(
 
 
 def before_draws(begin: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
-    """Call `begin` before an eager operation whose value changes from run to run of a session, inside this context: one
-    of KERNEL_RANDOM, or a Python function (`tf.py_function`, `tf.numpy_function`, `py_func`).
+    """Call `begin` before an eager operation of this thread whose value changes from run to run of a session, inside
+    this context: one of KERNEL_RANDOM, or a Python function (`tf.py_function`, `tf.numpy_function`, `py_func`).
 
     Private: the modules in `_EAGER_OPERATIONS`, through which the public functions make random operations;
     `script_ops.py_func_common` and `_internal_py_func`, by which the others run. When they move: AttributeError.
     """
+    thread = threading.get_ident()
 
     def after_begin(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() and threading.get_ident() == thread:
             begin()
         return make(*args, **kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,44 @@ def test_input_functions_get_nothing_but_what_they_name(tmp_path: Path) -> None:
     for input_fn in (decorated, named, functools.partial(decorated, size=3)):
         estimator.train(input_fn)
     assert seen == [{}, {"mode": "train"}, {"size": 3}]
+
+
+class Called:
+    def __call__(self, mode: str) -> Any:
+        return batches(1)()
+
+
+def sized(batch_size: int) -> Any:
+    return batches(1, batch_size)()
+
+
+# Type of the error in tf.estimator 2.15; None: none.
+INPUT_FNS: dict[str, tuple[Any, type[Exception] | None]] = {
+    "none": (None, TypeError),
+    "a number": (5, TypeError),
+    "a tuple": ((np.ones([1, 2]), np.ones([1, 1])), TypeError),
+    "a dataset": (tf.data.Dataset.range(1), TypeError),
+    "another argument": (sized, TypeError),
+    "a bound argument": (functools.partial(sized, batch_size=4), None),
+    "an object": (Called(), None),
+    "one part": (lambda: (tf.ones([1, 2]),), ValueError),
+    "no part": (lambda: (), ValueError),
+    "a dataset of one part": (lambda: tf.data.Dataset.from_tensors((tf.ones([1, 2]),)), ValueError),
+}
+
+
+@pytest.mark.parametrize("kind", INPUT_FNS)
+def test_input_functions_of_another_kind_are_refused_as_by_tf_estimator(kind: str, tmp_path: Path) -> None:
+    input_fn, error = INPUT_FNS[kind]
+    estimator = Estimator(dense, str(tmp_path)).train(batches(1))
+    calls: Any = (
+        lambda: estimator.train(input_fn),
+        lambda: estimator.evaluate(input_fn, steps=1),
+        lambda: next(estimator.predict(input_fn)),
+    )
+    for call in calls:
+        with contextlib.nullcontext() if error is None else pytest.raises(error):
+            call()
 
 
 # --- iterators --------------------------------------------------------------------------------------------------
