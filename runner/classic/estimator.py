@@ -123,7 +123,8 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
     Raises:
       ValueError: metric_fn declares other arguments.
     """
-    takes = list(inspect.signature(metric_fn).parameters)
+    bound, parameters = getattr(metric_fn, "keywords", {}), inspect.signature(metric_fn).parameters  # of a partial
+    takes = [name for name, one in parameters.items() if name not in bound and "VAR" not in one.kind.name]
     unknown = [name for name in takes if name not in _METRIC_FN_ARGUMENTS]
     if unknown:
         raise ValueError(

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.data.inputs import ARGUMENTS
+
 
 def numpy_input_fn(
     x: Any,
@@ -32,17 +34,20 @@ def numpy_input_fn(
       num_threads: ignored; there are no queues.
 
     Raises:
-      ValueError: shuffle is not given, x is empty, or arrays differ in their number of examples.
+      ValueError: shuffle is not given, x is empty, x and y have a key in common, or arrays differ in their number of
+        examples.
       TypeError: x is neither an array nor a dict.
     """
     del queue_capacity, num_threads
     _check_shuffle(shuffle, "numpy_input_fn")
     if not isinstance(x, Mapping | np.ndarray):
         raise TypeError(f"numpy_input_fn(x=...): x must be an array or a dict of arrays, not {type(x).__name__}.")
-    if not len(x):
+    if not (len(x) if isinstance(x, Mapping) else x.size):
         raise ValueError("numpy_input_fn(x=...): x is empty.")
     if isinstance(y, Mapping) and not y:
         raise ValueError("numpy_input_fn(y={}): y is empty. Use y=None if there are no labels.")
+    if both := [key for key in y if key in x] if isinstance(x, Mapping) and isinstance(y, Mapping) else []:
+        raise ValueError(f"numpy_input_fn: x and y have the same key: {', '.join(map(repr, both))}. Rename it in one.")
     features, labels = _arrays(x), None if y is None else _arrays(y)
     sizes: dict[str, int] = {}
     for part, values in {"x": features, "y": labels}.items():
@@ -80,10 +85,12 @@ def pandas_input_fn(
 
     Raises:
       ValueError: shuffle is not given, x and y have different indexes, or x has a column `target_column`.
-      TypeError: x is not a DataFrame.
+      TypeError: x is not a DataFrame, or target_column is not a text.
     """
     del queue_capacity, num_threads
     _check_shuffle(shuffle, "pandas_input_fn")
+    if not isinstance(target_column, str):
+        raise TypeError(f"pandas_input_fn(target_column={target_column!r}): target_column must be a text.")
     if not hasattr(x, "columns"):
         raise TypeError(f"pandas_input_fn(x=...): x must be a DataFrame, not {type(x).__name__}.")
     labels: Any = None
@@ -158,13 +165,21 @@ def _check_new(spec: dict[str, Any], key: str, what: str) -> None:
 def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function like `input_fn` without its `**kwargs`, so that the runner passes only named arguments, as in
     tf.estimator. A decorated input_fn often has `**kwargs` that it cannot handle.
+
+    Raises:
+      TypeError: `input_fn` cannot be called, or requires other arguments, as in tf.estimator.
     """
+    if not callable(input_fn):
+        raise TypeError(f"input_fn={input_fn!r} is not a function.")
     try:
         signature = inspect.signature(input_fn)
     except (TypeError, ValueError):  # some builtins have no signature
         return input_fn
     bound = input_fn.keywords if isinstance(input_fn, functools.partial) else {}
     parameters = list(signature.parameters.values())
+    required = [one for one in parameters if one.default is one.empty and one.name not in ARGUMENTS]
+    if missing := [one.name for one in required if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]:
+        raise TypeError(f"input_fn requires {', '.join(missing)}, but gets no more than {', '.join(ARGUMENTS)}.")
     named = [one for one in parameters if one.kind is not one.VAR_KEYWORD and one.name not in bound]
     if not any(one.kind is one.VAR_KEYWORD for one in parameters):
         return input_fn

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +19,8 @@ from runner.checkpoint.reader import Reader
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
 from runner.classic.optimizers import clipped_as_before
-from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.export.outputs import DEFAULT, PredictOutput
+from runner.model_fn import EstimatorSpec, MissingFeatureError, ModeKeys
 from runner.programs.model import Model
 from runner.programs.program import Program
 from runner.run_config import RunConfig, WarmStart, with_model_dir
@@ -51,19 +52,21 @@ def model_to_estimator(
     Args:
       keras_model: a compiled model: functional, sequential, or of a class with `get_config` and `from_config`.
       keras_model_path: path of a saved model, instead of keras_model; it is loaded with `tf.keras.models.load_model`.
-      custom_objects: name -> class or function, for loading keras_model_path.
+      custom_objects: name -> class or function, for loading keras_model_path and for copying the model.
       model_dir: as in `Estimator`.
       config: a RunConfig of tf.estimator or of the runner; None: `tf.estimator.RunConfig()`.
       checkpoint_format: ignored. New checkpoints have variable names as keys ("saver"); a model_dir of TensorFlow 2.15
         can be resumed in this format and in the format "checkpoint".
-      metric_names_map: name of a metric in Keras -> its name in the results of evaluations.
-      export_outputs: signature name -> `tf.estimator.export.ExportOutput`; None: the predictions.
+      metric_names_map: name of each metric given to `compile` -> its name in the results of evaluations.
+      export_outputs: name of an output -> class of its signature, such as `tf.estimator.export.RegressionOutput`; or
+        signature name -> ExportOutput. In addition to the predictions.
 
     Raises:
       ValueError: both or neither of keras_model and keras_model_path are given, the model is not compiled, or it cannot
-        be rebuilt from its config.
+        be rebuilt from its config. When model_fn is called: metric_names_map has other names than those of the metrics.
+      KeyError: when model_fn is called: features, labels or export_outputs lack, or have, other names than the model.
     """
-    if (keras_model is None) == (keras_model_path is None):
+    if (keras_model is None) == (not keras_model_path):
         raise ValueError("model_to_estimator: give exactly one of keras_model and keras_model_path.")
     if checkpoint_format not in _FORMATS:
         raise ValueError(
@@ -78,7 +81,8 @@ def model_to_estimator(
         )
     config = with_model_dir(model_dir, run_config.RunConfig() if config is None else config)
     optimizer = family.optimizer_of_before(keras_model, among_all=not _has_state_of_keras(str(config.model_dir)))
-    template = _Template(family, keras_model, optimizer, metric_names_map or {}, export_outputs or {})
+    names, outputs, objects = metric_names_map or {}, export_outputs or {}, custom_objects or {}
+    template = _Template(family, keras_model, optimizer, names, outputs, objects)
     return _KerasEstimator(template, config)
 
 
@@ -135,9 +139,10 @@ class _Template:
         optimizer: Callable[[], Any] | None,
         metric_names: Mapping[str, str],
         export_outputs: Mapping[str, Any],
+        custom_objects: Mapping[str, Any],
     ) -> None:
         self._family, self._model = family, model
-        self._metric_names, self._export_outputs = metric_names, export_outputs
+        self._metric_names, self._export_outputs, self._custom_objects = metric_names, export_outputs, custom_objects
         self._compile_with = _compiled_with(model)
         self._optimizer = optimizer
         if self._optimizer is not None:  # `compile` requires an optimizer; this one makes no variables
@@ -155,15 +160,24 @@ class _Template:
             outputs = model(_named(model, features), training=mode == ModeKeys.TRAIN)
             self._note_weights(model)
             predictions = dict(zip(_output_names(model, outputs), tf.nest.flatten(outputs), strict=True))
-            spec = EstimatorSpec(mode, predictions, export_outputs=self._export_outputs)
+            spec = EstimatorSpec(mode, predictions, export_outputs=self._signatures(predictions))
             if mode == ModeKeys.PREDICT:
                 return spec
+            labels, sample_weights = (_by_outputs(model, outputs, one) for one in (labels, sample_weights))
             training = {"training": mode == ModeKeys.TRAIN} if self._family.loss_takes_training else {}
             loss = model.compute_loss(features, labels, outputs, sample_weights, **training)
             if mode == ModeKeys.TRAIN:
+                if self._metric_names:  # checked in each mode, as in tf.estimator
+                    self._metrics(model, labels, outputs)
                 return spec._replace(loss=loss, optimizer=self._optimizer_of(model))
             model.compute_metrics(features, labels, outputs, sample_weights)
-            return spec._replace(loss=loss, eval_metric_ops=self._metrics(model))
+            return spec._replace(loss=loss, eval_metric_ops=self._metrics(model, labels, outputs))
+
+    def _signatures(self, predictions: Mapping[str, Any]) -> dict[str, Any]:
+        classes = [name for name, one in self._export_outputs.items() if isinstance(one, type)]
+        _chosen(predictions, classes, "export_outputs: the outputs of the model")
+        made = {name: one(predictions[name]) if name in classes else one for name, one in self._export_outputs.items()}
+        return {DEFAULT: PredictOutput(dict(predictions)), **made} if made else {}
 
     def _optimizer_of(self, model: Any) -> Any:
         if self._optimizer is None:
@@ -174,10 +188,11 @@ class _Template:
 
     def _rebuilt(self) -> Any:
         """Return a copy of the given model with new variables."""
-        if isinstance(self._model, self._family.of_layers):
-            return self._family.clone(self._model)
         try:
-            return type(self._model).from_config(self._model.get_config())
+            with self._family.keras.utils.custom_object_scope(dict(self._custom_objects)):
+                if isinstance(self._model, self._family.of_layers):
+                    return self._family.clone(self._model)
+                return type(self._model).from_config(self._model.get_config())
         except (NotImplementedError, TypeError) as error:
             raise ValueError(
                 f"model_to_estimator: a {type(self._model).__name__} cannot be rebuilt from its config: "
@@ -199,9 +214,11 @@ class _Template:
             values = {self._family.name(one): np.array(other) for one, other in zip(ours, theirs, strict=True)}
         self.weights = values
 
-    def _metrics(self, model: Any) -> dict[str, Any]:
-        flat = [inner for metric in model.metrics for inner in (getattr(metric, "metrics", None) or [metric])]
-        return {self._metric_names.get(one.name, one.name): one for one in flat if one.name != "loss"}
+    def _metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
+        found, names = self._family.metrics(model, labels, outputs), self._metric_names
+        if names and set(names) != set(found):
+            raise ValueError(f"metric_names_map names {[*names]}, but the metrics given to compile are {[*found]}.")
+        return {names.get(name, name): metric for name, metric in found.items()}
 
 
 class _Family:
@@ -233,6 +250,13 @@ class _Family:
           among_all: as in `clipped_as_before`.
         """
         return None
+
+    def metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
+        """Return name in `fit` -> metric, of those given to `compile`."""
+        given = next((one for one in model.metrics if hasattr(one, "metrics")), None)
+        if given is not None and not given.built:
+            given.build(labels, outputs)
+        return {} if given is None else dict(zip(given.result(), given.metrics, strict=True))
 
     def clone(self, model: Any) -> Any:
         """Return an uncompiled model with copies of the layers."""
@@ -267,6 +291,11 @@ class _Keras2(_Family):
     def name(self, weight: Any) -> str:
         return str(weight.name).partition(":")[0]
 
+    def metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
+        if not model.compiled_metrics.built:
+            model.compiled_metrics.build(outputs, labels)
+        return {metric.name: metric for metric in model.compiled_metrics.metrics}
+
     def clone(self, model: Any) -> Any:
         return self.keras.models.clone_model(model)
 
@@ -280,25 +309,44 @@ def _family_of(model: Any) -> _Family:
 
 def _named(model: Any, features: Any) -> Any:
     """Return the features in the form in which the model takes its inputs. Those of a dict are chosen by the names of
-    the inputs; other features are returned unchanged.
+    the inputs, those of a list or tuple are in the order of the inputs; other features are returned unchanged.
 
     Raises:
-      ValueError: the dict lacks the name of an input.
+      KeyError: the dict lacks the name of an input.
     """
     inputs = getattr(model, "inputs", None)
-    if not isinstance(features, Mapping) or not inputs:
+    if not inputs or not isinstance(features, Mapping | list | tuple):
         return features
     names = [tensor.name.partition(":")[0] for tensor in inputs]
-    missing = [name for name in names if name not in features]
-    if missing:
-        raise ValueError(
-            f"model_to_estimator: {model.name!r} has the inputs {', '.join(names)}, but input_fn returns the features "
-            f"{', '.join(map(str, features))}. Give the features the names of the inputs."
-        )
-    given = {name: features[name] for name in names}
-    if len(names) == 1:
-        return given[names[0]]
-    return given if isinstance(model.input, Mapping) else list(given.values())
+    if len(names) > 1 and isinstance(features, Mapping) and isinstance(model.input, Mapping):
+        return {name: features[name] for name in names}
+    given = _chosen(features, names, "the features of input_fn")
+    return given[0] if len(given) == len(names) == 1 else given
+
+
+def _by_outputs(model: Any, outputs: Any, given: Any) -> Any:
+    """Return labels or sample weights in the structure of the model's outputs. Those of a dict are chosen by the names
+    of the outputs, those of a list or tuple are in their order; others are returned unchanged.
+
+    Raises:
+      KeyError: the dict lacks the name of an output.
+    """
+    if not isinstance(given, Mapping | list | tuple) or isinstance(outputs, Mapping):
+        return given
+    return tf.nest.pack_sequence_as(outputs, _chosen(given, _output_names(model, outputs), "the labels of input_fn"))
+
+
+def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
+    """Return the values of a dict by their names, those of a list or tuple as they are.
+
+    Raises:
+      KeyError: the dict lacks a name.
+    """
+    if not isinstance(given, Mapping):
+        return list(given)
+    if missing := [name for name in names if name not in given]:
+        raise MissingFeatureError(f"model_to_estimator: {what} lack {missing}; there are {[*given]}.")
+    return [given[name] for name in names]
 
 
 def _output_names(model: Any, outputs: Any) -> list[str]:

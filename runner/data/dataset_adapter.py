@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner.tf_private import v1
 from runner.tf_private.datasets import without_state
 from runner.tf_private.graphs import GraphFromHere, Part, function_of_part
-from runner.tf_private.random_ops import KERNEL_RANDOM
+from runner.tf_private.random_ops import KERNEL_RANDOM, before_draws
 from runner.tf_private.tf_estimator import operators_of_tf1
 from runner.tf_private.variables import uninitialized_variable
 from runner.tracing.graph_operations import has_effect, needed, operations
@@ -26,17 +28,16 @@ from runner.types import IteratorInitializer, WeightedLabels
 _log = logging.getLogger(__name__)
 
 
-def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
+def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
     """Return `result` of the input function `name` as a dataset of (features,) or (features, labels).
 
-    Tensors are one batch. In TRAIN every step gets this batch, as in tf.estimator. In EVAL and PREDICT it is read once
-    (in tf.estimator, evaluation and prediction on tensors never ended).
+    Tensors are one batch.
 
     Args:
       result: a tf.data.Dataset; or (features, labels), with or without a third part, sample_weight, or features as
         tensors or arrays `[batch, ...]` of any dtype.
       name: the input function's name, for messages.
-      mode: train, eval or infer.
+      endless: every step gets this batch, as in TRAIN, and as in all modes of a session; False: it is read once.
 
     Returns:
       A dataset whose elements are tuples of one or two structures of tensors, with the shapes that were given.
@@ -66,8 +67,8 @@ def as_dataset(result: Any, name: str, mode: str) -> tf.data.Dataset:
         raise ValueError(
             f"{name} returned {_article(result)}, which cannot be converted to tensors: {error}"
         ) from error
-    if mode == "train":
-        _log.warning("%s returned tensors, not a tf.data.Dataset: every step trains on the same examples.", name)
+    if endless:
+        _log.warning("%s returned tensors, not a tf.data.Dataset: every step has the same examples.", name)
         dataset = dataset.repeat()
     return _normalised(dataset, name)
 
@@ -130,6 +131,44 @@ def none_spec(spec: Any) -> Any:
     return None if spec is None or spec.is_compatible_with(None) else spec
 
 
+# --- lists, of which tf.data makes one tensor -------------------------------------------------------------------------
+
+
+class _List(dict[int, Any]):
+    """A list of tensors, index -> tensor, since tf.data keeps dicts of any type."""
+
+
+def keeping_lists(result: Any) -> Any:
+    """Return the result of an input function in a form in which tf.data keeps its lists of tensors; `with_lists` makes
+    lists of them again. A list of numbers or texts is left to tf.data, which makes one tensor of it.
+    """
+
+    def kept(value: Any) -> Any:
+        flat = tf.nest.flatten(value) if isinstance(value, list) else ()
+        if any(tf.is_tensor(leaf) or isinstance(leaf, np.ndarray) for leaf in flat):
+            return _List(enumerate(map(kept, value)))
+        return _of_items(value, kept)
+
+    return kept(tuple(result) if isinstance(result, list) else result)  # (features, labels) may be a list, too
+
+
+def with_lists(structure: Any) -> Any:
+    """Return a structure that `keeping_lists` made, or one of the same type, with lists."""
+    items = _of_items(structure, with_lists)
+    return list(items.values()) if isinstance(structure, _List) else items
+
+
+def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a dict or tuple with `function` applied to each item; any other value unchanged."""
+    if isinstance(value, dict):
+        items = copy.copy(value)  # of the same type, in the same order
+        items.update({name: function(item) for name, item in value.items()})
+        return items
+    if isinstance(value, tuple):
+        return type(value)(*map(function, value)) if hasattr(value, "_fields") else tuple(map(function, value))
+    return value
+
+
 def _normalised(dataset: tf.data.Dataset, name: str) -> tf.data.Dataset:
     # tf.data short-circuits maps that only pass on their arguments: they cost nothing measurable.
     # Not `dataset.map`: that of a TensorFlow 1 dataset loses the cardinality.
@@ -170,7 +209,7 @@ def _article(value: Any) -> str:
 # --- input functions that end in `make_one_shot_iterator().get_next()` ------------------------------------------------
 
 
-def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
+def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_session: bool = False) -> Any:
     """Call the input function `fn` and return its result. If `fn` calls `get_next` on a v1 iterator, return a dataset
     instead: for each element of the iterator, what `fn` computes from it.
 
@@ -180,13 +219,16 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     iterators. As a dataset, the data has an end, can be divided over workers, and has a position that a checkpoint can
     hold.
 
-    In training, tensors that are random, read from a file or made by Python become an endless dataset, too, because a
-    TensorFlow 1 graph computed them again for each step.
+    Tensors that are random or made by Python had new values in each step, too. In a session the first such operation
+    begins the graph, and what the function returns becomes an endless dataset. So it does in other training, where the
+    function is called twice, and tensors read from a file count as well.
 
     Args:
       fn: the input function with its arguments bound.
       name: its name, for messages.
       training: the mode is TRAIN.
+      as_in_session: model_fn is one of tf.estimator: tensors are a batch for each step, without end, and lists stay
+        lists (`with_lists`).
 
     Returns:
       A tf.data.Dataset, or the structure of tensors or arrays that `fn` returned.
@@ -194,23 +236,31 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool) -> Any:
     Raises:
       ValueError: `fn` takes several elements of one iterator for one batch.
     """
+    # A draw takes an element of this dataset, which has one for each step.
+    each, iterator_over = tf.compat.v1.data.Dataset.from_tensors(0).repeat(), tf.compat.v1.data.make_one_shot_iterator
     token = _under_way.set(True)
     try:
         with (
             GraphFromHere() as rest,
             _iterators(lambda data: rest.placeholders(data.element_spec), are_first=True) as taken,
+            before_draws(lambda: iterator_over(each).get_next()) if as_in_session else contextlib.nullcontext(),
         ):
             result = fn()
     except _LateIterator:
         return _called_twice(fn, name)
-    except RuntimeError as error:
-        if _NO_PLACEHOLDER not in str(error):
+    except Exception as error:
+        if _NO_PLACEHOLDER in str(error):
+            return _fed_by_hooks(fn, name)
+        if not taken or taken[0].dataset is not each:
             raise
-        return _fed_by_hooks(fn, name)
+        result = each  # what follows a draw may need eager tensors
     finally:
         _under_way.reset(token)
     if isinstance(result, tf.data.Dataset):
-        return result
+        # A dataset of what was drawn cannot be in a graph, and has one draw for all its elements.
+        return keeping_lists(fn()) if taken and taken[0].dataset is each else result
+    if not taken and as_in_session:
+        return keeping_lists(result)
     if not taken:
         return _drawn(fn) if training and _may_change(fn, result) else result
     _check_taken_once(taken, name)
@@ -274,12 +324,12 @@ def _made_of_what_is_fed(rest: GraphFromHere, iterator: _Iterator, variant: tf.T
 
 
 class _LateIterator(Exception):
-    """Raised when an input function makes an iterator after it called `get_next` on another one."""
+    """Raised when an input function makes an iterator after it called `get_next` on another one, or drew."""
 
 
 def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
     """Return a function from the placeholders' values to `result`; it computes only what `result` depends on."""
-    result = tuple(result) if isinstance(result, list) else result
+    result = keeping_lists(result)
     places = {id(placeholder): place for place, placeholder in enumerate(rest.inputs)}
     flat = tf.nest.flatten(result, expand_composites=True)
     computed = [leaf for leaf in flat if getattr(leaf, "graph", None) is rest.graph and id(leaf) not in places]
@@ -314,8 +364,7 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     def rest(*elements: Any) -> Any:
         remaining = iter(elements)
         with _iterators(lambda data: next(remaining)):
-            made = fn()
-        return tuple(made) if isinstance(made, list) else made
+            return keeping_lists(fn())
 
     return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.data import sharding
-from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors
+from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors, with_lists
 from runner.data.iterators import iterate
 from runner.data.ps_ranges import PsDataset
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
@@ -189,13 +189,13 @@ class InputPipeline:
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
-        """The TensorSpecs (features, labels or None) of one replica's micro-batch.
+        """The TensorSpecs (features, labels or None) of one replica's micro-batch, in the structure that model_fn gets.
 
         The leading dimension is None unless it is static and divides evenly; the other dimensions and the dtypes are
         the dataset's.
         """
         spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
-        spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
+        spec = with_lists(part_spec(self.division.replica_spec(spec), self.num_micro_batches))
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
     @contextlib.contextmanager
@@ -292,6 +292,7 @@ def build_input_pipeline(
     config: RunConfig | None = None,
     num_epochs: int | None = None,
     num_batches: float = math.inf,
+    as_in_session: bool = False,
 ) -> InputPipeline:
     """Call the input function and return this process's InputPipeline.
 
@@ -303,6 +304,7 @@ def build_input_pipeline(
       config: passed to the function unchanged; in TRAIN its `gradient_accumulation` splits each replica's batch.
       num_epochs: number of passes over the examples; None: the function decides.
       num_batches: number of batches of the whole input in EVAL and PREDICT; without a batch size, of each replica.
+      as_in_session: as in `call_input_fn`.
 
     Raises:
       ValueError: the batch size does not divide over the replicas (TRAIN), or the function cannot be called or does not
@@ -310,15 +312,16 @@ def build_input_pipeline(
     """
     source = input if isinstance(input, Input) else Input(input)
     if place.coordinator is not None:
-        of_one = functools.partial(build_input_pipeline, mode=mode, params=params, config=config, num_epochs=num_epochs)
+        alike = {"params": params, "config": config, "num_epochs": num_epochs, "as_in_session": as_in_session}
+        of_one = functools.partial(build_input_pipeline, mode=mode, **alike)
         return _of_servers(source, place, of_one, seed=0 if config is None else config.seed)
     num_micro_batches = config.gradient_accumulation if config is not None and mode == "train" else 1
     _check_batch_size(source, mode, place, num_micro_batches)
     name = _describe(source.fn)
 
     def build(plan: Plan) -> tf.data.Dataset:
-        result = _call(source, plan, mode, params, config, num_epochs)
-        dataset = _passes(as_dataset(result, name, mode), source.fn, num_epochs)
+        result = _call(source, plan, mode, params, config, num_epochs, as_in_session)
+        dataset = _passes(as_dataset(result, name, endless=mode == "train" or as_in_session), source.fn, num_epochs)
         if source.options is not None:
             dataset = dataset.with_options(source.options)
         if source.batch_size is not None:
@@ -464,7 +467,9 @@ def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.dat
     return dataset if "num_epochs" in _declared(fn) else dataset.repeat(num_epochs)
 
 
-def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None) -> Any:
+def _call(
+    source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None, as_in_session: bool
+) -> Any:
     """Call the function with those of ARGUMENTS that it declares."""
     settings = {"batch_size": plan.batch_size, "shuffle_seed": source.shuffle_seed}
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
@@ -476,8 +481,9 @@ def _call(source: Input, plan: Plan, mode: str, params: Any, config: Any, num_ep
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
+        call, name = functools.partial(source.fn, **arguments), _describe(source.fn)
         with user_code(source.fn):
-            return call_input_fn(lambda: source.fn(**arguments), _describe(source.fn), training=mode == "train")
+            return call_input_fn(call, name, training=mode == "train", as_in_session=as_in_session)
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
         error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")

@@ -307,7 +307,8 @@ def num_rows(element: Any) -> tf.Tensor:
         return tf.cast(leaf.nrows(), tf.int64)
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
-    return tf.shape(leaf, out_type=tf.int64)[0]
+    rows = tf.shape(leaf, out_type=tf.int64)
+    return rows[0] if leaf.shape.rank is not None else tf.concat([rows, [1]], 0)[0]  # it may be a scalar
 
 
 def _total(batches: Sequence[ReplicaBatch]) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -186,15 +187,7 @@ class Models:
                 source = dataclasses.replace(source, shuffle_seed=source.shuffle_seed + place.worker_index)
         # tf.estimator set the graph's seed before it called input_fn. With the same seed, shuffles have the same order.
         with seeded(config.seed), logging_to(None):  # it may be called for an evaluation in a run
-            pipeline = build_input_pipeline(
-                source,
-                mode,
-                place,
-                params=self._context.params,
-                config=config,
-                num_epochs=num_epochs,
-                num_batches=num_batches,
-            )
+            pipeline = self._pipeline(source, mode, place, config, num_epochs=num_epochs, num_batches=num_batches)
         self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
         contexts = {ModeKeys.EVAL: evaluation_prefix(eval_name), ModeKeys.PREDICT: "predict"}
         self._note_dataset(source, pipeline, contexts.get(mode, mode))
@@ -211,12 +204,16 @@ class Models:
 
     def features_spec(self, input_fn: InputFn, mode: str) -> Any:
         """Call an input function and return the TensorSpecs of its features; no strategy is used."""
-        context = self._context
-        with seeded(context.config.seed):
-            pipeline = build_input_pipeline(
-                input_fn, mode, WorkerPlace(1), params=context.params, config=context.config
-            )
-        return pipeline.replica_spec[0]
+        config = self._context.config
+        with seeded(config.seed):
+            return self._pipeline(input_fn, mode, WorkerPlace(1), config).replica_spec[0]
+
+    def _pipeline(
+        self, source: InputFn, mode: str, place: WorkerPlace, config: RunConfig, **more: Any
+    ) -> InputPipeline:
+        # Only a model_fn of tf.estimator has operators, those of its time. Then tensors are those of a session, too.
+        is_classic, params = self._context.model_fn.operators is not contextlib.nullcontext, self._context.params
+        return build_input_pipeline(source, mode, place, params=params, config=config, as_in_session=is_classic, **more)
 
     def log_once(self, text: str) -> None:
         """Log a text once, although every evaluation would log it."""

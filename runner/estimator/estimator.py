@@ -318,7 +318,7 @@ class Estimator:
     ) -> dict[str, Any]:
         started = time.monotonic()
         setup = self.prepare_evaluation(input_fn, name, steps)
-        evaluation.check_ends(setup, steps, [*hooks, *setup.program.spec.evaluation_hooks])
+        evaluation.check_ends(setup.pipeline, steps, [*hooks, *setup.program.spec.evaluation_hooks])
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
             given = [*hooks, *setup.program.spec.evaluation_hooks]
@@ -378,6 +378,7 @@ class Estimator:
         yield_single_examples: bool = True,
         *,
         with_features: bool = False,
+        must_end: bool = False,
     ) -> Iterator[Any]:
         """Yield predictions in the order of the input.
 
@@ -393,25 +394,27 @@ class Estimator:
           with_features: each of predict_keys is the name of a prediction or of a feature to yield beside them, as in
             predict.keys; False: only predictions have names, and other names are ignored beside one, as in
             tf.estimator.
+          must_end: raise an error if the input is known to have no end; False: the caller stops asking.
 
         Yields:
           NumPy values in the structure of `predictions`: `[...]` for one example, or `[batch, ...]`.
 
         Raises:
           ValueError: there is no checkpoint; predict_keys names no prediction, or, with features, has a name of
-            neither or of both; or predictions differ in their number of examples.
+            neither or of both; predictions differ in their number of examples; or the input has no end and must.
           RuntimeError: the model was trained or restored between two predictions.
         """
         # Here and not in the generator, whose body begins to run only with the first `next`.
         hooks = checked("hook", hooks)
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
         keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
-        return self._predictions(input_fn, keys, hooks, path, yield_single_examples, with_features)
+        prepare = functools.partial(self.prepare_prediction, input_fn, keys, with_features, must_end)
+        return self._predictions(prepare, hooks, path, yield_single_examples)
 
     def _predictions(
-        self, input_fn: InputFn, keys: Sequence[str], hooks: Sequence[Any], path: str, single: bool, with_features: bool
+        self, prepare: Callable[[], tuple[Model, Any, Any]], hooks: Sequence[Any], path: str, single: bool
     ) -> Iterator[Any]:
-        model, pipeline, program = self.prepare_prediction(input_fn, keys, with_features)
+        model, pipeline, program = prepare()
         with self._restored(model, program, path):
             given = [*hooks, *program.spec.prediction_hooks]
             predict_hooks = self._begun_hooks(given, model, program, path, "predict")
@@ -422,11 +425,13 @@ class Estimator:
                     self._show(model, program, path)
 
     def prepare_prediction(
-        self, input_fn: InputFn, keys: Sequence[str] = (), with_features: bool = False
+        self, input_fn: InputFn, keys: Sequence[str] = (), with_features: bool = False, must_end: bool = False
     ) -> tuple[Model, Any, Any]:
         """Return a prediction before its first batch, without restored values: model, input, traced program."""
         model = self._models.for_prediction
         pipeline = self._models.build_pipeline(input_fn, ModeKeys.PREDICT, model)
+        if must_end:
+            evaluation.check_ends(pipeline, math.inf, (), "prediction")
         return model, pipeline, model.predict_program(pipeline, keys, with_features)
 
     @contextlib.contextmanager

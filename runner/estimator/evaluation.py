@@ -76,23 +76,24 @@ class EvaluationResult:
             retention.note_evaluation(self.path, config.keep_best, named)
 
 
-def check_ends(setup: EvalSetup, steps: float, hooks: Sequence[Any]) -> None:
-    """Raise an error if an evaluation would never end: its dataset is infinite, and nothing limits the number of
-    batches.
+def check_ends(pipeline: InputPipeline, steps: float, hooks: Sequence[Any], what: str = "evaluation") -> None:
+    """Raise an error if an evaluation or prediction would never end: its input has no end, and nothing limits it.
 
     Args:
-      setup: the evaluation.
+      pipeline: the input.
       steps: number of batches; infinite: all.
       hooks: the hooks of the evaluation; a v1 hook may end it, so with one no error is raised.
+      what: what the input is for.
 
     Raises:
       ValueError: the message names the input function.
     """
     is_v1 = (isinstance(hook, tf.compat.v1.train.SessionRunHook) for hook in hooks)
-    if math.isinf(steps) and setup.pipeline.remaining_steps() == math.inf and not any(is_v1):
+    if math.isinf(steps) and pipeline.remaining_steps() == math.inf and not any(is_v1):
         raise ValueError(
-            f"{setup.pipeline.name} returns an infinite dataset, so its evaluation would never end. Remove .repeat(), "
-            "or set eval.steps (EvalSpec(steps=...), evaluate(steps=...))."
+            f"{pipeline.name} returns an infinite dataset, or tensors, which a session computes for each step, so its "
+            f"{what} would never end. Remove .repeat(), return a tf.data.Dataset instead of tensors, or set the number "
+            "of batches of an evaluation: eval.steps (EvalSpec(steps=...), evaluate(steps=...))."
         )
 
 

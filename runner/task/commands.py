@@ -186,8 +186,9 @@ def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     examples = 0
     with context.journal.phase("predict"), prediction_files.open_predictions(output) as writer:
         batches = job.estimator.predict(
-            job.predict_input, config.predict.keys, job.hooks, facts["checkpoint"], False, with_features=True
-        )
+            job.predict_input, config.predict.keys, job.hooks, facts["checkpoint"], False,
+            with_features=True, must_end=True,
+        )  # fmt: skip
         for batch in batches:
             examples += num_examples(batch)
             writer.write(batch)

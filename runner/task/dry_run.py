@@ -16,7 +16,7 @@ from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, eval_key
 from runner.data.dataset_adapter import tensors
 from runner.data.inputs import InputPipeline
-from runner.estimator.evaluation import EvalSetup
+from runner.estimator.evaluation import EvalSetup, check_ends
 from runner.estimator.model_summary import print_variables, shape_of
 from runner.estimator.specs import EvalSpec
 from runner.estimator.train_setup import TrainSetup
@@ -52,7 +52,8 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
         training.program.loop().trace(training.input.iterator)
         trained = set(training.model.store.saved)
         evaluations = [(spec, job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
-    for _, setup in evaluations:
+    for spec, setup in evaluations:
+        check_ends(setup.pipeline, math.inf if spec.steps is None else spec.steps, spec.hooks)
         _check_variables(setup, trained)
         if training.latest is not None:
             setup.model.restore(training.latest)

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import random
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from tensorflow.python.eager import context
 
 # All random operations of TF 1 get their seed from it. When it moves: see replaced_random_ops.
 from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops, gen_random_ops
+from tensorflow.python.ops import gen_candidate_sampling_ops, gen_image_ops, gen_nn_ops, gen_random_ops, script_ops
 
 from runner.tf_private.replaced import Overlay, all_replaced
 
@@ -105,6 +106,26 @@ def replaced_random_ops(
 
     samplers = ((gen_random_ops, name, sampler_of(name)) for name in names)
     return all_replaced((random_seed, "get_seed", noted_seed), *samplers)
+
+
+def before_draws(begin: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
+    """Call `begin` before an eager operation of this thread whose value changes from run to run of a session, inside
+    this context: one of KERNEL_RANDOM, or a Python function (`tf.py_function`, `tf.numpy_function`, `py_func`).
+
+    Private: the modules in `_EAGER_OPERATIONS`, through which the public functions make random operations;
+    `script_ops.py_func_common` and `_internal_py_func`, by which the others run. When they move: AttributeError.
+    """
+    thread = threading.get_ident()
+
+    def after_begin(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() and threading.get_ident() == thread:
+            begin()
+        return make(*args, **kwargs)
+
+    names = [re.sub("(?<!^)(?=[A-Z])", "_", kind).lower() for kind in KERNEL_RANDOM]
+    makers = [(module, name) for module in _EAGER_OPERATIONS for name in names if hasattr(module, name)]
+    makers += [(script_ops, "py_func_common"), (script_ops, "_internal_py_func")]
+    return all_replaced(*((*one, functools.partial(after_begin, getattr(*one))) for one in makers))
 
 
 @contextlib.contextmanager

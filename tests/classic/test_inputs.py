@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from runner.classic.run_config import RunConfig
 from runner.classic.tpu import TPUEstimator, TPUEstimatorSpec
 from runner.data import inputs
 from runner.data.sharding import WorkerPlace
+from runner.estimator import estimator as engine
 from tests.classic.test_estimator import mirrored
 from tests.support.classic_models import batches, data, dense
 from tests.support.line import line
@@ -74,14 +76,18 @@ def test_columns_of_a_frame_are_features() -> None:
         (lambda: numpy_input_fn(np.arange(3), {}, shuffle=True), ValueError),
         (lambda: numpy_input_fn({"a": np.arange(3), "b": np.arange(2)}, shuffle=True), ValueError),
         (lambda: numpy_input_fn(np.arange(3), np.arange(2), shuffle=True), ValueError),
+        (lambda: numpy_input_fn(np.zeros([3, 0]), shuffle=True), ValueError),
+        (lambda: numpy_input_fn({"a": np.arange(3)}, {"a": np.arange(3)}, shuffle=True), ValueError),
         (lambda: pandas_input_fn(pd.DataFrame({"a": [1]})), ValueError),
         (lambda: pandas_input_fn({"a": [1]}, shuffle=True), TypeError),
         (lambda: pandas_input_fn(pd.DataFrame({"target": [1]}), pd.Series([1]), shuffle=True), ValueError),
         (lambda: pandas_input_fn(pd.DataFrame({"a": [1]}), pd.Series([1], index=[3]), shuffle=True), ValueError),
+        (lambda: pandas_input_fn(pd.DataFrame({"a": [1]}), shuffle=True, target_column=1), TypeError),
     ],
     ids=[
         "arrays, no shuffle", "arrays, another shuffle", "a list", "no arrays", "no labels", "arrays of two lengths",
-        "labels of another length", "a frame, no shuffle", "no frame", "a column target", "two indexes",
+        "labels of another length", "arrays without values", "a key twice", "a frame, no shuffle", "no frame",
+        "a column target", "two indexes", "a number as target",
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_be_are_refused(make: Any, error: type[Exception], messages: Messages) -> None:
@@ -105,11 +111,49 @@ def test_input_functions_get_nothing_but_what_they_name(tmp_path: Path) -> None:
     assert seen == [{}, {"mode": "train"}, {"size": 3}]
 
 
+class Called:
+    def __call__(self, mode: str) -> Any:
+        return batches(1)()
+
+
+def sized(batch_size: int) -> Any:
+    return batches(1, batch_size)()
+
+
+# Type of the error in tf.estimator 2.15; None: none.
+INPUT_FNS: dict[str, tuple[Any, type[Exception] | None]] = {
+    "none": (None, TypeError),
+    "a number": (5, TypeError),
+    "a tuple": ((np.ones([1, 2]), np.ones([1, 1])), TypeError),
+    "a dataset": (tf.data.Dataset.range(1), TypeError),
+    "another argument": (sized, TypeError),
+    "a bound argument": (functools.partial(sized, batch_size=4), None),
+    "an object": (Called(), None),
+    "one part": (lambda: (tf.ones([1, 2]),), ValueError),
+    "no part": (lambda: (), ValueError),
+    "a dataset of one part": (lambda: tf.data.Dataset.from_tensors((tf.ones([1, 2]),)), ValueError),
+}
+
+
+@pytest.mark.parametrize("kind", INPUT_FNS)
+def test_input_functions_of_another_kind_are_refused_as_by_tf_estimator(kind: str, tmp_path: Path) -> None:
+    input_fn, error = INPUT_FNS[kind]
+    estimator = Estimator(dense, str(tmp_path)).train(batches(1))
+    calls: Any = (
+        lambda: estimator.train(input_fn),
+        lambda: estimator.evaluate(input_fn, steps=1),
+        lambda: next(estimator.predict(input_fn)),
+    )
+    for call in calls:
+        with contextlib.nullcontext() if error is None else pytest.raises(error):
+            call()
+
+
 # --- iterators --------------------------------------------------------------------------------------------------
 
 
-def feed(input_fn: Any, mode: str = "train") -> Any:
-    return inputs.build_input_pipeline(input_fn, mode, WorkerPlace(), params={})
+def feed(input_fn: Any, mode: str = "train", **more: Any) -> Any:
+    return inputs.build_input_pipeline(input_fn, mode, WorkerPlace(), params={}, **more)
 
 
 def test_tensors_of_a_one_shot_iterator_are_new_in_each_step() -> None:
@@ -173,19 +217,175 @@ def test_two_elements_of_one_iterator_are_refused(messages: Messages) -> None:
         feed(input_fn)
 
 
-def test_tensors_that_are_drawn_are_new_in_each_step_of_training() -> None:
-    def drawn() -> Any:
-        x = tf.random.uniform([4, 1])
-        return {"x": x}, 2 * x
+# --- tensors, which a session computes for each step ------------------------------------------------------------------
 
-    def constant() -> Any:
-        return tf.constant([[1.0]]), tf.constant([[2.0]])
 
-    (first, _), (second, labels) = list(feed(drawn).dataset.take(2).as_numpy_iterator())
-    assert not np.array_equal(first["x"], second["x"])
-    np.testing.assert_array_equal(labels, 2 * second["x"])
-    assert [x.tolist() for x, _ in feed(constant).dataset.take(2).as_numpy_iterator()] == [[[1.0]], [[1.0]]]
-    assert len(list(feed(drawn, "eval").dataset.as_numpy_iterator())) == 1
+def summed(features: Any, labels: Any, mode: str) -> Any:
+    """Each step of training adds the first feature to `w`. An evaluation has its mean, and counts its steps."""
+    structures.append((mode, shape_of(features), shape_of(labels)))
+    x = tf.cast(tf.reduce_sum(tf.nest.flatten(features)[0]), tf.float32)
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+    if mode == tf.estimator.ModeKeys.PREDICT:
+        return tf.estimator.EstimatorSpec(mode, predictions={"x": tf.reshape(x, [1])})
+    if mode == tf.estimator.ModeKeys.TRAIN:
+        train_op = tf.group(w.assign_add(x), tf.train.get_global_step().assign_add(1))
+        return tf.estimator.EstimatorSpec(mode, loss=x, train_op=train_op)
+    local = [tf.GraphKeys.LOCAL_VARIABLES]
+    count = tf.get_variable("n", [], initializer=tf.zeros_initializer(), trainable=False, collections=local)
+    steps = count.assign_add(1.0)
+    return tf.estimator.EstimatorSpec(mode, loss=2 * steps, eval_metric_ops={"x": tf.metrics.mean(x)})
+
+
+structures: list[Any] = []
+
+
+def shape_of(structure: Any) -> Any:
+    """The types of a structure, without its tensors."""
+    if isinstance(structure, dict):
+        return {name: shape_of(one) for name, one in structure.items()}
+    return type(structure)(map(shape_of, structure)) if isinstance(structure, list | tuple) else None
+
+
+class Counts:
+    """Of calls of an input function, and of a Python function in it."""
+
+    def __init__(self) -> None:
+        self.calls = self.drawn = 0
+
+    def draw(self) -> Any:
+        self.drawn += 1
+        return np.float32(self.drawn)
+
+
+def one_by_one() -> Any:
+    return tf.data.make_one_shot_iterator(tf.data.Dataset.range(100).batch(1)).get_next()
+
+
+# name -> input function, `w` after three steps, mean `x` of five, first predictions, all of tf.estimator 2.15; types of
+# features, of labels.
+OF_A_SESSION: dict[str, Any] = {
+    "constants": (lambda _: (tf.constant([[1.0]]), tf.constant([2.0])), 3.0, 1.0, [1, 1, 1], None, None),
+    "arrays": (lambda _: ({"a": np.ones([1, 1])}, np.ones([1])), 3.0, 1.0, [1, 1, 1], {"a": None}, None),
+    "drawn by a seed": (
+        lambda _: (tf.random.uniform([1, 1], seed=3), tf.constant([2.0])),
+        1.449923038482666, 0.51681197, [0.40108788, 0.70619488, 0.34264028], None, None,
+    ),
+    "py_func": (lambda counts: tf.py_func(counts.draw, [], tf.float32), 6.0, 3.0, [1, 2, 3], None, None),
+    "numpy_function": (
+        lambda counts: [tf.numpy_function(counts.draw, [], tf.float32), tf.ones([1])], 6.0, 3.0, [1, 2, 3], None, None,
+    ),
+    "py_function": (
+        lambda counts: (2 * tf.py_function(counts.draw, [], tf.float32), [tf.ones([1])]),
+        12.0, 6.0, [2, 4, 6], None, [None],
+    ),
+    "lists": (
+        lambda _: ([tf.constant([[1.0]]), tf.constant([[1.0, 2.0]])], [tf.ones([1]), tf.ones([1, 1])]),
+        3.0, 1.0, [1, 1, 1], [None, None], [None, None],
+    ),
+    "nested": (
+        lambda _: ({"a": [tf.ones([1]), (tf.ones([1]), [tf.ones([1])])], "b": [[3.0]]}, None),
+        3.0, 1.0, [1, 1, 1], {"a": [None, (None, [None])], "b": None}, None,
+    ),
+    "lists of an iterator": (
+        lambda _: (lambda n: ([n, n + 1], {"y": [n]}))(one_by_one()), 3.0, 2.0, [0, 1, 2], [None, None], {"y": [None]},
+    ),
+    "drawn beside an iterator": (
+        lambda counts: [one_by_one(), tf.py_func(counts.draw, [], tf.float32)], 3.0, 2.0, [0, 1, 2], None, None,
+    ),
+    "drawn before an iterator": (
+        lambda _: [tf.random.uniform([1, 1], seed=3), one_by_one()],
+        1.449923038482666, 0.51681197, [0.40108788, 0.70619488, 0.34264028], None, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OF_A_SESSION)
+def test_tensors_are_a_new_batch_for_each_step_without_end(kind: str, tmp_path: Path) -> None:
+    make, w, x, predicted, features, labels = OF_A_SESSION[kind]
+    counts = Counts()
+
+    def input_fn() -> Any:
+        counts.calls += 1
+        return make(counts)
+
+    def again() -> Counts:
+        calls, counts.calls, counts.drawn = counts.calls, 0, 0
+        assert kind == "drawn before an iterator" or calls == 1
+        return counts
+
+    structures.clear()
+    estimator = Estimator(summed, tmp_path, RunConfig(tf_random_seed=7)).train(input_fn, steps=3)
+    assert estimator.get_variable_value("w") == pytest.approx(w, rel=1e-6)
+    assert again()
+    found = estimator.evaluate(input_fn, steps=5)
+    assert (found["loss"], found["x"]) == (6.0, pytest.approx(x, rel=1e-6))
+    assert again()
+    predictions = estimator.predict(input_fn)
+    np.testing.assert_allclose([next(predictions)["x"][()] for _ in range(3)], predicted, rtol=1e-6)
+    assert structures == [("train", features, labels), ("eval", features, labels), ("infer", features, None)]
+
+
+def test_an_evaluation_of_tensors_needs_a_number_of_steps(tmp_path: Path, messages: Messages) -> None:
+    """In tf.estimator it never ended."""
+
+    def input_fn() -> Any:
+        return tf.constant([[1.0]]), tf.constant([2.0])
+
+    estimator = Estimator(summed, tmp_path).train(input_fn, steps=1)
+    with messages.raised(ValueError):
+        estimator.evaluate(input_fn)
+    with messages.raised(ValueError):
+        next(estimator.predict(input_fn, must_end=True))
+
+
+def test_tensors_of_a_native_input_fn_are_one_batch(tmp_path: Path) -> None:
+    def input_fn(mode: str) -> Any:
+        return (np.ones([3, 1], np.float32) if mode == "infer" else tf.random.uniform([3, 1])), [1.0, 1.0, 1.0]
+
+    estimator = engine.Estimator(line, tmp_path, params={}).train(input_fn, steps=2)
+    assert estimator.evaluate(input_fn)["global_step"] == 2
+    assert len(list(estimator.predict(input_fn))) == 3
+
+
+def test_draws_go_on_where_a_resumed_run_stopped(tmp_path: Path) -> None:
+    def input_fn() -> Any:
+        return tf.random.uniform([4, 1]) + tf.random.normal([4, 1], seed=5)
+
+    def trained(name: str, *steps: int) -> float:
+        for one in steps:
+            estimator = Estimator(summed, tmp_path / name, RunConfig(tf_random_seed=7)).train(input_fn, steps=one)
+        return float(estimator.get_variable_value("w"))
+
+    assert trained("parts", 2, 1, 2) == trained("whole", 5) != trained("less", 4)
+
+
+@pytest.mark.parametrize("kind", ["lists", "drawn by a seed", "lists of an iterator"])
+def test_each_replica_has_a_batch_of_its_own(kind: str, tmp_path: Path) -> None:
+    make, *_, predicted, features, labels = OF_A_SESSION[kind]
+    structures.clear()
+    config = RunConfig(train_distribute=mirrored(), eval_distribute=mirrored(), tf_random_seed=7)
+    estimator = Estimator(summed, tmp_path, config).train(lambda: make(None), steps=3)
+    found = estimator.evaluate(lambda: make(None), steps=5)
+    predictions = estimator.predict(lambda: make(None))
+    values = [next(predictions)["x"][()] for _ in range(10)]
+    np.testing.assert_allclose(values[:3], predicted, rtol=1e-6)
+    assert found["x"] == pytest.approx(np.mean(values), rel=1e-6), "of five batches for each replica"
+    assert all(one in structures for one in [("train", features, labels), ("eval", features, labels)])
+    assert structures[-1] == ("infer", features, None)
+
+
+def test_a_dataset_of_what_was_drawn_has_one_draw(tmp_path: Path) -> None:
+    counts = Counts()
+    made: dict[str, Any] = {
+        "a dataset": lambda x: tf.data.Dataset.from_tensors([[1.0]]).map(lambda one: one * x).repeat(),
+        "an iterator": lambda x: tf.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(x).repeat()).get_next(),
+        "eager": lambda x: np.full([1, 1], x.numpy()),
+    }
+    for name, make in made.items():
+        counts.drawn = 0
+        found = feed(lambda make=make: make(tf.py_func(counts.draw, [], tf.float32)), as_in_session=True)
+        values = [np.ravel(one)[0] for (one,) in found.dataset.take(3).as_numpy_iterator()]
+        assert values == [1.0, 1.0, 1.0], name
 
 
 def test_an_iterator_divides_over_replicas_and_resumes(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from runner.classic.model_to_estimator import model_to_estimator
 from runner.classic.run_config import RunConfig
+from runner.export.outputs import PredictOutput, RegressionOutput
+from runner.export.receivers import build_raw_serving_input_receiver_fn
 from runner.tf_private import keras_models
 from tests.support.messages import Messages
 from tests.support.tiers import slow_but
@@ -148,14 +150,98 @@ def test_weights_of_examples_are_a_feature(family: Any, tmp_path: Path) -> None:
 def test_variables_features_predictions_and_metrics_have_their_names(
     family: Any, tmp_path: Path, messages: Messages
 ) -> None:
-    estimator = model_to_estimator(build(family), model_dir=tmp_path, metric_names_map={"mae": "error"})
+    names = {"mae": "error", "squares": "squares"}
+    estimator = model_to_estimator(build(family), model_dir=tmp_path, metric_names_map=names)
     estimator.train(batches(x={"x": X, "unused": WEIGHTS}), steps=1)
     assert {"hidden/kernel", "hidden/bias", "y/kernel", "y/bias", "global_step"} <= {*estimator.get_variable_names()}
     assert not [name for name in estimator.get_variable_names() if "total" in name or "count" in name]
     assert {*estimator.evaluate(batches())} == {"loss", "error", "squares", "global_step"}
     assert [*next(iter(estimator.predict(batches())))] == ["y"]
-    with messages.raised(ValueError):
+    with messages.raised(KeyError):
         estimator.train(batches(x={"z": X}), steps=1)
+
+
+# --- several inputs and outputs ---------------------------------------------------------------------------------------
+
+
+A, B = RNG.randn(8, 2).astype(np.float32), RNG.randn(8, 3).astype(np.float32)
+OUT1, OUT2 = A[:, :1] * 2, B[:, :1] * 3
+DICTS = ({"a": A, "b": B, "c": A}, {"o1": OUT1, "o2": OUT2, "o3": OUT1})
+
+
+def of_two(family: Any) -> Any:
+    a, b = family.Input([2], name="a"), family.Input([3], name="b")
+    both = family.layers.Concatenate(name="both")([a, b])
+    half = family.initializers.Constant(0.5)
+    outputs = [family.layers.Dense(1, name=name, kernel_initializer=half)(both) for name in ("o1", "o2")]
+    model = family.Model([a, b], outputs)
+    model.compile(family.optimizers.SGD(0.1), loss=["mse", "mae"], metrics=[["mae"], ["mae"]])
+    return model
+
+
+def rows_of(structure: Any) -> Any:
+    return lambda: tf.data.Dataset.from_tensor_slices(structure).batch(4)
+
+
+STRUCTURES: dict[str, Any] = {
+    "tuples": rows_of(((A, B), (OUT1, OUT2))),
+    "dicts": rows_of(DICTS),
+    "lists of tensors": lambda: ([tf.constant(A), tf.constant(B)], [tf.constant(OUT1), tf.constant(OUT2)]),
+    "tuples of tensors": lambda: ((tf.constant(A), tf.constant(B)), (tf.constant(OUT1), tf.constant(OUT2))),
+}
+
+
+# loss, o1_mae, o2_mae and the first predictions of tf.estimator 2.15: in two batches, and of all rows as one batch.
+IN_TWO = [2.268739, 0.594052, 1.867882, -1.041666, -1.494837]
+AS_ONE = [2.510572, 0.723941, 1.850265, -1.115370, -1.455476]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_inputs_and_outputs_are_in_order_or_have_names(family: Any, structure: str, tmp_path: Path) -> None:
+    fn = STRUCTURES[structure]
+    estimator = model_to_estimator(of_two(family), model_dir=tmp_path).train(fn, steps=2)
+    found, predicted = estimator.evaluate(fn, steps=2), next(estimator.predict(fn))
+    assert {*found} == {"loss", "o1_mae", "o2_mae", "global_step"}
+    values = [*rows(found, "loss", "o1_mae", "o2_mae"), *predicted["o1"], *predicted["o2"]]
+    np.testing.assert_allclose(values, AS_ONE if "of tensors" in structure else IN_TWO, rtol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fn", "names", "error"),
+    [
+        (rows_of(({"a": A}, DICTS[1])), None, KeyError),
+        (rows_of((DICTS[0], {"o1": OUT1})), None, KeyError),
+        (rows_of(DICTS), {"o1_mae": "x"}, ValueError),
+        (rows_of(DICTS), {"o1_mae": "x", "o2_mae": "y", "o3_mae": "z"}, ValueError),
+    ],
+    ids=["an input is missing", "an output is missing", "a metric is missing", "no metric has the name"],
+)
+def test_names_that_the_model_does_not_have_are_refused(
+    family: Any, fn: Any, names: Any, error: type[Exception], tmp_path: Path, messages: Messages
+) -> None:
+    estimator = model_to_estimator(of_two(family), model_dir=tmp_path, metric_names_map=names)
+    with messages.raised(error):
+        estimator.train(fn, steps=1)
+    with pytest.raises(error):
+        estimator.evaluate(fn, steps=1)
+
+
+@pytest.mark.long
+def test_an_output_has_a_signature_of_its_class(family: Any, tmp_path: Path, messages: Messages) -> None:
+    classes = {"o1": RegressionOutput, "o2": PredictOutput}
+    names = {"o1_mae": "x", "o2_mae": "y"}
+    estimator = model_to_estimator(
+        of_two(family), model_dir=tmp_path, export_outputs=classes, metric_names_map=names
+    ).train(rows_of(DICTS), steps=1)
+    assert {*estimator.evaluate(rows_of(DICTS))} == {"loss", "x", "y", "global_step"}
+    specs = {"a": tf.TensorSpec([None, 2]), "b": tf.TensorSpec([None, 3])}
+    path = estimator.export_saved_model(tmp_path / "export", build_raw_serving_input_receiver_fn(specs)).decode()
+    assert {*tf.saved_model.load(path).signatures} == {"o2", "serving_default"}, "o1 takes serialized examples alone"
+    with messages.raised(KeyError):
+        unknown = model_to_estimator(of_two(family), model_dir=tmp_path / "2", export_outputs={"o3": classes["o1"]})
+        unknown.train(rows_of(DICTS), steps=1)
 
 
 @pytest.mark.long

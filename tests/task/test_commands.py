@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
+import tensorflow as tf
 
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.retention import metrics_of
@@ -87,6 +89,21 @@ def test_a_finished_run_is_not_trained_again(command: str, overrides: tuple[str,
     for again in rest:
         assert (again["examples"], again["steps_per_sec"]) == (0, None), "0.0 steps per second would be no speed"
         assert (again["global_step"], again["metrics"]) == (4, first["metrics"])
+
+
+def constants(params: Any) -> Any:
+    return tf.constant([1.0, 2.0]), tf.constant([2.0, 4.0])
+
+
+def test_tensors_without_end_are_refused_where_a_session_computes_them(tmp_path: Path) -> None:
+    """Without model.classic they are one batch."""
+    given = {"fn": f"{__name__}.constants", "batch_size": "2"}
+    words = [f"input.{block}.{name}={value}" for block in ("eval", "predict") for name, value in given.items()]
+    for command in ("train_and_evaluate", "evaluate", "dry_run", "predict"):
+        ask = functools.partial(run, tmp_path, f"command={command}", *words)
+        assert ask("model.classic=true") == 2, command
+        assert ask() == 0, command
+        assert command == "predict" or ask("model.classic=true", "eval.steps=3") == 0, command
 
 
 @pytest.mark.long

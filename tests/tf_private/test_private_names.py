@@ -59,6 +59,8 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._set_save_slice_info",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.constraint",
     "tensorflow.python.ops.summary_ops_v2:_summary_state.writer",
+    "tensorflow.python.ops.script_ops:_internal_py_func",
+    "tensorflow.python.ops.script_ops:py_func_common",
     "tensorflow.python.summary.summary:_should_invoke_v2_op",
     "tensorflow.python.training.checkpoint_utils:_set_checkpoint_initializer",
     "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue.put_back",

@@ -16,6 +16,7 @@ from tf_slim import metrics as contrib
 from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig, build_strategy
 from tests.support.line import mirrored
 from tests.support.measured import summarised_values
+from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 
@@ -135,6 +136,16 @@ def test_any_other_state_is_evaluated_by_one_replica_and_not_reported_in_trainin
         assert sum("Not reported in training" in text for text in warned) == 1
         assert not summarised_values(tmp_path / "two", f"train/{name}")
     assert list(summarised_values(tmp_path / "two", "train/mean")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("metric", [keras.metrics.Mean, Largest, lambda: keras.metrics.Accuracy(name="other")])
+def test_a_keras_metric_that_model_fn_has_not_updated_is_refused(
+    metric: Any, tmp_path: Path, messages: Messages
+) -> None:
+    """As in tf.estimator 2.15: its value would be that of no examples."""
+    metrics = {"updated": lambda x, y: updated(keras.metrics.Mean(), x), "idle": lambda x, y: metric()}
+    with messages.raised(ValueError):
+        evaluated(None, metrics, tmp_path)
 
 
 def test_a_metric_that_writes_to_the_model_leaves_no_trace(tmp_path: Path) -> None:

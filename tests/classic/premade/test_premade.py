@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -212,6 +213,10 @@ def test_added_metrics_come_with_those_of_the_head(classifier: Any, messages: Me
     assert {name: found[name] for name in plain} == pytest.approx(plain)
     with messages.raised(ValueError):
         add_metrics(classifier, lambda logits: {})
+    bound = functools.partial(
+        lambda features, scale, **more: {"b": v1.metrics.mean(scale * features["age"])}, scale=2.0
+    )
+    assert "b" in add_metrics(classifier, bound).evaluate(with_names)
 
 
 def test_an_exported_classifier_gives_scores_of_named_classes(classifier: Any, tmp_path: Path) -> None:
