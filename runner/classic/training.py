@@ -11,6 +11,7 @@ import tensorflow as tf
 from runner.estimator import estimator as engine
 from runner.estimator import train_and_evaluate as training
 from runner.export.exporters import Exporter
+from runner.hooks.builtin_hooks import split_hooks
 from runner.tf_private.tf_estimator import eagerly
 
 
@@ -141,8 +142,6 @@ def _checked(what: str, input_fn: Any, hooks: Sequence[Any] | None) -> tuple[Any
     """Return the hooks of a spec as a tuple. Check those types for which tf.estimator raised TypeError."""
     if not callable(getattr(input_fn, "fn", input_fn)):
         raise TypeError(f"{what}(input_fn={input_fn!r}): it must be callable.")
-    for hook in hooks or ():
-        is_native = callable(getattr(hook, "after_step", None)) or callable(getattr(hook, "after_batches", None))
-        if not isinstance(hook, tf.compat.v1.train.SessionRunHook) and not is_native:
-            raise TypeError(f"{what}(hooks=...): {hook!r} is neither a SessionRunHook nor a runner.Hook.")
-    return tuple(hooks or ())
+    hooks = tuple(hooks or ())
+    split_hooks(hooks)  # which checks their types
+    return hooks

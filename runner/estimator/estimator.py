@@ -34,6 +34,7 @@ from runner.estimator.train_loop import TrainingRun
 from runner.estimator.train_setup import TrainSetup, TrainSetupBuilder
 from runner.export import saved_model
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
+from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Hook, PassContext
 from runner.hooks.profiler import Profiling
@@ -96,7 +97,7 @@ class Estimator:
             check_devices_of(argument, getattr(config, argument))
         collectives = collectives_of(config.train_distribute)
         # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
-        if isinstance(config.tf_random_seed, DrawnSeed):
+        if isinstance(config.seed, DrawnSeed):
             config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
         self._context = EstimatorContext(
             config,
@@ -301,11 +302,12 @@ class Estimator:
           Interrupted: a native hook gave the evaluation up.
         """
         check_positive(steps=steps)
+        split_hooks(hooks := tuple(hooks or ()))  # which checks their types
         with self.recording("evaluate", trains=False), self.collectives.noticing_lost_peers():
             path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
             with self._context.journal.phase("evaluate"):
                 limit = math.inf if steps is None else steps
-                run = functools.partial(self._evaluation, input_fn, limit, hooks or (), path, name)
+                run = functools.partial(self._evaluation, input_fn, limit, hooks, path, name)
                 if self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers:
                     return run()
                 return evaluation.of_chief_alone(run, self.collectives)
@@ -399,9 +401,10 @@ class Estimator:
           RuntimeError: the model was trained or restored between two predictions.
         """
         # Here and not in the generator, whose body begins to run only with the first `next`.
+        split_hooks(hooks := tuple(hooks or ()))  # which checks their types
         path = self._checkpoint(checkpoint_path or self.latest_checkpoint(), "predict")
         keys = (predict_keys,) if isinstance(predict_keys, str) else tuple(predict_keys or ())
-        return self._predictions(input_fn, keys, hooks or (), path, yield_single_examples, with_features)
+        return self._predictions(input_fn, keys, hooks, path, yield_single_examples, with_features)
 
     def _predictions(
         self, input_fn: InputFn, keys: Sequence[str], hooks: Sequence[Any], path: str, single: bool, with_features: bool
