@@ -145,7 +145,7 @@ class RunConfig:
       summaries_from_first_step: count N from the first step of the run (1, 1 + N, 1 + 2N), as tf.estimator does; False:
         write summaries at the first step and at multiples of N.
       save_checkpoints_steps, save_checkpoints_secs: save every N steps or N seconds; give at most one. Neither given:
-        every 600 seconds. Both None, or 0: only at the end of training.
+        every 600 seconds. Both None: only at the end of training.
       keep_checkpoint_max: number of newest checkpoints to keep; None or 0: all.
       keep_best: also keep the best checkpoints by these metrics.
       keep_checkpoint_every_n_hours: also keep one checkpoint permanently every N hours; None: no.
@@ -201,8 +201,8 @@ class RunConfig:
     tf_random_seed: int | None = _key("run.seed")
     save_summary_steps: int | None = _key("train.summary_steps", zero=True)
     summaries_from_first_step: bool = False
-    save_checkpoints_steps: int | None = _key("checkpoint.save_steps", zero=True)
-    save_checkpoints_secs: float | None = _key("checkpoint.save_secs", zero=True, default=_NOT_GIVEN)
+    save_checkpoints_steps: int | None = _key("checkpoint.save_steps")
+    save_checkpoints_secs: float | None = _key("checkpoint.save_secs", default=_NOT_GIVEN)
     keep_checkpoint_max: int | None = _key("checkpoint.keep_max", zero=True)
     keep_best: KeepBest | None = None
     keep_checkpoint_every_n_hours: float | None = _key("checkpoint.keep_every_hours")

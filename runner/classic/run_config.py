@@ -111,6 +111,7 @@ class RunConfig(run_config.RunConfig):
                 raise error(f"RunConfig({name}={value!r}): {text}.")
         if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
             train_distribute = None  # evaluators do not join the training cluster, and servers only serve it
+        cadences = _cadences(save_checkpoints_steps, save_checkpoints_secs)
         engine.setdefault("cluster", place)
         engine.setdefault("summaries_from_first_step", True)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
@@ -118,15 +119,16 @@ class RunConfig(run_config.RunConfig):
             model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
             tf_random_seed=_seed(tf_random_seed, place),
             **{name: given[name] for name in _AS_GIVEN},
-            **_cadences(save_checkpoints_steps, save_checkpoints_secs),
+            **{name: value or None for name, value in cadences.items()},
             train_distribute=train_distribute,
             eval_distribute=eval_distribute,
             **engine,
         )
-        # Code reads the seed that it has set, as in tf.estimator, and the engine the one that it takes.
+        # What code reads is what it has set, as in tf.estimator: 0 of a cadence, and no seed if none was given.
         object.__setattr__(self, "_seed", self.tf_random_seed)
         is_drawn = isinstance(tf_random_seed, run_config.DrawnSeed)
-        object.__setattr__(self, "tf_random_seed", None if is_drawn else tf_random_seed)
+        for name, value in {**cadences, "tf_random_seed": None if is_drawn else tf_random_seed}.items():
+            object.__setattr__(self, name, value)
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__

@@ -23,7 +23,8 @@ DIFFERS: dict[str, Any] = {
     # Other arguments of model_fn keep their default; a checkpoint is written at the end of training in any case.
     "made(lambda features, labels, mode, other=1: None)": "Estimator",
     "never_saves().train(data, saving_listeners=[Listener()], steps=1)": "Estimator",
-    # Workers without a chief may have an evaluator.
+    # 0 turns a cadence off, and so both may be 0. Workers without a chief may have an evaluator.
+    "est.RunConfig(save_checkpoints_steps=0, save_checkpoints_secs=0)": "RunConfig",
     'task("evaluator", 0, {"worker": ["h0:1"]})': "RunConfig",
     # tf.estimator says that this is a TypeError, and stumbles over it.
     'evaluated(eval_metric_ops={"a": (1.0, 2.0)})': "raises TypeError",
