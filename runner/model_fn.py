@@ -180,8 +180,8 @@ class ModelFn:
         with user_code(self.fn), contextlib.nullcontext() if mode == ModeKeys.TRAIN else logging_to(None):
             with self._explaining_inputs(features, labels, mode, "labels" in declared):
                 result = self.fn(**{name: available[name] for name in declared})
-            if hasattr(result, "as_estimator_spec"):  # a TPUEstimatorSpec
-                result = result.as_estimator_spec()
+            if hasattr(result, "as_runner_spec"):  # a spec of tf.estimator
+                result = result.as_runner_spec(mode)
             if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
                 result = spec_of_keras_model(result, features, labels, mode, sample_weight)
             elif sample_weight is not None:
@@ -340,9 +340,19 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
             raise ValueError(f"{name} returned train_op=None in TRAIN. TRAIN needs loss and train_op or optimizer.")
         if spec.train_op is not None and spec.optimizer is not None:
             raise ValueError(f"{name} returned both train_op and optimizer in TRAIN. Return only one of them.")
+        if not all(runs(one) for one in tf.nest.flatten(spec.train_op, expand_composites=True) if one is not None):
+            raise TypeError(
+                f"{name} returned train_op={spec.train_op!r} in TRAIN, which runs nothing. Return an operation or a "
+                "tensor, such as the result of minimize(loss, tf.compat.v1.train.get_global_step())."
+            )
     else:
         _check_metrics(spec.eval_metric_ops or {}, name)
     return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
+
+
+def runs(value: Any) -> bool:
+    """Report whether `value` is something to run: an operation, a tensor or a variable."""
+    return isinstance(value, tf.Operation | tf.Tensor | tf.Variable)
 
 
 def _checked_loss(loss: Any, mode: str, name: str) -> tf.Tensor:

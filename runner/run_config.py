@@ -305,6 +305,12 @@ class RunConfig:
         """The number of replicas that take part in one update, over all workers."""
         return 1 if self.train_distribute is None else int(self.train_distribute.num_replicas_in_sync)
 
+    @property
+    def evaluation_strategy(self) -> Any:
+        """The strategy of evaluation and prediction; None: TensorFlow's default."""
+        strategy = self.train_distribute if self.eval_distribute is None else self.eval_distribute
+        return None if strategy == "default" else strategy
+
     seed = property(operator.attrgetter("tf_random_seed"))
 
     # tf.estimator's attributes of the cluster: addresses by task type, this process's task type and index, and others.

@@ -254,6 +254,14 @@ def test_what_a_mode_needs_is_asked_for(mode: str, fields: dict[str, Any], messa
         returned(mode, **fields)
 
 
+@pytest.mark.parametrize(
+    "wrong", [lambda: None, "minimize", 0, 1.5, ["minimize"]], ids=lambda given: type(given).__name__
+)
+def test_a_train_op_that_would_run_nothing_is_refused(wrong: Any, messages: Messages) -> None:
+    with messages.raised(TypeError, hide=r" at 0x\w+"):
+        returned(TRAIN, loss=LOSS, train_op=wrong)
+
+
 def test_what_a_mode_needs_is_enough() -> None:
     returned(PREDICT, predictions=X)
     returned(EVAL, loss=LOSS)

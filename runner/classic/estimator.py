@@ -8,18 +8,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner import run_config
 from runner.classic import script_run
 from runner.classic.compat.tf1_operators import as_classic, as_classic_input
+from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.inputs import named_only
 from runner.classic.run_config import RunConfig
+from runner.classic.training import TrainSpec
 from runner.classic.warm_start import as_warm_start
 from runner.data.inputs import Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
-from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.model_fn import ModeKeys, declared_arguments
 from runner.system.console import LoopReport, NullProgress
 from runner.tf_private.tf_estimator import eagerly
 from runner.tracking.journal import Journal, NullJournal
@@ -39,7 +42,8 @@ class Estimator(engine.Estimator):
         `WarmStartSettings`. Ignored if model_dir has a checkpoint. None: no warm start.
 
     Raises:
-      ValueError: config has another type, model_dir is not that of config, or model_fn declares other arguments.
+      ValueError: config has another type, model_dir is not that of config, model_fn declares other arguments, or a
+        subclass overrides a member of Estimator.
     """
 
     def __init__(
@@ -51,6 +55,14 @@ class Estimator(engine.Estimator):
         warm_start_from: Any = None,
         **others: Any,
     ) -> None:
+        self._assert_members_are_not_overridden()
+        if model_fn is None:
+            raise ValueError("Estimator(model_fn=None): it must be a function.")
+        # The engine, whose params are never None, takes {} for none.
+        if "params" not in declared_arguments(model_fn) and params is not None:
+            raise ValueError(f"Estimator(params={params!r}): model_fn has no argument 'params'. Add it.")
+        if model_dir == "" and getattr(config, "model_dir", None) is None:
+            model_dir = None
         config, model_dir = script_run.current.given(RunConfig() if config is None else config, model_dir)
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
             config = config.replace(warm_start=as_warm_start(warm_start_from))
@@ -60,9 +72,35 @@ class Estimator(engine.Estimator):
             config.say_without_effect()
             config.say_who_evaluates()
 
+    def _assert_members_are_not_overridden(self) -> None:
+        """Check that the user's class leaves the methods of Estimator as they are. It may override this one, which has
+        its name from tf.estimator.
+
+        Raises:
+          ValueError: it does not.
+        """
+        own = {name for name in vars(engine.Estimator) if not name.startswith("_")} - {"latest_checkpoint"}
+        changed = sorted(own.intersection(vars(type(self))))
+        if changed and not type(self).__module__.startswith("runner."):
+            raise ValueError(
+                f"{type(self).__name__} overrides {', '.join(changed)}, and a subclass of Estimator may not. Change "
+                "what model_fn, hooks or the input function do, or call the Estimator from another class."
+            )
+
     evaluate = eagerly()(engine.Estimator.evaluate)
     experimental_export_all_saved_models = eagerly()(engine.Estimator.experimental_export_all_saved_models)
-    get_variable_value = eagerly()(engine.Estimator.get_variable_value)
+
+    @eagerly()
+    def get_variable_value(self, name: str) -> np.ndarray:
+        """Like `runner.Estimator.get_variable_value`.
+
+        Raises:
+          tf.errors.NotFoundError: the checkpoint has no variable of that name.
+        """
+        try:
+            return super().get_variable_value(name)
+        except KeyError as error:
+            raise tf.errors.NotFoundError(None, None, error.args[0]) from None
 
     def predict(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """Like `runner.Estimator.predict`."""
@@ -82,6 +120,7 @@ class Estimator(engine.Estimator):
 
         Raises:
           ValueError: this process does not train.
+          TypeError: a hook or listener has another type.
         """
         cluster = self.config.cluster
         # A worker of a parameter server cluster is a server, to which the coordinator sends the steps.
@@ -94,12 +133,16 @@ class Estimator(engine.Estimator):
             )
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
-        return super().train_run(input_fn, hooks, *args, **kwargs)
+        given = inspect.signature(super().train_run).bind(input_fn, hooks, *args, **kwargs).arguments
+        spec = TrainSpec(input_fn, None, hooks, given.get("saving_listeners"))  # which checks their types
+        return super().train_run(**{**given, "hooks": spec.hooks, "saving_listeners": spec.saving_listeners})
 
     def _own_journal(self, *args: Any) -> LoggedJournal:
         return LoggedJournal(super()._own_journal(*args))
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
+        if not callable(getattr(input_fn, "fn", input_fn)):
+            raise TypeError(f"input_fn={input_fn!r}: it must be a function.")
         return input_fn if isinstance(input_fn, Input) else as_classic_input(named_only(input_fn))
 
     @property
@@ -107,7 +150,8 @@ class Estimator(engine.Estimator):
         """A function (features, labels, mode, config=None) that calls the user's model_fn with its params."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
-            return self._context.model_fn(features, labels, mode)
+            spec = self._context.model_fn(features, labels, mode)
+            return EstimatorSpec(**{**spec._asdict(), "export_outputs": spec.export_outputs or None})
 
         return model_fn
 
@@ -132,7 +176,7 @@ def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[st
         )
     inner = estimator._context.model_fn
 
-    def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> EstimatorSpec:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any, config: Any) -> Any:
         spec = inner(features, labels, mode)
         if mode != ModeKeys.EVAL:
             return spec

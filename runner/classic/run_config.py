@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import logging
+import operator
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -28,16 +30,28 @@ _SERVERS = (
     "tf.distribute.cluster_resolver.TFConfigClusterResolver()) or MultiWorkerMirroredStrategy()."
 )
 
-_ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "session_config": (
-        lambda value: isinstance(value, tf.compat.v1.ConfigProto), "it must be a tf.compat.v1.ConfigProto"
-    ),
-    "device_fn": (callable, "it must be callable, with one argument 'op'"),
-    "protocol": (lambda value: value in ("grpc", "grpc+verbs"), "allowed are 'grpc', 'grpc+verbs' and None"),
-    "experimental_max_worker_delay_secs": (lambda value: isinstance(value, int), "it must be an integer"),
-    "session_creation_timeout_secs": (lambda value: value > 0, "it must be positive"),
-}  # fmt: skip
-"""Argument -> (function that reports whether a value other than None is allowed, text of what is allowed)."""
+
+def fits(value: Any, allowed: Any) -> bool:
+    """Report whether `value` is of the type, or of one of the types, or fulfils the function `allowed`."""
+    return isinstance(value, allowed) if isinstance(allowed, type | tuple) else bool(allowed(value))
+
+
+def _takes_op(value: Any) -> bool:
+    return callable(value) and [*inspect.signature(value).parameters] == ["op"]
+
+
+_CHECKS: Mapping[str, tuple[Any, type[Exception], str]] = {
+    "tf_random_seed": (int, ValueError, "it must be an integer"),
+    "log_step_count_steps": (lambda value: value > 0, ValueError, "it must be positive"),
+    "session_config": (tf.compat.v1.ConfigProto, ValueError, "it must be a tf.compat.v1.ConfigProto"),
+    "device_fn": (_takes_op, ValueError, "it must be callable, with one argument 'op'"),
+    "protocol": (lambda value: value in ("grpc", "grpc+verbs"), ValueError, "it must be 'grpc' or 'grpc+verbs'"),
+    "experimental_max_worker_delay_secs": (int, ValueError, "it must be an integer"),
+    "session_creation_timeout_secs": (lambda value: value > 0, ValueError, "it must be positive"),
+    "service": (dict, TypeError, "in TF_CONFIG, it must be a JSON object"),
+}
+"""Property -> (what `fits` allows for a value other than None, type of the exception if it does not fit, text of what
+is allowed). The runner's RunConfig checks the others."""
 
 _AS_GIVEN = (
     "save_summary_steps", "keep_checkpoint_max", "keep_checkpoint_every_n_hours", "log_step_count_steps",
@@ -88,17 +102,19 @@ class RunConfig(run_config.RunConfig):
         tf_config: str | None = None,
         **engine: Any,
     ) -> None:
-        given = locals()
         tf_config = os.environ.get("TF_CONFIG", "") if tf_config is None else tf_config
-        for name, value in {**{name: given[name] for name in WITHOUT_EFFECT}, "tf_config": tf_config}.items():
-            is_allowed, allowed = _ALLOWED.get(name, (None, ""))
-            if is_allowed and value is not None and not is_allowed(value):
-                raise ValueError(f"RunConfig({name}={value!r}): {allowed}.")
-            object.__setattr__(self, name, value)
+        given = locals()
+        for name in _EXTRA:
+            object.__setattr__(self, name, given[name])
         train_distribute, eval_distribute = _strategies(train_distribute, eval_distribute, experimental_distribute)
         place = _place(tf_config, has_strategy=train_distribute is not None)
+        for name, (allowed, error, text) in _CHECKS.items():
+            value = given[name] if name in given else getattr(self, name)
+            if value is not None and not fits(value, allowed):
+                raise error(f"RunConfig({name}={value!r}): {text}.")
         if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
             train_distribute = None  # evaluators do not join the training cluster, and servers only serve it
+        cadences = _cadences(save_checkpoints_steps, save_checkpoints_secs)
         engine.setdefault("cluster", place)
         engine.setdefault("summaries_from_first_step", True)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
@@ -106,12 +122,26 @@ class RunConfig(run_config.RunConfig):
             model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
             tf_random_seed=_seed(tf_random_seed, place),
             **{name: given[name] for name in _AS_GIVEN},
-            **_cadences(save_checkpoints_steps, save_checkpoints_secs),
+            **{name: value or None for name, value in cadences.items()},
             train_distribute=train_distribute,
-            # As in tf.estimator: without eval_distribute, evaluate on one device.
-            eval_distribute="default" if eval_distribute is None else eval_distribute,
-            **_known(engine),
+            eval_distribute=eval_distribute,
+            **engine,
         )
+        # What code reads is what it has set, as in tf.estimator: 0 of a cadence, and no seed if none was given.
+        object.__setattr__(self, "_seed", self.tf_random_seed)
+        is_drawn = isinstance(tf_random_seed, run_config.DrawnSeed)
+        for name, value in {**cadences, "tf_random_seed": None if is_drawn else tf_random_seed}.items():
+            object.__setattr__(self, name, value)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    seed = property(operator.attrgetter("_seed"))
+
+    @property
+    def evaluation_strategy(self) -> Any:
+        """The strategy of evaluation and prediction. As in tf.estimator, without eval_distribute it is one device."""
+        return None if self.eval_distribute == "default" else self.eval_distribute
 
     def replace(self, **changes: Any) -> RunConfig:
         """Return a copy of the same class with `changes`. Attributes that were set after construction are copied, too.
@@ -132,6 +162,8 @@ class RunConfig(run_config.RunConfig):
             changes = {**dict.fromkeys(run_config.SAVE_CADENCES), **changes}
         copied = object.__new__(type(self))  # a subclass's constructor may take other arguments
         copied.__dict__.update({**self.__dict__, **RunConfig(**{**fields, **extra, **changes}).__dict__})
+        if "tf_random_seed" not in changes:  # or one would be drawn anew
+            object.__setattr__(copied, "_seed", self.seed)
         return copied
 
     # --- from TF_CONFIG -----------------------------------------------------------------------------------------
@@ -143,16 +175,16 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def service(self) -> Mapping[str, Any] | None:
-        service = self._environment.get("service")
-        if service is not None and not isinstance(service, dict):
-            raise TypeError(f"TF_CONFIG: service={service!r} must be a JSON object.")
+        service: Mapping[str, Any] | None = self._environment.get("service")
         return service
 
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
         """The processes that train or serve; empty for a single process or an evaluator."""
-        tasks = {} if self.cluster.is_evaluator else self.cluster.tasks
-        return tf.train.ClusterSpec({kind: list(tasks[kind]) for kind in tasks if kind != "evaluator"})
+        tasks = {} if self.cluster.is_evaluator else dict(self.cluster.tasks)
+        tasks.pop("evaluator", None)
+        chief = "master" if "master" in (self._environment.get("cluster") or {}) else "chief"
+        return tf.train.ClusterSpec({chief if kind == "chief" else kind: list(tasks[kind]) for kind in tasks})
 
     @property
     def task_type(self) -> str:
@@ -165,11 +197,12 @@ class RunConfig(run_config.RunConfig):
         addresses = self.cluster.tasks.get(self.cluster.task_type, ())
         is_alone = sum(map(len, self.cluster.tasks.values())) < 2 or self.cluster.is_evaluator
         own = "" if is_alone else f"grpc://{addresses[self.cluster.task_index]}"
-        return str(self._environment.get("session_master", own))
+        return "" if self.cluster.is_evaluator else str(self._environment.get("session_master", own))
 
     @property
     def evaluation_master(self) -> str:
-        return str(self._environment.get("eval_session_master", ""))
+        evaluates = self.cluster.is_evaluator or not self.cluster.tasks
+        return str(self._environment.get("eval_session_master", "")) if evaluates else ""
 
     @property
     def num_worker_replicas(self) -> int:
@@ -218,27 +251,19 @@ class RunConfig(run_config.RunConfig):
             )
 
 
-def _known(engine: Mapping[str, Any]) -> Mapping[str, Any]:
-    fields = {field.name for field in dataclasses.fields(run_config.RunConfig)}
-    unknown = sorted({*engine} - fields)
-    if unknown:
-        raise TypeError(f"RunConfig() has no argument {', '.join(map(repr, unknown))}.")
-    return engine
-
-
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
-    """Return name -> value of save_checkpoints_steps and save_checkpoints_secs, if given; 0 (off) becomes None."""
-    given = zip(run_config.SAVE_CADENCES, (steps, secs), strict=True)
-    return {name: value or None for name, value in given if value is not _NOT_GIVEN}
+    """Return name -> value of save_checkpoints_steps and save_checkpoints_secs; if neither is given, every 600 s."""
+    secs = (600 if steps is _NOT_GIVEN else None) if secs is _NOT_GIVEN else secs
+    return dict(zip(run_config.SAVE_CADENCES, (None if steps is _NOT_GIVEN else steps, secs), strict=True))
 
 
 def _seed(seed: int | None, place: Cluster) -> int | None:
-    """Return the seed; None: draw a new one. In a cluster, None becomes a number derived from the addresses in
-    TF_CONFIG, because all workers need the same seed.
+    """Return the seed of the engine, which takes no negative one; None: draw a new one. In a cluster, None becomes a
+    number derived from the addresses in TF_CONFIG, because all workers need the same seed.
     """
-    if seed is not None and not isinstance(seed, int):
-        raise ValueError(f"RunConfig(tf_random_seed={seed!r}): it must be an integer, or None.")
-    return zlib.crc32(repr(sorted(place.tasks.items())).encode()) if seed is None and place.tasks else seed
+    if seed is None and place.tasks:
+        return zlib.crc32(repr(sorted(place.tasks.items())).encode())
+    return seed if seed is None or seed >= 0 else seed % 2**32
 
 
 def _model_dir(given: Any, of_environment: str | None) -> str | None:
@@ -297,6 +322,8 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
       ValueError: TF_CONFIG is not valid, such as a cluster without a chief and without a strategy.
     """
     place = read_tf_config(tf_config)
+    if place.is_evaluator and "master" in (json.loads(tf_config).get("cluster") or {}):
+        raise ValueError("TF_CONFIG: a master evaluates itself. Name it chief in all tasks to have an evaluator.")
     if place.is_evaluator:  # it reads checkpoints and needs no other process
         return place
     if "ps" in place.tasks:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
+from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.inputs import named_only
 from runner.data.inputs import Input
-from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.model_fn import ModeKeys
 from runner.types import copied_params
 
 
@@ -83,21 +85,15 @@ class RunConfig(run_config.RunConfig):
         return config  # type: ignore[return-value]
 
 
-class _TPUEstimatorSpec(NamedTuple):
-    mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metrics: Any = None
-    export_outputs: Mapping[str, Any] | None = None
-    scaffold_fn: Callable[[], Any] | None = None
-    host_call: Any = None
-    training_hooks: Sequence[Any] | None = None
-    evaluation_hooks: Sequence[Any] | None = None
-    prediction_hooks: Sequence[Any] | None = None
+_Fields = collections.namedtuple(
+    "_Fields",
+    "mode predictions loss train_op eval_metrics export_outputs scaffold_fn host_call training_hooks evaluation_hooks "
+    "prediction_hooks",
+    defaults=[None] * 10,  # type: ignore[misc]
+)
 
 
-class TPUEstimatorSpec(_TPUEstimatorSpec):
+class TPUEstimatorSpec(_Fields):
     """The result of a model_fn for TPUEstimator. Every Estimator of the runner accepts it.
 
     Attributes:
@@ -124,12 +120,16 @@ class TPUEstimatorSpec(_TPUEstimatorSpec):
                 )
         return spec
 
+    def as_runner_spec(self, mode: str) -> Any:
+        """Return the equivalent EstimatorSpec of the runner, which calls this while it traces model_fn."""
+        return self.as_estimator_spec().as_runner_spec(mode)
+
     def as_estimator_spec(self) -> EstimatorSpec:
-        """Return the equivalent EstimatorSpec. The runner calls it while it traces model_fn."""
+        """Return the equivalent `tf.estimator.EstimatorSpec`."""
         train_op = self.train_op
         if self.host_call is not None and self.mode == ModeKeys.TRAIN:
             train_op = tf.group(train_op, *(one for one in tf.nest.flatten(_called(self.host_call)) if one is not None))
-        same = {name: value for name, value in self._asdict().items() if name in EstimatorSpec.__dataclass_fields__}
+        same = {name: value for name, value in self._asdict().items() if name in EstimatorSpec._fields}
         return EstimatorSpec(
             **{**same, "train_op": train_op},
             eval_metric_ops=None if self.eval_metrics is None else _called(self.eval_metrics),

@@ -23,7 +23,14 @@ _WORDS = WarmStartWords(
 )
 
 
-class WarmStartSettings(NamedTuple):
+class _WarmStartSettings(NamedTuple):
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: str | Sequence[Any] | None = ".*"
+    var_name_to_vocab_info: Mapping[str, Any] | None = {}
+    var_name_to_prev_var_name: Mapping[str, str] | None = {}
+
+
+class WarmStartSettings(_WarmStartSettings):
     """The checkpoint from which a new model starts, and the variables to load.
 
     Attributes:
@@ -34,12 +41,18 @@ class WarmStartSettings(NamedTuple):
         `var_name_to_vocab_info`. The global step is never loaded.
       var_name_to_vocab_info: variable name -> `VocabInfo`, which has the tokens of its rows or columns; None: none.
       var_name_to_prev_var_name: variable name -> its name in the checkpoint; None: all names are the same.
+
+    Raises:
+      ValueError: ckpt_to_initialize_from is empty.
     """
 
-    ckpt_to_initialize_from: str
-    vars_to_warm_start: str | Sequence[Any] | None = ".*"
-    var_name_to_vocab_info: Mapping[str, Any] | None = None
-    var_name_to_prev_var_name: Mapping[str, str] | None = None
+    __slots__ = ()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> WarmStartSettings:
+        settings = super().__new__(cls, *args, **kwargs)
+        if not settings.ckpt_to_initialize_from:
+            raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
+        return settings
 
 
 def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmStart:
@@ -55,8 +68,6 @@ def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmSta
         source, words = WarmStartSettings(os.fspath(source)), dataclasses.replace(words, checkpoint="warm_start_from")
     if not isinstance(source, WarmStartSettings):
         raise ValueError(f"warm_start_from={source!r}: it must be a path or a tf.estimator.WarmStartSettings.")
-    if not source.ckpt_to_initialize_from:
-        raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
     patterns = source.vars_to_warm_start
     is_list = isinstance(patterns, list | tuple)
     include = {_pattern(one): one for one in _listed(patterns)}

@@ -51,7 +51,7 @@ class RunCheckpoints:
         on_written: Callable[[str], None],
     ) -> None:
         config, collectives = setup.config, context.collectives
-        self.every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs)
+        self.every = Every(config.save_checkpoints_steps, config.save_checkpoints_secs or None)
         self.latest = setup.latest
         self.saved_step: int | None = None
         self._context, self._setup = context, setup

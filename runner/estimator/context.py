@@ -88,7 +88,7 @@ def record_of_script(context: EstimatorContext) -> ScriptRecord:
     values = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
     params = {f"model.params.{name}": value for name, value in values.items()}
     keys = {field.name: field.metadata["key"] for field in dataclasses.fields(config) if "key" in field.metadata}
-    params |= {key: getattr(config, name) for name, key in keys.items()}
+    params |= {key: getattr(config, name) for name, key in keys.items()} | {"run.seed": config.seed}
     if config.keep_best is not None:
         params |= {f"checkpoint.keep_best.{name}": value for name, value in vars(config.keep_best).items()}
     strategy = config.train_distribute
@@ -132,11 +132,7 @@ class Models:
 
     @property
     def for_evaluation(self) -> Model:
-        """The model on the strategy of evaluation; if `eval_distribute` is None, that is the strategy of training."""
-        strategy = self._context.config.eval_distribute
-        if strategy is None:
-            return self.for_training
-        return self._on(None if strategy == "default" else strategy)
+        return self._on(self._context.config.evaluation_strategy)
 
     @property
     def for_prediction(self) -> Model:

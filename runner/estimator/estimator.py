@@ -97,7 +97,7 @@ class Estimator:
             check_devices_of(argument, getattr(config, argument))
         collectives = collectives_of(config.train_distribute)
         # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
-        if isinstance(config.tf_random_seed, DrawnSeed):
+        if isinstance(config.seed, DrawnSeed):
             config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
         self._context = EstimatorContext(
             config,

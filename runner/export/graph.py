@@ -205,7 +205,7 @@ def _received(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
 def _outputs(spec: EstimatorSpec, made: _Made) -> tuple[dict[str, ExportOutput], tf.Operation | None]:
     """Return (signature name -> outputs, the training operation or None)."""
     if spec.mode == ModeKeys.PREDICT:
-        return outputs_of(spec), None
+        return outputs_of(spec.predictions, spec.export_outputs), None
     loss, metrics = tf.reduce_mean(spec.loss), _metric_pairs(spec, made)
     if spec.mode == ModeKeys.TRAIN:
         return {spec.mode: TrainOutput(loss, spec.predictions, metrics)}, _train_op(spec, loss, made)

@@ -10,8 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.model_fn import EstimatorSpec, ModeKeys
-
 _log = logging.getLogger(__name__)
 
 saved_model = tf.compat.v1.saved_model
@@ -145,16 +143,16 @@ class EvalOutput(_SupervisedOutput):
     method_name = "tensorflow/supervised/eval"
 
 
-def outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
-    """Return signature name -> outputs for the EstimatorSpec of PREDICT: its `export_outputs`, else its predictions.
+def outputs_of(predictions: Any, export_outputs: Mapping[str, Any] | None) -> dict[str, ExportOutput]:
+    """Return signature name -> outputs for the fields of an EstimatorSpec of PREDICT: its `export_outputs`, else its
+    predictions.
 
     If there is only one signature, it is also `serving_default`.
 
     Raises:
       ValueError: a value of export_outputs is not an ExportOutput, or none of several is named `serving_default`.
     """
-    assert spec.mode == ModeKeys.PREDICT
-    outputs = dict(spec.export_outputs or {}) or {DEFAULT: PredictOutput(spec.predictions)}
+    outputs = dict(export_outputs or {}) or {DEFAULT: PredictOutput(predictions)}
     for name, output in outputs.items():
         if not isinstance(output, ExportOutput):
             raise ValueError(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.heads.base import Head
 from runner.classic.heads.classification import binary_or_multi_class_head
 from runner.classic.heads.regression import RegressionHead
 from runner.classic.optimizers import optimizer_of
 from runner.classic.premade.logits import Deep, Wide
 from runner.classic.premade.model_fns import V2, combined_model_fn, dnn_model_fn, linear_model_fn
-from runner.model_fn import EstimatorSpec
 from runner.models.column_specs import Columns
 from runner.types import Params
 

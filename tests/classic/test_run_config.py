@@ -101,7 +101,7 @@ def test_a_strategy_makes_worker_0_the_chief_where_there_is_none() -> None:
     cluster = {"worker": ["host3:3", "host4:4"]}
     first, second = (config(task("worker", i, cluster), train_distribute=object()) for i in (0, 1))
     assert (first.is_chief, second.is_chief, second.global_id_in_cluster) == (True, False, 1)
-    assert first.tf_random_seed == second.tf_random_seed  # drawn for each, they would begin differently
+    assert first.seed == second.seed  # drawn for each, they would begin differently
 
 
 GUIDE = {"worker": ["host1:1", "host2:2", "host3:3"], "ps": ["host4:4", "host5:5"]}
@@ -115,14 +115,15 @@ def test_worker_0_coordinates_parameter_servers_where_there_is_no_chief() -> Non
     ]  # fmt: skip
     assert first.cluster_spec.as_dict() == {"chief": ["host1:1"], "worker": ["host2:2", "host3:3"], "ps": GUIDE["ps"]}
     assert first.cluster_spec == second.cluster_spec == server.cluster_spec
-    assert first.tf_random_seed == server.tf_random_seed
+    assert first.seed == server.seed
     assert config(task("evaluator", 0, GUIDE)).task_type == "evaluator"
 
 
 def test_addresses_of_sessions_and_the_service_are_passed_on() -> None:
     tree = {**task("worker", 0), "service": {"key": 1}, "session_master": "a", "eval_session_master": "b"}
     found = config(tree)
-    assert (found.service, found.master, found.evaluation_master) == ({"key": 1}, "a", "b")
+    assert (found.service, found.master, found.evaluation_master) == ({"key": 1}, "a", "")
+    assert config({**tree, "task": {"type": "evaluator", "index": 0}}).evaluation_master == "b"
 
 
 @pytest.mark.parametrize("tree", [
@@ -151,7 +152,7 @@ def test_a_place_that_cannot_be_is_refused(tree: Any, messages: Messages) -> Non
 
 def test_a_service_that_is_no_object_is_refused(messages: Messages) -> None:
     with messages.raised(TypeError):
-        config({"service": 3}).service  # noqa: B018
+        config({"service": 3})
 
 
 def test_model_dir_comes_from_the_argument_or_from_tf_config(tmp_path: Path, messages: Messages) -> None:
@@ -175,6 +176,23 @@ def test_one_cadence_of_checkpoints_turns_the_other_off(messages: Messages) -> N
         RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1)
     with messages.raised(ValueError):
         RunConfig().replace(save_checkpoints_steps=1, save_checkpoints_secs=1)
+
+
+def test_a_seed_that_was_drawn_stays_and_is_not_shown() -> None:
+    drawn = RunConfig()
+    assert drawn.replace(model_dir="x").seed == drawn.seed != RunConfig().seed
+    assert drawn.replace(model_dir="x").tf_random_seed is drawn.tf_random_seed is None
+    assert drawn.replace(tf_random_seed=3).seed == RunConfig(tf_random_seed=3).seed == 3
+    assert drawn.replace(tf_random_seed=None).seed != drawn.seed
+    assert RunConfig(tf_random_seed=-5).seed >= 0
+
+
+def test_evaluation_is_on_one_device_unless_it_has_a_strategy() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    assert RunConfig(train_distribute=strategy).evaluation_strategy is None
+    assert RunConfig(eval_distribute=strategy).evaluation_strategy is strategy
+    assert runner.RunConfig(train_distribute=strategy).evaluation_strategy is strategy
+    assert runner.RunConfig(train_distribute=strategy, eval_distribute="default").evaluation_strategy is None
 
 
 def test_replace_keeps_the_rest_and_refuses_what_is_no_argument(messages: Messages) -> None:

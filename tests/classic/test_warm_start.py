@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize("source", [
-    WarmStartSettings(""),
+    "",
     WarmStartSettings("x", cast(Any, 3)),
     WarmStartSettings("x", ["a", v1.Variable(0.0, use_resource=True)]),
     WarmStartSettings("x", "("),

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from runner import (
     ClassificationOutput,
-    EstimatorSpec,
     PredictOutput,
     RegressionOutput,
     ServingInputReceiver,
@@ -142,15 +141,13 @@ def test_built_receivers_ask_for_any_number_of_examples() -> None:
 
 
 def test_the_only_output_is_the_default_and_of_several_one_must_be(messages: Messages) -> None:
-    spec = EstimatorSpec("infer", predictions=floats("p"))
-    assert set(outputs_of(spec)) == {"serving_default"}
-    one = spec._replace(export_outputs={"mine": PredictOutput(floats("a"))})
-    assert set(outputs_of(one)) == {"serving_default", "mine"}
-    two = spec._replace(export_outputs={name: PredictOutput(floats(name)) for name in ("b", "c")})
+    predictions = floats("p")
+    assert set(outputs_of(predictions, None)) == {"serving_default"}
+    assert set(outputs_of(predictions, {"mine": PredictOutput(floats("a"))})) == {"serving_default", "mine"}
     with messages.raised(ValueError):
-        outputs_of(two)
+        outputs_of(predictions, {name: PredictOutput(floats(name)) for name in ("b", "c")})
     with messages.raised(ValueError, hide=r"(?<=is a )\w*Tensor"):
-        outputs_of(spec._replace(export_outputs={"d": floats("d")}))
+        outputs_of(predictions, {"d": floats("d")})
 
 
 def test_an_output_that_the_inputs_cannot_have_is_left_out(

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import runner.classic  # noqa: F401  (tf.estimator, tf.layers)
 from runner.checkpoint.reader import Reader
-from tests.golden import keras_optimizers, runs
+from tests.golden import contract, keras_optimizers, runs
 from tests.golden.constructs import CONSTRUCTS, FAMILIES
 from tests.support.line import read_events
 from tests.support.tiers import slow_but
@@ -300,3 +300,15 @@ def test_every_member_of_a_family_is_in_its_model(family: str, pattern: str, nam
     members = [one for one in public if callable(getattr(module, one))]
     assert len(members) > 4
     assert not [one for one in members if f"{before}{one}(" not in source(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", contract.TABLES)
+def test_calls_of_the_contract_come_to_what_is_written_there(table: str) -> None:
+    """tests/classic/test_contract.py makes the same calls of the runner."""
+    if not PYTHON.exists():
+        pytest.skip(f"no TensorFlow 2.15 at {PYTHON}: make golden")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(PYTHON), "-m", "tests.golden.contract", table]
+    found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True, timeout=TIMEOUT_SECS)
+    assert json.loads(found.stdout) == contract.expected(table)

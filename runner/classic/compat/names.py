@@ -22,7 +22,8 @@ _PREMADE = """
 """
 
 _COMMON = places_in(f"""
-. @ runner.model_fn: EstimatorSpec ModeKeys
+. @ runner.model_fn: ModeKeys
+. @ runner.classic.estimator_spec: EstimatorSpec
 . @ runner.classic.run_config: RunConfig
 . @ runner.classic.estimator: Estimator add_metrics
 . @ runner.classic.training: EvalSpec TrainSpec train_and_evaluate

@@ -9,11 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import summaries
+from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.heads import checks
 from runner.classic.heads.metrics import Metrics, add, mean
 from runner.classic.optimizers import minimize, optimizer_of
 from runner.export.outputs import PredictOutput
-from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.model_fn import ModeKeys
 from runner.programs.batch_losses import batch_part
 
 v1 = tf.compat.v1
@@ -129,8 +130,8 @@ class Head(abc.ABC):
           regularization_losses: float scalars that are added to the loss.
 
         Raises:
-          ValueError: the mode is TRAIN and not exactly one of optimizer and train_op_fn is given; or logits or labels
-            have wrong shapes.
+          ValueError: the mode is TRAIN and not exactly one of optimizer and train_op_fn is given; logits or labels
+            have wrong shapes; or update_ops is no list.
         """
         predictions = self.predictions(logits)
         if mode == ModeKeys.PREDICT:
@@ -148,13 +149,15 @@ class Head(abc.ABC):
             raise ValueError(
                 f"create_estimator_spec: TRAIN needs exactly one of optimizer and train_op_fn, but got {given}."
             )
+        if update_ops is not None and not isinstance(update_ops, list | tuple):
+            raise ValueError(f"create_estimator_spec(update_ops={update_ops!r}): it must be a list or a tuple.")
         # The names of optimizer variables in tf.estimator's checkpoints contain this scope.
         with v1.name_scope(None), v1.name_scope("training"):
             if train_op_fn is not None:
                 train_op = train_op_fn(loss)
             else:
                 train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
-            train_op = tf.group(train_op, *(update_ops or ()))
+            train_op = tf.group(train_op, *update_ops) if update_ops else train_op
         self._summarise(labels, logits, features)
         if self._summary_key("loss") != "loss":  # the runner itself writes "loss"
             summaries.scalar(self._summary_key("loss"), loss)
@@ -344,11 +347,11 @@ def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str)
       head: name of the head's class, for messages.
 
     Raises:
-      ValueError: labels and vocabulary have different dtypes.
+      TypeError, of MultiClassHead ValueError, as in tf.estimator: labels and vocabulary have different dtypes.
     """
     keys = tf.convert_to_tensor(list(label_vocabulary))
     if labels.dtype != keys.dtype:
-        raise ValueError(
+        raise (ValueError if head == "MultiClassHead" else TypeError)(
             f"{head}: labels are {labels.dtype.name}, but label_vocabulary={label_vocabulary} is {keys.dtype.name}."
         )
     places = tf.range(len(label_vocabulary), dtype=tf.int64)

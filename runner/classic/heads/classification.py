@@ -58,6 +58,8 @@ class BinaryClassHead(base.HeadOfOne):
         labels = checks.checked_labels(labels, logits, 1)
         if self._label_vocabulary is not None:
             labels = base.ids_of_labels(labels, self._label_vocabulary, "BinaryClassHead")
+        if labels.dtype == tf.string:
+            raise ValueError("BinaryClassHead: labels are strings. Give it their label_vocabulary.")
         return checks.checked_range(tf.cast(labels, logits.dtype), 2)
 
     def _losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

@@ -10,12 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.heads.base import Head, HeadOfOne
 from runner.classic.optimizers import minimize, optimizer_of, v1_optimizer_of
 from runner.classic.premade import layers
 from runner.classic.premade.logits import Baseline, Deep, Wide, summarise
 from runner.classic.premade.signatures import V1_SIGNATURES, V2_SIGNATURES, Signatures
-from runner.model_fn import EstimatorSpec, ModeKeys
+from runner.model_fn import ModeKeys
 from runner.tf_private.optimizers import with_slots_in
 
 v1 = tf.compat.v1

@@ -57,7 +57,7 @@ def test_every_name_leads_to_something(table: Mapping[str, str]) -> None:
 
 
 def test_names_are_those_of_the_runner() -> None:
-    assert tf.estimator.EstimatorSpec is runner.EstimatorSpec
+    assert tf.estimator.EstimatorSpec is v1.estimator.EstimatorSpec
     assert tf.estimator.ModeKeys.PREDICT == "infer"
     assert issubclass(tf.estimator.Estimator, runner.Estimator)
     assert v1.estimator.Estimator is tf.compat.v2.estimator.Estimator is tf.estimator.Estimator

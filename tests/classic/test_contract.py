@@ -1,0 +1,54 @@
+"""tf.estimator's classes to the letter: what calls of them come to, right ones and wrong ones, is 2.15's result.
+
+The calls and 2.15's results are in tests/golden/contract.py; tests/integration/test_golden.py asks 2.15 itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import runner.classic  # noqa: F401  (tf.estimator)
+from tests.golden import contract
+
+ANY: Any = object()
+
+DIFFERS: dict[str, Any] = {
+    # The runner takes more: a loss for each example where it can tell what that means, and a metric for each.
+    "train(loss=shaped(None)).loss.shape.rank": 1,
+    "evaluated(loss=c(1.0, 2.0))": ANY,
+    'evaluated(eval_metric_ops={"a": c(1.0, 2.0)})': ANY,
+    'predicted(predictions=tf.get_variable("v", [])).predictions.shape.rank': 0,
+    # Other arguments of model_fn keep their default; a checkpoint is written at the end of training in any case.
+    "made(lambda features, labels, mode, other=1: None)": "Estimator",
+    "never_saves().train(data, saving_listeners=[Listener()], steps=1)": "Estimator",
+    # 0 turns a cadence off, and so both may be 0. Workers without a chief may have an evaluator.
+    "est.RunConfig(save_checkpoints_steps=0, save_checkpoints_secs=0)": "RunConfig",
+    'task("evaluator", 0, {"worker": ["h0:1"]})': "RunConfig",
+    # tf.estimator says that this is a TypeError, and stumbles over it.
+    'evaluated(eval_metric_ops={"a": (1.0, 2.0)})': "raises TypeError",
+    # Seen when model_fn has been traced, in which a metric of Keras 3 can be seen to be updated or not.
+    'evaluated(eval_metric_ops={"a": metric()})': ANY,
+    # Mistakes that tf.estimator met later, or never.
+    'place(task("evaluator", 3))': "raises ValueError",
+    'est.BinaryClassHead(label_vocabulary=["a"])': "raises ValueError",
+    'est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="a")])': "raises ValueError",
+    "est.BinaryClassHead(loss_fn=lambda labels, logits: rows(3)).loss(rows(2), rows(2), {})": "raises ValueError",
+    "est.BinaryClassHead(loss_fn=lambda labels, logits: rows(2, 2)).loss(rows(2), rows(2), {})": "raises ValueError",
+}
+"""Call -> what it comes to on the runner where that is, on purpose, not what it came to in 2.15."""
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "of_2_15"), [pair for table in contract.TABLES for pair in contract.expected(table).items()]
+)
+def test_a_call_comes_to_what_it_came_to(call: str, of_2_15: Any) -> None:
+    found, expected = contract.result(call, vars(contract)), DIFFERS.get(call, of_2_15)
+    assert found == expected or (expected is ANY and not str(found).startswith("raises "))
+    assert call not in DIFFERS or found != of_2_15, "it is 2.15's now: remove it from DIFFERS"

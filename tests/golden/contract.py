@@ -1,0 +1,712 @@
+"""Calls of tf.estimator's classes, right and wrong ones, and what each comes to: a value or the type of an exception.
+
+With TensorFlow 2.15 it is a program: `python -m tests.golden.contract NAME` prints call -> result of a table, as JSON.
+On the runner, `import runner.classic` comes first. tests/classic/test_contract.py holds the results of 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow.compat.v1 as tf
+
+est = tf.estimator
+Spec, export = est.EstimatorSpec, est.export
+TRAIN, EVAL, PREDICT = est.ModeKeys.TRAIN, est.ModeKeys.EVAL, est.ModeKeys.PREDICT
+Hook, Listener = tf.train.SessionRunHook, tf.train.CheckpointSaverListener
+
+
+# --- what the calls are made of ---------------------------------------------------------------------------------------
+
+
+def c(*values: float) -> Any:
+    """A constant: a scalar, or a vector of several numbers."""
+    return tf.constant(values[0] if len(values) == 1 else values)
+
+
+def shaped(*shape: int | None) -> Any:
+    return tf.placeholder(tf.float32, shape)
+
+
+def elsewhere() -> Any:
+    with tf.Graph().as_default():
+        return tf.constant(1.0)
+
+
+def train(**fields: Any) -> Any:
+    return Spec(TRAIN, **{"loss": c(1.0), "train_op": tf.no_op(), **fields})
+
+
+def evaluated(**fields: Any) -> Any:
+    return Spec(EVAL, **{"loss": c(1.0), **fields})
+
+
+def predicted(**fields: Any) -> Any:
+    return Spec(PREDICT, **{"predictions": {"a": c(1.0, 2.0)}, **fields})
+
+
+def metric(*values: float) -> Any:
+    try:
+        from tf_keras.metrics import Mean  # what tf.keras was
+    except ImportError:
+        Mean = tf.keras.metrics.Mean
+    found = Mean()
+    for value in values:
+        found.update_state(value)
+    return found
+
+
+def outputs(*names: str) -> dict[str, Any]:
+    return {name: export.PredictOutput(c(1.0)) for name in names}
+
+
+def in_tf_config(tree: Any, read: Callable[[Any], Any] | None = None, **arguments: Any) -> Any:
+    """A RunConfig where TF_CONFIG is `tree`."""
+    before, os.environ["TF_CONFIG"] = os.environ.get("TF_CONFIG"), json.dumps(tree)
+    try:
+        return est.RunConfig(**arguments)
+    finally:
+        del os.environ["TF_CONFIG"]
+        if before is not None:
+            os.environ["TF_CONFIG"] = before
+
+
+def rows(count: int, columns: int = 1) -> Any:
+    return tf.ones([count, columns])
+
+
+def both() -> Any:
+    return est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="b")])
+
+
+def headed(mode: Any, **given: Any) -> Any:
+    """What a head makes of two rows."""
+    return est.BinaryClassHead().create_estimator_spec(
+        **{"features": {"x": rows(2)}, "mode": mode, "logits": rows(2), "labels": rows(2), **given}
+    )
+
+
+CLUSTER = {"chief": ["h0:9"], "ps": ["h1:1", "h2:2"], "worker": ["h3:3", "h4:4", "h5:5"]}
+
+
+def task(kind: str, index: Any, cluster: Any = CLUSTER, **others: Any) -> Any:
+    return in_tf_config({"cluster": cluster, "task": {"type": kind, "index": index}, **others})
+
+
+def place(config: Any) -> Any:
+    return [
+        config.task_type, config.task_id, config.is_chief, config.num_worker_replicas, config.num_ps_replicas,
+        config.global_id_in_cluster, config.master, config.evaluation_master, sorted(config.cluster_spec.as_dict()),
+    ]  # fmt: skip
+
+
+def linear(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    w = tf.get_variable("w", [], initializer=tf.zeros_initializer())
+    if mode == PREDICT:
+        return Spec(mode, predictions={"y": w * features})
+    loss = tf.reduce_mean(tf.square(w * features - labels))
+    step = tf.train.get_or_create_global_step()
+    return Spec(mode, loss=loss, train_op=tf.train.GradientDescentOptimizer(0.1).minimize(loss, step))
+
+
+def data() -> Any:
+    return tf.data.Dataset.from_tensors(([1.0, 2.0], [2.0, 4.0])).repeat(3)
+
+
+def made(model_fn: Any = linear, *args: Any, **kwargs: Any) -> Any:
+    return est.Estimator(model_fn, *args, **kwargs)
+
+
+def of(model_fn: Callable[..., Any]) -> Any:
+    """An Estimator of `model_fn(mode)`."""
+    return est.Estimator(lambda features, labels, mode: model_fn(mode))
+
+
+@functools.cache
+def trained() -> Any:
+    return made(linear, tempfile.mkdtemp(), params={}).train(data, steps=1)
+
+
+def never_saves() -> Any:
+    return made(config=est.RunConfig(save_checkpoints_steps=None, save_checkpoints_secs=None))
+
+
+def subclass(name: str) -> Any:
+    return type("Own", (est.Estimator,), {name: lambda self, *args, **kwargs: None})(linear)
+
+
+def SERVING() -> Any:
+    x = tf.placeholder(tf.float32, [None])
+    return export.TensorServingInputReceiver(x, x)
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+SPEC = """
+Spec._fields => ["mode", "predictions", "loss", "train_op", "eval_metric_ops", "export_outputs", "training_chief_hooks", "training_hooks", "scaffold", "evaluation_hooks", "prediction_hooks"]
+isinstance(train(), tuple) => true
+len(train()) => 11
+list(train()._asdict()) == list(Spec._fields) => true
+[type(one).__name__ for one in train()[4:]] => ["dict", "NoneType", "tuple", "tuple", "Scaffold", "tuple", "tuple"]
+[type(one).__name__ for one in evaluated()[3:]] => ["NoneType", "dict", "NoneType", "tuple", "tuple", "Scaffold", "tuple", "tuple"]
+[type(one).__name__ for one in predicted()[2:]] => ["NoneType", "NoneType", "dict", "dict", "tuple", "tuple", "Scaffold", "tuple", "tuple"]
+(lambda mode, predictions, loss, *others: mode)(*evaluated()) => "eval"
+evaluated() == evaluated() => false
+Spec(None).mode => null
+Spec("other").mode => "other"
+Spec(None, loss=c(1.0)).predictions => {}
+Spec(mode=TRAIN) => raises ValueError
+Spec() => raises TypeError
+Spec(TRAIN, c(1.0), c(2.0), tf.no_op())[0] => "train"
+Spec(TRAIN, nothing=1) => raises TypeError
+Spec(TRAIN, train_op=tf.no_op()) => raises ValueError
+Spec(TRAIN, loss=c(1.0)) => raises ValueError
+Spec(EVAL, predictions=c(1.0)) => raises ValueError
+Spec(PREDICT) => raises ValueError
+Spec(PREDICT, loss=c(1.0)) => raises ValueError
+train(train_op=lambda: None) => raises TypeError
+train(train_op="name") => raises TypeError
+train(train_op=0) => raises TypeError
+train(train_op=1.0) => raises TypeError
+train(train_op=[tf.no_op()]) => raises TypeError
+train(train_op=c(1.0)).train_op.shape.rank => 0
+evaluated(train_op="name") => raises TypeError
+predicted(train_op=lambda: None) => raises TypeError
+train(train_op=elsewhere().op) => raises ValueError
+train(train_op=elsewhere()) => raises ValueError
+train(loss=1.0) => raises TypeError
+train(loss="loss") => raises TypeError
+train(loss=[c(1.0)]) => raises TypeError
+train(loss=c(1.0, 2.0)) => raises ValueError
+train(loss=shaped(2, 3)) => raises ValueError
+train(loss=tf.constant([1.0])).loss.shape.rank => 0
+train(loss=tf.constant([[1.0]])).loss.shape.rank => 0
+train(loss=shaped(None)).loss.shape.rank => 0
+train(loss=shaped(None, 1)).loss.shape.rank => 0
+train(loss=tf.placeholder(tf.float32)).loss.shape.rank => null
+train(loss=tf.constant(1)).loss.dtype.name => "int32"
+train(loss=tf.get_variable("v", [])).loss.shape.rank => 0
+train(loss=elsewhere()) => raises ValueError
+evaluated(loss=c(1.0, 2.0)) => raises ValueError
+evaluated(loss=elsewhere()) => raises ValueError
+predicted(loss=c(1.0, 2.0)) => raises ValueError
+predicted(loss=tf.constant([1.0])).loss.shape.rank => 0
+predicted(loss=1.0) => raises TypeError
+train().predictions => {}
+train(predictions=1.0) => raises TypeError
+train(predictions=c(1.0)).predictions.shape.rank => 0
+evaluated(predictions={"a": 1.0}) => raises TypeError
+evaluated(predictions=[c(1.0)]) => raises TypeError
+predicted(predictions=tf.SparseTensor([[0]], [1.0], [1])) => raises TypeError
+predicted(predictions={"a": tf.SparseTensor([[0]], [1.0], [1])}) => raises TypeError
+predicted(predictions=(c(1.0),)) => raises TypeError
+predicted(predictions={"a": c(1.0), "b": None}) => raises TypeError
+predicted(predictions={"a": elsewhere()}) => raises ValueError
+predicted(predictions=elsewhere()) => raises ValueError
+predicted(predictions=tf.get_variable("v", [])).predictions.shape.rank => raises ValueError
+train(predictions=elsewhere()) => raises ValueError
+predicted(predictions={}).predictions => {}
+list(predicted().export_outputs) => ["serving_default"]
+type(predicted().export_outputs["serving_default"]).__name__ => "PredictOutput"
+list(predicted().export_outputs["serving_default"].outputs) => ["a"]
+list(predicted(predictions=c(1.0)).export_outputs["serving_default"].outputs) => ["output"]
+sorted(predicted(export_outputs=outputs("a")).export_outputs) => ["a", "serving_default"]
+predicted(export_outputs={}) => ["infer", {"a": "SymbolicTensor"}, null, null, {}, {}, [], [], "Scaffold", [], []]
+sorted(predicted(export_outputs=outputs("a", "serving_default")).export_outputs) => ["a", "serving_default"]
+predicted(export_outputs=outputs("a", "b")) => raises ValueError
+predicted(export_outputs=[export.PredictOutput(c(1.0))]) => raises TypeError
+predicted(export_outputs={"a": c(1.0)}) => raises TypeError
+predicted(export_outputs={"a": {"b": c(1.0)}}) => raises TypeError
+evaluated(export_outputs={"a": 1}).export_outputs => {"a": 1}
+evaluated(export_outputs=7).export_outputs => 7
+train().export_outputs => null
+evaluated().export_outputs => null
+train(export_outputs={}).export_outputs => {}
+predicted(predictions={1: c(1.0)}) => raises ValueError
+evaluated().eval_metric_ops => {}
+evaluated(eval_metric_ops={}).eval_metric_ops => {}
+evaluated(eval_metric_ops=[]) => raises TypeError
+evaluated(eval_metric_ops=(c(1.0), c(1.0))) => raises TypeError
+evaluated(eval_metric_ops={"a": (c(1.0), tf.no_op())}).eval_metric_ops["a"][0].shape.rank => 0
+evaluated(eval_metric_ops={"a": (c(1.0), c(1.0), c(1.0))}) => raises TypeError
+evaluated(eval_metric_ops={"a": [c(1.0), c(1.0)]}) => raises TypeError
+evaluated(eval_metric_ops={"a": c(1.0)}) => raises TypeError
+evaluated(eval_metric_ops={"a": c(1.0, 2.0)}) => raises TypeError
+evaluated(eval_metric_ops={"a": 1.0}) => raises TypeError
+evaluated(eval_metric_ops={"a": "a"}) => raises TypeError
+evaluated(eval_metric_ops={"a": (elsewhere(), c(1.0))}) => raises ValueError
+evaluated(eval_metric_ops={"a": (c(1.0), elsewhere())}) => raises ValueError
+evaluated(eval_metric_ops={"a": ((c(1.0), c(2.0)), tf.no_op())}).eval_metric_ops["a"][0][1].shape.rank => 0
+evaluated(eval_metric_ops={"a": (1.0, 2.0)}) => raises AttributeError
+evaluated(eval_metric_ops={"a": tf.keras.metrics.Mean}) => raises TypeError
+evaluated(eval_metric_ops={"a": metric()}) => raises ValueError
+list(evaluated(eval_metric_ops={"a": metric(1.0)}).eval_metric_ops) => ["a"]
+evaluated(eval_metric_ops={"loss": (c(1.0), c(1.0))}).mode => "eval"
+train(eval_metric_ops={"a": 1.0}) => raises TypeError
+predicted(eval_metric_ops={"a": 1.0}) => raises TypeError
+train().training_hooks => []
+train(training_hooks=[Hook()])._asdict()["training_hooks"].__class__.__name__ => "tuple"
+len(train(training_hooks=(Hook() for _ in range(2))).training_hooks) => 2
+train(training_hooks=["hook"]) => raises TypeError
+train(training_hooks=Hook()) => raises TypeError
+train(training_hooks=[Hook]) => raises TypeError
+train(training_chief_hooks=["hook"]) => raises TypeError
+evaluated(evaluation_hooks=["hook"]) => raises TypeError
+predicted(prediction_hooks=["hook"]) => raises TypeError
+predicted(training_hooks=[object()]) => raises TypeError
+type(train().scaffold).__name__ => "Scaffold"
+type(predicted().scaffold).__name__ => "Scaffold"
+train(scaffold="scaffold") => raises TypeError
+train(scaffold=tf.train.Scaffold) => raises TypeError
+train(scaffold={}).scaffold.__class__.__name__ => "Scaffold"
+train()._replace(loss=c(3.0)).loss.shape.rank => 0
+train()._replace(mode=TRAIN).mode => "train"
+train()._replace(mode=EVAL) => raises ValueError
+train()._replace(loss=None) => raises ValueError
+train()._replace(loss=1.0) => raises TypeError
+train()._replace(train_op="name") => raises TypeError
+train()._replace(nothing=1) => ["train", {}, "SymbolicTensor", "Operation", {}, null, [], [], "Scaffold", [], []]
+type(train()._replace(predictions=c(1.0))).__name__ => "EstimatorSpec"
+sorted(predicted()._replace(predictions={"b": c(1.0)}).export_outputs["serving_default"].outputs) => ["a"]
+train()._replace(training_hooks=[1]) => raises TypeError
+Spec._make(["mode"]) => raises TypeError
+"""  # noqa: E501
+
+CONFIG = """
+est.RunConfig().model_dir => null
+est.RunConfig().tf_random_seed => null
+est.RunConfig().save_summary_steps => 100
+est.RunConfig().save_checkpoints_steps => null
+est.RunConfig().save_checkpoints_secs => 600
+est.RunConfig().session_config => null
+est.RunConfig().keep_checkpoint_max => 5
+est.RunConfig().keep_checkpoint_every_n_hours => 10000
+est.RunConfig().log_step_count_steps => 100
+est.RunConfig().train_distribute => null
+est.RunConfig().device_fn => null
+est.RunConfig().protocol => null
+est.RunConfig().eval_distribute => null
+est.RunConfig().experimental_max_worker_delay_secs => null
+est.RunConfig().session_creation_timeout_secs => 7200
+est.RunConfig().checkpoint_save_graph_def => true
+est.RunConfig().service => null
+place(est.RunConfig()) => ["worker", 0, true, 1, 0, 0, "", "", []]
+est.RunConfig(model_dir="") => raises ValueError
+est.RunConfig(model_dir=b"a").model_dir => "bytes"
+est.RunConfig(model_dir=__import__("pathlib").Path("a")).model_dir => "a"
+est.RunConfig(tf_random_seed=None).tf_random_seed => null
+est.RunConfig(tf_random_seed=7).replace(tf_random_seed=None).tf_random_seed => null
+est.RunConfig(tf_random_seed=0).tf_random_seed => 0
+est.RunConfig(tf_random_seed=True).tf_random_seed => true
+est.RunConfig(tf_random_seed=-5).tf_random_seed => -5
+est.RunConfig(tf_random_seed=2**40).tf_random_seed => 1099511627776
+est.RunConfig(tf_random_seed=1.0) => raises ValueError
+est.RunConfig(tf_random_seed="1") => raises ValueError
+est.RunConfig(save_summary_steps=-1) => raises ValueError
+est.RunConfig(save_summary_steps=0).save_summary_steps => 0
+est.RunConfig(save_summary_steps=None).save_summary_steps => null
+est.RunConfig(save_summary_steps=1.5).save_summary_steps => 1.5
+est.RunConfig(save_summary_steps="1") => raises TypeError
+est.RunConfig(save_checkpoints_steps=-1) => raises ValueError
+est.RunConfig(save_checkpoints_steps="1") => raises TypeError
+est.RunConfig(save_checkpoints_steps=0).save_checkpoints_steps => 0
+est.RunConfig(save_checkpoints_steps=0).save_checkpoints_secs => null
+est.RunConfig(save_checkpoints_secs=0).save_checkpoints_secs => 0
+est.RunConfig(save_checkpoints_secs=-1) => raises ValueError
+est.RunConfig(save_checkpoints_secs="1") => raises TypeError
+est.RunConfig(save_checkpoints_secs=1.5).save_checkpoints_secs => 1.5
+est.RunConfig(save_checkpoints_steps=None).save_checkpoints_secs => null
+est.RunConfig(save_checkpoints_secs=None).save_checkpoints_steps => null
+est.RunConfig(save_checkpoints_secs=None).save_checkpoints_secs => null
+est.RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=1) => raises ValueError
+est.RunConfig(save_checkpoints_steps=0, save_checkpoints_secs=0) => raises ValueError
+est.RunConfig(save_checkpoints_steps=1, save_checkpoints_secs=None).save_checkpoints_steps => 1
+est.RunConfig(session_config={}) => raises ValueError
+est.RunConfig(session_config=tf.ConfigProto()).session_config.allow_soft_placement => false
+est.RunConfig(keep_checkpoint_max=-1) => raises ValueError
+est.RunConfig(keep_checkpoint_max=0).keep_checkpoint_max => 0
+est.RunConfig(keep_checkpoint_max=None).keep_checkpoint_max => null
+est.RunConfig(keep_checkpoint_max="1") => raises TypeError
+est.RunConfig(keep_checkpoint_every_n_hours=0) => raises ValueError
+est.RunConfig(keep_checkpoint_every_n_hours=-1) => raises ValueError
+est.RunConfig(keep_checkpoint_every_n_hours=0.5).keep_checkpoint_every_n_hours => 0.5
+est.RunConfig(keep_checkpoint_every_n_hours=None).keep_checkpoint_every_n_hours => null
+est.RunConfig(log_step_count_steps=0) => raises ValueError
+est.RunConfig(log_step_count_steps=-1) => raises ValueError
+est.RunConfig(log_step_count_steps=None).log_step_count_steps => null
+est.RunConfig(log_step_count_steps="1") => raises TypeError
+est.RunConfig(device_fn=1) => raises ValueError
+est.RunConfig(device_fn=lambda: "/cpu:0") => raises ValueError
+est.RunConfig(device_fn=lambda node: "/cpu:0") => raises ValueError
+est.RunConfig(device_fn=lambda op, other: "/cpu:0") => raises ValueError
+est.RunConfig(device_fn=lambda op: "/cpu:0").device_fn(None) => "/cpu:0"
+est.RunConfig(protocol="http") => raises ValueError
+est.RunConfig(protocol=1) => raises ValueError
+est.RunConfig(protocol="grpc").protocol => "grpc"
+est.RunConfig(protocol="grpc+verbs").protocol => "grpc+verbs"
+est.RunConfig(experimental_max_worker_delay_secs=1.5) => raises ValueError
+est.RunConfig(experimental_max_worker_delay_secs="1") => raises ValueError
+est.RunConfig(experimental_max_worker_delay_secs=-1).experimental_max_worker_delay_secs => -1
+est.RunConfig(session_creation_timeout_secs=0) => raises ValueError
+est.RunConfig(session_creation_timeout_secs=-1) => raises ValueError
+est.RunConfig(session_creation_timeout_secs="1") => raises TypeError
+est.RunConfig(session_creation_timeout_secs=None).session_creation_timeout_secs => null
+est.RunConfig(checkpoint_save_graph_def=False).checkpoint_save_graph_def => false
+est.RunConfig(checkpoint_save_graph_def=0).checkpoint_save_graph_def => 0
+est.RunConfig(no_such=1) => raises TypeError
+est.RunConfig().replace(no_such=1) => raises ValueError
+est.RunConfig().replace(master="x") => raises ValueError
+est.RunConfig().replace(task_id=1) => raises ValueError
+est.RunConfig().replace(cluster_spec={}) => raises ValueError
+est.RunConfig().replace(is_chief=False) => raises ValueError
+est.RunConfig().replace("x") => raises TypeError
+est.RunConfig().replace(model_dir="x").model_dir => "x"
+est.RunConfig().replace(model_dir="") => raises ValueError
+est.RunConfig().replace(save_summary_steps=-1) => raises ValueError
+est.RunConfig().replace(save_checkpoints_steps=1, save_checkpoints_secs=1) => raises ValueError
+est.RunConfig().replace(save_checkpoints_steps=1).save_checkpoints_secs => null
+est.RunConfig(save_checkpoints_steps=5).replace(save_checkpoints_secs=7).save_checkpoints_steps => null
+est.RunConfig(save_checkpoints_steps=5).replace(save_checkpoints_secs=None).save_checkpoints_steps => 5
+est.RunConfig(save_checkpoints_steps=5).replace(save_checkpoints_steps=None).save_checkpoints_secs => null
+est.RunConfig().replace(session_config=1) => raises ValueError
+est.RunConfig().replace(protocol="http") => raises ValueError
+est.RunConfig().replace(device_fn=1) => raises ValueError
+est.RunConfig().replace(tf_random_seed=1.5) => raises ValueError
+est.RunConfig().replace(log_step_count_steps=0) => raises ValueError
+est.RunConfig().replace(train_distribute=None).train_distribute => null
+est.RunConfig().replace(experimental_max_worker_delay_secs=3).experimental_max_worker_delay_secs => 3
+est.RunConfig().replace(session_creation_timeout_secs=3).session_creation_timeout_secs => 3
+setattr(est.RunConfig(), "model_dir", "x") => raises AttributeError
+setattr(est.RunConfig(), "task_id", 1) => raises AttributeError
+setattr(est.RunConfig(), "own", 1) => null
+est.RunConfig() == est.RunConfig() => false
+len({est.RunConfig(), est.RunConfig()}) => 2
+__import__("copy").deepcopy(est.RunConfig(model_dir="x")).model_dir => "x"
+place(in_tf_config({})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+place(task("chief", 0)) => ["chief", 0, true, 4, 2, 0, "grpc://h0:9", "", ["chief", "ps", "worker"]]
+place(task("worker", 1)) => ["worker", 1, false, 4, 2, 2, "grpc://h4:4", "", ["chief", "ps", "worker"]]
+place(task("ps", 1)) => ["ps", 1, false, 4, 2, 5, "grpc://h2:2", "", ["chief", "ps", "worker"]]
+place(task("evaluator", 0)) => ["evaluator", 0, false, 0, 0, null, "", "", []]
+place(task("evaluator", 3)) => ["evaluator", 3, false, 0, 0, null, "", "", []]
+place(task("worker", "1")) => ["worker", 1, false, 4, 2, 2, "grpc://h4:4", "", ["chief", "ps", "worker"]]
+place(task("chief", 0, {"chief": ["h0:9"]})) => ["chief", 0, true, 1, 0, 0, "", "", ["chief"]]
+place(task("master", 0, {"master": ["h0:9"], "worker": ["h1:1"]})) => ["master", 0, true, 2, 0, 0, "grpc://h0:9", "", ["master", "worker"]]
+place(task("worker", 0, {"master": ["h0:9"], "worker": ["h1:1"]})) => ["worker", 0, false, 2, 0, 1, "grpc://h1:1", "", ["master", "worker"]]
+place(task("worker", 0, session_master="s", eval_session_master="e")) => ["worker", 0, false, 4, 2, 1, "s", "", ["chief", "ps", "worker"]]
+place(task("evaluator", 0, session_master="s", eval_session_master="e")) => ["evaluator", 0, false, 0, 0, null, "", "e", []]
+place(in_tf_config({"session_master": "s", "eval_session_master": "e"})) => ["worker", 0, true, 1, 0, 0, "s", "e", []]
+place(in_tf_config({"task": {"type": "worker", "index": 0}})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+task("worker", 0, service={"a": 1}).service => {"a": 1}
+task("worker", 0, service=3) => raises TypeError
+in_tf_config({"service": 3}) => raises TypeError
+task("worker", -1) => raises ValueError
+task("worker", 3) => raises ValueError
+task("worker", None) => raises ValueError
+task("boss", 0) => raises ValueError
+task("", 0) => raises ValueError
+task("worker", 0, {"worker": ["h0:1"]}) => raises ValueError
+task("chief", 0, {"chief": ["h0:1", "h1:1"]}) => raises ValueError
+task("ps", 0, {"chief": ["h0:1"]}) => raises ValueError
+task("chief", 0, {"chief": ["h0:1"], "master": ["h1:1"]}) => raises ValueError
+task("evaluator", 0, {"master": ["h0:1"]}) => raises ValueError
+task("evaluator", 0, {"worker": ["h0:1"]}) => raises ValueError
+in_tf_config({"cluster": CLUSTER}) => raises ValueError
+in_tf_config({"cluster": CLUSTER, "task": {"type": "worker"}}) => raises ValueError
+in_tf_config({"cluster": CLUSTER, "task": {"index": 0}}) => raises ValueError
+in_tf_config({"task": {"type": "worker", "index": 1}}) => raises ValueError
+in_tf_config({"task": {"type": "chief", "index": 0}}) => raises ValueError
+in_tf_config({"task": {"type": "ps", "index": 0}}) => raises ValueError
+in_tf_config({"model_dir": "a"}).model_dir => "a"
+in_tf_config({"model_dir": "a"}, model_dir="a").model_dir => "a"
+in_tf_config({"model_dir": "a"}, model_dir="b") => raises ValueError
+in_tf_config({"model_dir": ""}) => raises ValueError
+in_tf_config({}, model_dir="") => raises ValueError
+"""  # noqa: E501
+
+ESTIMATOR = """
+est.Estimator() => raises TypeError
+made(None) => raises ValueError
+made(7) => raises TypeError
+made(lambda labels, mode: None) => raises ValueError
+made(lambda features, labels, mode, other: None) => raises ValueError
+made(lambda features, labels, mode, other=1: None) => raises ValueError
+made(lambda features, labels: None, params={"a": 1}) => raises ValueError
+made(lambda features, labels: None, params={}) => raises ValueError
+made(lambda features, labels, params: None, params=None).params => {}
+made(params={"a": 1}).params => {"a": 1}
+made(params=7).params => 7
+made(config="config") => raises ValueError
+made(config={"model_dir": "a"}) => raises ValueError
+made(config=7, model_dir="a") => raises ValueError
+made(model_dir="a", config=est.RunConfig(model_dir="b")) => raises ValueError
+made(model_dir="a", config=est.RunConfig(model_dir="a")).model_dir => "a"
+made(model_dir="", config=est.RunConfig(model_dir="b")) => raises ValueError
+made(model_dir="", config=est.RunConfig()).model_dir != "" => true
+made(model_dir=__import__("pathlib").Path("a")).model_dir => "a"
+made(warm_start_from=7) => raises ValueError
+made(warm_start_from={}) => raises ValueError
+made(warm_start_from=est.WarmStartSettings("")) => raises ValueError
+est.WarmStartSettings("") => raises ValueError
+est.WarmStartSettings(None) => raises ValueError
+est.WarmStartSettings("a")[2:] => [{}, {}]
+made(no_such=1) => raises TypeError
+made().config.model_dir == made().config.model_dir => false
+made().config is made().config => false
+subclass("train") => raises ValueError
+subclass("evaluate") => raises ValueError
+subclass("predict") => raises ValueError
+subclass("eval_dir") => raises ValueError
+subclass("get_variable_value") => raises ValueError
+subclass("export_saved_model") => raises ValueError
+subclass("model_dir") => raises ValueError
+subclass("config") => raises ValueError
+isinstance(subclass("latest_checkpoint"), est.Estimator) => true
+isinstance(subclass("own"), est.Estimator) => true
+made().train(data, steps=0) => raises ValueError
+made().train(data, steps=-1) => raises ValueError
+made().train(data, max_steps=0) => raises ValueError
+made().train(data, max_steps=-1) => raises ValueError
+made().train(data, steps=1, max_steps=1) => raises ValueError
+made().train(data, steps="1") => raises TypeError
+made().train(data, hooks=["hook"], steps=1) => raises TypeError
+made().train(data, hooks=[Hook], steps=1) => raises TypeError
+made().train(data, hooks=Hook(), steps=1) => raises TypeError
+made().train(data, hooks=[Listener()], steps=1) => raises TypeError
+made().train(data, saving_listeners=["listener"], steps=1) => raises TypeError
+made().train(data, saving_listeners=[Hook()], steps=1) => raises TypeError
+made().train(data, saving_listeners=Listener(), steps=1) => raises TypeError
+never_saves().train(data, saving_listeners=[Listener()], steps=1) => raises ValueError
+made().train(None, steps=1) => raises TypeError
+made().train(7, steps=1) => raises TypeError
+made().train() => raises TypeError
+made().train(data, no_such=1) => raises TypeError
+isinstance(trained(), est.Estimator) => true
+trained().train(data, max_steps=1).__class__.__name__ => "Estimator"
+made(config=task("evaluator", 0)).train(data, steps=1) => raises ValueError
+made(config=task("ps", 0)).train(data, steps=1) => raises ValueError
+of(lambda mode: None).train(data, steps=1) => raises ValueError
+of(lambda mode: (1, 2)).train(data, steps=1) => raises ValueError
+of(lambda mode: tf.no_op()).train(data, steps=1) => raises ValueError
+of(lambda mode: train(loss="a")).train(data, steps=1) => raises TypeError
+of(lambda mode: train(train_op="a")).train(data, steps=1) => raises TypeError
+of(lambda mode: Spec(mode)).train(data, steps=1) => raises ValueError
+of(lambda mode: train(training_hooks=["a"])).train(data, steps=1) => raises TypeError
+made(lambda features, mode: train()).train(data, steps=1) => raises ValueError
+trained().evaluate(data, steps=0) => raises ValueError
+trained().evaluate(data, steps=-1) => raises ValueError
+trained().evaluate(data, steps="1") => raises TypeError
+trained().evaluate(data, hooks=["hook"]) => raises TypeError
+trained().evaluate(data, hooks=Hook()) => raises TypeError
+trained().evaluate(None) => raises TypeError
+trained().evaluate(data, checkpoint_path="no/such/model.ckpt-1") => raises ValueError
+sorted(trained().evaluate(data)) => ["global_step", "loss"]
+of(lambda mode: evaluated(eval_metric_ops={"loss": tf.metrics.mean(c(1.0))})).evaluate(data) => raises ValueError
+of(lambda mode: evaluated(eval_metric_ops={"global_step": tf.metrics.mean(c(1.0))})).evaluate(data) => raises ValueError
+next(trained().predict(data, hooks=["hook"])) => raises TypeError
+next(trained().predict(data, predict_keys=["no"])) => raises ValueError
+next(trained().predict(data, predict_keys="y"))["y"].shape => []
+next(trained().predict(data, predict_keys=["y", "no"]))["y"].shape => []
+next(trained().predict(data, predict_keys=[]))["y"].shape => []
+next(trained().predict(None)) => raises TypeError
+next(trained().predict(data, checkpoint_path="no/such/model.ckpt-1")) => raises ValueError
+type(trained().predict(7)).__name__ => "generator"
+next(trained().predict(data))["y"].shape => []
+trained().get_variable_value("no") => raises NotFoundError
+float(trained().get_variable_value("global_step")) => 1.0
+trained().get_variable_names() => ["global_step", "w"]
+made().get_variable_names() => raises ValueError
+made().get_variable_value("w") => raises ValueError
+made().latest_checkpoint() => null
+made(model_dir="a").eval_dir() => "a/eval"
+made(model_dir="a").eval_dir("b") => "a/eval_b"
+made(model_dir="a").eval_dir("") => "a/eval"
+trained().export_saved_model("out", None) => raises ValueError
+trained().export_saved_model("out", 7) => raises TypeError
+trained().export_saved_model("out", SERVING, experimental_mode="no") => raises ValueError
+made().export_saved_model("out", SERVING) => raises ValueError
+trained().experimental_export_all_saved_models("out", {}) => raises ValueError
+trained().experimental_export_all_saved_models("out", {"no": SERVING}) => raises ValueError
+trained().export_saved_model("out", SERVING, checkpoint_path="no/such/model.ckpt-1") => raises ValueError
+type(trained().export_saved_model("out", SERVING)).__name__ => "bytes"
+est.TrainSpec(7) => raises TypeError
+est.TrainSpec(data, max_steps=0) => raises ValueError
+est.TrainSpec(data, max_steps=-1) => raises ValueError
+est.TrainSpec(data, hooks=["hook"]) => raises TypeError
+est.TrainSpec(data, saving_listeners=["listener"]) => raises TypeError
+est.EvalSpec(7) => raises TypeError
+est.EvalSpec(data, steps=0) => raises ValueError
+est.EvalSpec(data, name=7) => raises TypeError
+est.EvalSpec(data, hooks=["hook"]) => raises TypeError
+est.EvalSpec(data, exporters="a") => raises TypeError
+est.EvalSpec(data, exporters=["a"]) => raises TypeError
+est.EvalSpec(data, exporters=7) => raises TypeError
+est.EvalSpec(data, start_delay_secs=-1) => raises ValueError
+est.EvalSpec(data, throttle_secs=-1) => raises ValueError
+est.train_and_evaluate("a", est.TrainSpec(data, 1), est.EvalSpec(data)) => raises TypeError
+est.train_and_evaluate(made(), "a", est.EvalSpec(data)) => raises TypeError
+est.train_and_evaluate(made(), est.TrainSpec(data, 1), "a") => raises TypeError
+est.add_metrics(made(), lambda no_such: {}) => raises ValueError
+est.add_metrics(made(), lambda features: {}).__class__.__name__ => "Estimator"
+est.add_metrics("a", lambda features: {}) => raises AttributeError
+made(model_dir="a").model_fn(c(1.0), c(1.0), TRAIN, None).__class__.__name__ => "EstimatorSpec"
+"""
+
+HEADS = """
+est.BinaryClassHead(label_vocabulary="ab") => raises ValueError
+est.BinaryClassHead(label_vocabulary=["a"]) => "BinaryClassHead"
+est.BinaryClassHead(thresholds=[0.0]) => raises ValueError
+est.BinaryClassHead(thresholds=[0.5, 1.5]) => raises ValueError
+est.BinaryClassHead(loss_reduction="none") => raises ValueError
+est.BinaryClassHead(loss_reduction="no") => raises ValueError
+est.BinaryClassHead(loss_reduction=None) => raises ValueError
+est.BinaryClassHead(loss_fn=lambda labels: 1) => raises ValueError
+est.BinaryClassHead(loss_fn=lambda labels, logits, other: 1) => raises ValueError
+est.BinaryClassHead(loss_fn=lambda labels, logits, features, loss_reduction: 1).name => null
+est.BinaryClassHead(loss_fn=7) => raises TypeError
+est.BinaryClassHead(name="a").name => "a"
+est.BinaryClassHead().logits_dimension => 1
+est.BinaryClassHead().loss_reduction => "sum_over_batch_size"
+est.MultiClassHead(2) => raises ValueError
+est.MultiClassHead(None) => raises ValueError
+est.MultiClassHead("3") => raises TypeError
+est.MultiClassHead(3, label_vocabulary="abc") => raises ValueError
+est.MultiClassHead(3, label_vocabulary=["a"]) => raises ValueError
+est.MultiClassHead(3).logits_dimension => 3
+est.MultiLabelHead(1) => raises ValueError
+est.MultiLabelHead(None) => raises ValueError
+est.MultiLabelHead(2, thresholds=[2.0]) => raises ValueError
+est.MultiLabelHead(3, label_vocabulary="abc") => raises ValueError
+est.MultiLabelHead(3, label_vocabulary=["a"]) => raises ValueError
+est.MultiLabelHead(3, classes_for_class_based_metrics=["a"]) => raises ValueError
+est.MultiLabelHead(3, classes_for_class_based_metrics=[5]) => raises ValueError
+est.MultiLabelHead(3, classes_for_class_based_metrics=[-1]) => raises ValueError
+est.MultiLabelHead(2, label_vocabulary=["a", "b"], classes_for_class_based_metrics=["x"]) => raises ValueError
+est.RegressionHead(0) => raises ValueError
+est.RegressionHead(-1) => raises ValueError
+est.RegressionHead(loss_reduction="no") => raises ValueError
+est.RegressionHead(loss_fn=lambda labels: 1) => raises ValueError
+est.MultiHead(None) => raises ValueError
+est.MultiHead([]) => raises ValueError
+est.MultiHead([est.RegressionHead()]) => raises ValueError
+est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="a")]) => "MultiHead"
+est.MultiHead([est.RegressionHead(name="a")], head_weights=[1.0, 2.0]) => raises ValueError
+est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="b", loss_reduction="sum")]).loss_reduction => raises ValueError
+est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(2, name="b")]).logits_dimension => 3
+both().loss({"a": rows(2)}, {"a": rows(2), "b": rows(2)}) => raises ValueError
+both().loss({"a": rows(2), "b": rows(2)}, {"a": rows(2)}) => raises ValueError
+both().loss(rows(2), {"a": rows(2), "b": rows(2)}) => raises ValueError
+both().loss({"a": rows(2), "b": rows(2)}, rows(2, 3)) => raises ValueError
+both().loss({"a": rows(2), "b": rows(2)}, rows(2, 2), {}).shape.rank => 0
+est.Head() => raises TypeError
+est.BinaryClassHead().loss(None, rows(2)) => raises ValueError
+est.BinaryClassHead().loss(rows(3), rows(2)) => raises ValueError
+est.BinaryClassHead().loss(rows(2, 2), rows(2)) => raises ValueError
+est.BinaryClassHead().loss(rows(2), c(1.0, 2.0)) => raises ValueError
+est.BinaryClassHead().loss(rows(2), rows(2, 3)) => raises ValueError
+est.BinaryClassHead().loss(c(1.0, 0.0), rows(2), {}).shape.rank => 0
+est.BinaryClassHead().loss(tf.SparseTensor([[0, 0]], [1.0], [2, 1]), rows(2)) => raises ValueError
+est.BinaryClassHead().loss(tf.constant([["a"], ["b"]]), rows(2)) => raises ValueError
+est.BinaryClassHead(label_vocabulary=["a", "b"]).loss(rows(2), rows(2)) => raises TypeError
+est.BinaryClassHead(weight_column="w").loss(rows(2), rows(2), {"x": rows(2)}) => raises ValueError
+est.BinaryClassHead(weight_column="w").loss(rows(2), rows(2), {"w": rows(3)}) => raises ValueError
+est.BinaryClassHead(weight_column="w").loss(rows(2), rows(2), {"w": tf.constant([["a"], ["b"]])}) => "SymbolicTensor"
+est.BinaryClassHead(weight_column="w").loss(rows(2), rows(2), {"w": c(1.0, 2.0)}).shape.rank => 0
+est.BinaryClassHead(weight_column=7).loss(rows(2), rows(2), {"w": rows(2)}) => raises TypeError
+est.BinaryClassHead(loss_fn=lambda labels, logits: c(1.0)).loss(rows(2), rows(2), {}) => raises ValueError
+est.BinaryClassHead(loss_fn=lambda labels, logits: rows(3)).loss(rows(2), rows(2), {}) => "SymbolicTensor"
+est.BinaryClassHead(loss_fn=lambda labels, logits: rows(2, 2)).loss(rows(2), rows(2), {}) => "SymbolicTensor"
+est.MultiClassHead(3).loss(None, rows(2, 3)) => raises ValueError
+est.MultiClassHead(3).loss(rows(2), rows(2, 3)) => raises ValueError
+est.MultiClassHead(3).loss(tf.constant([["a"], ["b"]]), rows(2, 3)) => raises ValueError
+est.MultiClassHead(3).loss(tf.constant([[0], [2]]), rows(2, 2)) => raises ValueError
+est.MultiClassHead(3).loss(tf.constant([[0, 1, 0], [1, 0, 0]]), rows(2, 3)) => raises ValueError
+est.MultiClassHead(3, label_vocabulary=["a", "b", "c"]).loss(tf.constant([[0], [2]]), rows(2, 3)) => raises ValueError
+est.MultiLabelHead(2).loss(None, rows(2, 2)) => raises ValueError
+est.MultiLabelHead(2).loss(tf.constant([[0], [1]]), rows(2, 2)) => raises ValueError
+est.MultiLabelHead(2).loss(tf.constant([[0, 1], [1, 1]]), rows(2, 3)) => raises ValueError
+est.MultiLabelHead(2).loss(tf.SparseTensor([[0, 0]], ["a"], [2, 1]), rows(2, 2)) => raises TypeError
+est.MultiLabelHead(2).loss(tf.SparseTensor([[0, 0]], [1.5], [2, 1]), rows(2, 2)) => raises ValueError
+est.RegressionHead().loss(None, rows(2)) => raises ValueError
+est.RegressionHead(2).loss(rows(2), rows(2, 2)) => raises ValueError
+est.RegressionHead().loss(tf.SparseTensor([[0, 0]], [1.0], [2, 1]), rows(2)) => raises ValueError
+est.RegressionHead().loss(rows(2), rows(2, 2)) => raises ValueError
+est.RegressionHead(weight_column="w").loss(rows(2), rows(2), {"w": rows(3)}) => raises ValueError
+est.BinaryClassHead().predictions(rows(2), keys=["no"]) => raises ValueError
+est.BinaryClassHead().predictions(rows(2, 2)) => raises ValueError
+sorted(est.BinaryClassHead().predictions(rows(2), keys=["logits"])) => ["logits"]
+sorted(est.BinaryClassHead().predictions(rows(2))) => ["all_class_ids", "all_classes", "class_ids", "classes", "logistic", "logits", "probabilities"]
+sorted(est.MultiClassHead(3).predictions(rows(2, 3))) => ["all_class_ids", "all_classes", "class_ids", "classes", "logits", "probabilities"]
+sorted(est.MultiLabelHead(3).predictions(rows(2, 3))) => ["classes", "logits", "probabilities"]
+sorted(est.RegressionHead().predictions(rows(2))) => ["predictions"]
+sorted(est.PoissonRegressionHead().predictions(rows(2))) => ["logits", "predictions"]
+headed(TRAIN) => raises ValueError
+headed(TRAIN, train_op_fn=lambda loss: None) => raises ValueError
+headed(TRAIN, train_op_fn=lambda loss: "name") => raises TypeError
+headed(TRAIN, train_op_fn=lambda loss: tf.no_op(), optimizer=tf.keras.optimizers.SGD()) => raises ValueError
+headed(TRAIN, train_op_fn=lambda loss: tf.no_op(), labels=None) => raises ValueError
+headed(TRAIN, optimizer=7) => raises ValueError
+headed(TRAIN, train_op_fn=lambda loss: tf.no_op(), update_ops="a") => raises ValueError
+headed(TRAIN, train_op_fn=lambda loss: tf.no_op(), update_ops=[tf.no_op()]).train_op.__class__.__name__ => "Operation"
+headed("no") => raises ValueError
+headed(None) => raises ValueError
+headed(TRAIN, train_op_fn=lambda loss: tf.no_op()).__class__.__name__ => "EstimatorSpec"
+isinstance(headed(PREDICT), est.EstimatorSpec) => true
+headed(TRAIN, train_op_fn=lambda loss: tf.no_op()).export_outputs => null
+headed(EVAL).export_outputs => null
+sorted(headed(PREDICT).export_outputs) => ["classification", "predict", "regression", "serving_default"]
+headed(TRAIN, train_op_fn=lambda loss: tf.no_op()).loss.shape.rank => 0
+sorted(headed(EVAL).eval_metric_ops) => ["accuracy", "accuracy_baseline", "auc", "auc_precision_recall", "average_loss", "label/mean", "precision", "prediction/mean", "recall"]
+sorted(headed(EVAL).predictions) => ["all_class_ids", "all_classes", "class_ids", "classes", "logistic", "logits", "probabilities"]
+headed(EVAL).train_op => null
+headed(PREDICT).loss => null
+headed(EVAL, regularization_losses=[c(1.0)]).loss.shape.rank => 0
+"""  # noqa: E501
+
+TABLES = {"heads": HEADS, "spec": SPEC, "config": CONFIG, "estimator": ESTIMATOR}
+
+
+def receivers() -> Any:
+    return export.build_raw_serving_input_receiver_fn({"x": tf.placeholder(tf.float32, [None])})
+
+
+def expected(table: str) -> dict[str, Any]:
+    """Call -> result of TensorFlow 2.15."""
+    pairs = [line.rsplit(" => ", 1) for line in TABLES[table].splitlines() if line]
+    return {call: text if text.startswith("raises ") else json.loads(text) for call, text in pairs}
+
+
+def shown(value: Any) -> Any:
+    """A result as JSON has it."""
+    if isinstance(value, tuple | list):
+        return [shown(one) for one in value]
+    if isinstance(value, dict):
+        return {key: shown(one) for key, one in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else type(value).__name__
+
+
+def result(call: str, names: dict[str, Any]) -> Any:
+    """What a call comes to: its value, or which exception it raises, by its class of Python or TensorFlow."""
+    here = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder, tf.Graph().as_default():
+        os.chdir(folder)
+        try:
+            return shown(eval(call, names))
+        except Exception as error:
+            known = (one for one in type(error).__mro__ if one.__module__.split(".")[0] in ("builtins", "tensorflow"))
+            return f"raises {next(known).__name__}"
+        finally:
+            os.chdir(here)
+
+
+def results(table: str) -> dict[str, Any]:
+    return {call: result(call, globals()) for call in expected(table)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(results(sys.argv[1])))
