@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -367,13 +367,10 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
             raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
-    if config.command == "doctor":
-        return doctor.show(config.tracking, env)
-    if config.command == "new":
-        return new_project.show(Path(str(config.new.path)))
-    if config.command == "best":
-        return best_runs.show(config)
-    return cluster_info.show(config, env)
+    show: Mapping[str, Callable[[Config, Mapping[str, str]], dict[str, Any]]] = {
+        "best": best_runs.show, "cluster_info": cluster_info.show, "doctor": doctor.show, "new": new_project.show,
+    }  # fmt: skip
+    return show[config.command](config, env)
 
 
 def _names_of_secrets(word: str) -> list[str]:

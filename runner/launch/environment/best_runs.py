@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from runner.system.redaction import masked_override
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 
-def show(config: Config) -> dict[str, Any]:
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Print and return the runs in and below the folder `model_dir` (null: outputs), best first by `sweep.metric`
     (null: the loss), each with those of its settings that not all of them have.
 

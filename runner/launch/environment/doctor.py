@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import runner
-from runner.config.schema import TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.system.child_process import describe_exit
 from runner.system.console import format_bytes, print_table
 from runner.system.files import free_bytes
@@ -81,31 +81,28 @@ class Probe:
     said: str = ""
 
 
-def show(settings: TrackingConfig, env: Mapping[str, str], stream: IO[str] | None = None) -> dict[str, Any]:
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Print and return the findings, then the problems; `can_start` tells whether a run can start here."""
-    stream = stream or sys.stdout
     checks: Sequence[Callable[[], Section]] = (
         lambda: check_python(env),
-        lambda: check_tensorflow(_run_probe_shown(env), env),
+        lambda: check_tensorflow(run_probe(env), env),
         lambda: check_machine(Path.cwd()),
-        lambda: check_tracking(settings, env, Path.cwd()),
+        lambda: check_tracking(config.tracking, env, Path.cwd()),
     )
     found: dict[str, Any] = {}
     problems: list[Problem] = []
     for check in checks:  # printed one by one, so that the user sees progress
         section = check()
-        found[section.title] = print_table(section.title, ["", ""], section.rows, stream)
-        print(file=stream, flush=True)
+        found[section.title] = print_table(section.title, ["", ""], section.rows)
+        print(flush=True)
         problems += section.problems
     problems.sort(key=lambda problem: not problem.is_fatal)
     if problems:
         rows = [["error" if one.is_fatal else "warning", one.what, one.do] for one in problems]
-        print_table("problems", ["", "what is wrong", "what to do"], rows, stream)
-        print(file=stream)
+        print_table("problems", ["", "what is wrong", "what to do"], rows)
+        print()
     is_fit = not any(problem.is_fatal for problem in problems)
-    print(
-        "A run can start here." if is_fit else "No run can start here: see the errors above.", file=stream, flush=True
-    )
+    print("A run can start here." if is_fit else "No run can start here: see the errors above.", flush=True)
     return {"can_start": is_fit, **found, "problems": [asdict(one) for one in problems]}
 
 
@@ -164,7 +161,9 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
 
 
 def run_probe(env: Mapping[str, str], timeout_secs: float = PROBE_SECS) -> Probe:
-    """Run the TensorFlow probe in a separate process."""
+    """Run the TensorFlow probe in a separate process, which takes seconds: with a live line on a terminal."""
+    if shows_live("auto", sys.stderr):
+        START_STATUS.show("importing TensorFlow")
     # Level 0, because TensorFlow logs the reason for a missing GPU as INFO.
     given = {**env, "TF_CPP_MIN_LOG_LEVEL": "0"}
     command = [sys.executable, "-m", "runner.task.tensorflow_probe"]
@@ -172,19 +171,11 @@ def run_probe(env: Mapping[str, str], timeout_secs: float = PROBE_SECS) -> Probe
         done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=timeout_secs, check=False)
     except subprocess.TimeoutExpired:
         return Probe(None, f"has not finished within {timeout_secs:.0f} s")
+    finally:
+        START_STATUS.stop()
     if done.returncode:
         return Probe(None, describe_exit(done.returncode), done.stderr)
     return Probe(json.loads(done.stdout.splitlines()[-1]), said=done.stderr)
-
-
-def _run_probe_shown(env: Mapping[str, str]) -> Probe:
-    """Run the probe, which takes seconds, with a live line on a terminal."""
-    if shows_live("auto", sys.stderr):
-        START_STATUS.show("importing TensorFlow")
-    try:
-        return run_probe(env)
-    finally:
-        START_STATUS.stop()
 
 
 def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/dev")) -> Section:
