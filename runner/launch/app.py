@@ -117,7 +117,6 @@ class CommandLine:
 
     Attributes:
       command: what its jobs share.
-      code: the worst exit code so far.
       model_dir: folder of the run that was started last; None: no run was started.
     """
 
@@ -125,18 +124,13 @@ class CommandLine:
         self.command = command
         self._arguments = arguments
         self.model_dir: Path | None = None
-        self.code = FINISHED
         self._called = False
         self._sweep_dir = ""
         self._composer: Composer | None = None  # as in the process of another launcher
         self._sweeper: Any = None
-        self._error: Exception | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"command": self.command}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return CommandLine, (self.command,)
 
     def run(self) -> int:
         """Compose and run all jobs, and return the worst of their exit codes.
@@ -153,8 +147,7 @@ class CommandLine:
                 _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
             elif self._sweep_dir:
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
-                self.code = max(self.code, self.multirun.code)
-        return self.code
+        return self.command.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | Exception | None:
         """Check the composed config of a job, and run the job under a supervisor.
@@ -163,7 +156,7 @@ class CommandLine:
           The metric that a sweeper optimizes, if there is one.
         """
         self._called = True
-        if self._error is not None:  # the sweep failed in an earlier job, so no further job is run
+        if self.command.error is not None:  # the sweep failed in an earlier job, so no further job is run
             return None
         try:
             is_run = HydraConfig.get().mode == RunMode.RUN
@@ -172,7 +165,7 @@ class CommandLine:
         except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
             if self.command.is_copy:
                 return error
-            self._error, self.command.failed = error, True
+            self.command.error = error
             return None
 
     def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
@@ -218,7 +211,7 @@ class CommandLine:
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 START_STATUS.stop()
                 self.answer |= _answer_of_environment(config, self.command.env, is_sweep=is_sweep)
-                self.code = max(self.code, FINISHED if self.answer.get("can_start", True) else FAILED)
+                self.command.note(FINISHED if self.answer.get("can_start", True) else FAILED)
                 return None
             from runner.launch import supervisor
 
@@ -228,13 +221,13 @@ class CommandLine:
             )
             self.command.mistake = outcome.error or ""
             self.answer |= {"status": outcome.status, "error": outcome.error, **outcome.facts.get("answer", {})}
-            self.code = max(self.code, outcome.code)
+            self.command.note(outcome.code)
         except MISTAKES as error:
             # The error is reported here and not raised: Hydra would add a line of its own, and end a sweep whose other
             # jobs are correct.
             _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
             reason = self.command.say(error)
-            self.code = USER_ERROR
+            self.command.note(USER_ERROR)
             self.answer |= {"status": "failed", "error": reason}
             if is_sweep:
                 name = self._name_of_job(hydra_config, overrides)
@@ -280,8 +273,8 @@ class CommandLine:
                 return
             self._composer = Composer(given.config_path, given.config_name, given.config_dir)
             self._launch(self._composer.compose(given.overrides, is_sweep=given.multirun))
-            if self._error is not None:
-                raise self._error
+            if self.command.error is not None:
+                raise self.command.error
         except (OSError, AssertionError, ValueError, RecursionError) as error:
             if self._called or isinstance(error, HydraException | ConfigError):
                 raise

@@ -61,7 +61,6 @@ class Multirun:
     `command.start` and the sweep's folder.
 
     Attributes:
-      code: the worst exit code of the jobs so far.
       total: number of jobs of the sweep; None: not known.
       judges: number of a job -> function that is called with the job's evaluations while it runs, and returns whether
         to stop it.
@@ -70,7 +69,6 @@ class Multirun:
     """
 
     def __init__(self, command: Command) -> None:
-        self.code = FINISHED
         self.total: int | None = None
         self.judges: dict[int, Callable[[Point], bool]] = {}
         self.pending: dict[str, Future[None]] = {}
@@ -127,7 +125,7 @@ class Multirun:
     def refuse(self, folder: Path, name: str, reason: str) -> None:
         """Record a job that is not run, because its config is wrong."""
         self._refused.append((folder, name, reason))
-        self._note(USER_ERROR)
+        self._command.note(USER_ERROR)
 
     def end(self, directory: Path, *, failed: bool) -> None:
         """Wait for the running jobs, rank all jobs and close the sweep.
@@ -147,7 +145,7 @@ class Multirun:
                 sweep.add(sweep.result_of(*refused))
             sweep.end(stops=self._command.stops.came, failed=failed, total=self.total)
         if self._command.stops.came:
-            self._note(INTERRUPTED)
+            self._command.note(INTERRUPTED)
         for job in self._begun:
             job.result()
 
@@ -168,7 +166,7 @@ class Multirun:
             return None
         sweep = self.open(directory, parsing.load(configs[0]))
         for result in sweep.results:
-            self._note(CODES.get(result.status, FAILED))
+            self._command.note(CODES.get(result.status, FAILED))
         return sweep
 
     def _take_turn(self, sweep: Sweep, job: SweepJob, prefix: str) -> None:
@@ -195,11 +193,8 @@ class Multirun:
             point = stops.pruned_by
             say(f"{prefix}pruned: {point.name} was {console.format_number(point.value)} at step {point.step}")
             result.status, code = "pruned", FINISHED
-        self._note(code)
+        command.note(code)
         sweep.add(result)
-
-    def _note(self, code: int) -> None:
-        self.code = max(self.code, code)
 
 
 class JudgedJob(StopRequests):
