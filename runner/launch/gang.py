@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from runner.distribute.cluster import ALONE, Cluster
 from runner.system.child_process import Process, describe_exit, start_process
 from runner.system.heartbeat import PERIOD_SECS
+from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
 
 POLL_SECS = 0.1
@@ -52,7 +53,9 @@ class Task:
 
 def start_cold(task: Task) -> Process:
     """Start `task` by its command, in a process that imports TensorFlow itself."""
-    return start_process(task.argv, task.env, task.prefix)
+    # This process keeps the terminal until the task, which has no prefix if it draws a live line, asks for it.
+    lent = {} if task.prefix else START_STATUS.lend("importing TensorFlow")
+    return start_process(task.argv, {**task.env, **lent}, task.prefix)
 
 
 @dataclass(frozen=True)

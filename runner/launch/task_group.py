@@ -103,8 +103,7 @@ class RestartingGang:
         for place in places:
             env, prefix = task_env(self.env, place, self.record.generation), self.prefix
             if place.is_chief and not prefix and shows_live(self.config.run.progress, sys.stderr):
-                START_STATUS.show("starting")
-                env |= START_STATUS.lend("importing TensorFlow")
+                START_STATUS.show("importing TensorFlow")
             if not place.is_chief:  # the chief writes to the terminal itself, like a single process
                 env, prefix = {**env, QUIET_ERRORS: "1"}, f"{prefix}[{place.name}] "
             tasks.append(Task(place, task_argv(self.file), env, prefix))
