@@ -98,8 +98,7 @@ class Gang:
         and may wait before.
       look_around: returns an event outside of this gang that ends its tasks. If the event is an interruption, the tasks
         are asked to stop.
-      stop_wanted: whether a server asked for the end of the run.
-      asked_to_stop: names of tasks outside of this gang that were asked to stop.
+      asked_to_stop: names of tasks that were asked to stop, of servers and of tasks outside of this gang.
     """
 
     start_timeout_secs: float = float("inf")
@@ -109,7 +108,6 @@ class Gang:
     has_joined: Callable[[Task], bool] = lambda task: True
     may_replace: Callable[[GangResult], bool] = lambda ending: False
     look_around: Callable[[], GangResult | None] = lambda: None
-    stop_wanted: bool = field(default=False, init=False)
     asked_to_stop: set[str] = field(default_factory=set, init=False)
     _running: dict[Task, Process] = field(default_factory=dict, init=False)
     _asked_at: float = field(default=float("inf"), init=False)
@@ -178,7 +176,6 @@ class Gang:
                 self._overdue(task, silent_secs)
             elif monitor.wants_to_stop:
                 monitor.wants_to_stop = False
-                self.stop_wanted = True
                 self.asked_to_stop.add(task.place.name)
                 self.ask_to_stop()
             elif not self._has_others:

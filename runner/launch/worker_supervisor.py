@@ -78,8 +78,8 @@ class WorkerSupervisor:
         has_finished = False
 
         def look_around() -> GangResult | None:
-            if self.place.is_server and (gang.stop_wanted or self.stops.came):
-                gang.stop_wanted = False
+            if self.place.is_server and (gang.asked_to_stop or self.stops.came):
+                gang.asked_to_stop.clear()
                 rendezvous.tell("stopping")  # the coordinator still needs this task to save
             return rendezvous.look(task)
 
