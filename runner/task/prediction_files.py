@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,7 +25,6 @@ from runner.system.files import HALF_WRITTEN
 from runner.tracking.plain_values import ONLY_KEY, json_value, leaves
 
 _ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would create an encoder in each call
-_COPY_BYTES = 1 << 20
 _ROW_GROUP_BYTES = 1 << 26  # size of a Parquet row group: it is kept in memory here, and a reader reads it at once
 
 
@@ -232,9 +230,9 @@ class _Column:
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path
         self._shape: tuple[int, ...] | None = None
-        self._dtype = np.dtype(np.float32)
         self._count = 0
-        self._texts: list[tuple[int, int]] = []  # (number of texts, bytes each), because the longest is not known yet
+        # (number of values, their type) of each batch, because the longest text is not known yet
+        self._batches: list[tuple[int, np.dtype]] = []
         self._spool = tempfile.TemporaryFile(dir=path.parent)
 
     def add(self, array: np.ndarray) -> None:
@@ -244,24 +242,22 @@ class _Column:
             return
         array = self._of_bytes(array) if array.dtype == object else array
         if self._shape is None:
-            self._shape, self._dtype = array.shape[1:], array.dtype
+            self._shape = array.shape[1:]
         if array.shape[1:] != self._shape:
             first, here = list(self._shape), list(array.shape[1:])
             raise self._error(f"is {first} in the first example and {here}")
-        if array.dtype.kind == "S":
-            self._texts.append((array.size, array.itemsize))
+        self._batches.append((array.size, array.dtype))
         self._spool.write(array.tobytes())
         self._count += len(array)
 
     def write_to(self, file: IO[bytes]) -> None:
         assert self._shape is not None
-        dtype = np.dtype(f"S{max(size for _, size in self._texts)}") if self._texts else self._dtype
+        dtype = np.result_type(*{one for _, one in self._batches})
         descr, shape = np.lib.format.dtype_to_descr(dtype), (self._count, *self._shape)
         np.lib.format.write_array_header_2_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         self._spool.seek(0)
-        for number, size in self._texts:
-            file.write(np.frombuffer(self._spool.read(number * size), f"S{size}").astype(dtype).tobytes())
-        shutil.copyfileobj(self._spool, file, _COPY_BYTES)  # all texts are empty
+        for number, own in self._batches:
+            file.write(np.frombuffer(self._spool.read(number * own.itemsize), own).astype(dtype).tobytes())
 
     def _of_bytes(self, array: np.ndarray) -> np.ndarray:
         texts = array.ravel().tolist()
@@ -277,8 +273,7 @@ class _Column:
         return np.array(texts, dtype=np.bytes_).reshape(array.shape)
 
     def _error(self, mistake: str) -> ValueError:
-        where = f"predict.output={self._path}: prediction {self._name!r}"
-        where += f" {mistake} in example {self._count + 1}"
+        where = f"predict.output={self._path}: prediction {self._name!r} {mistake} in example {self._count + 1}"
         return ValueError(f"{where}. All examples of an array in an .npz have one shape; write .jsonl.")
 
 
@@ -396,10 +391,8 @@ class TFRecord(PredictionWriter):
         import tensorflow as tf
 
         rows = [list(_flat(row)) for row in array.tolist()]
-        if array.dtype == object:
-            kind = next((type(value) for row in rows for value in row), bytes)
-        else:
-            kind = {"f": float, "i": int, "u": int, "b": int}.get(array.dtype.kind, type(None))
+        of_object = next((type(value) for row in rows for value in row), bytes)
+        kind = {"O": of_object, "f": float}.get(array.dtype.kind, int)
         try:
             if kind is float:
                 return [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in rows]
