@@ -78,7 +78,7 @@ class Restarts:
 
     def _note(self, ending: GangResult, step: int | None) -> None:
         journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
-        journal.event("restart", task=ending.task.place.name, reason=ending.reason, step=step, number=self.total)
+        journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total)
         journal.metrics(step or 0, {METRIC: self.total})
         journal.close()
 

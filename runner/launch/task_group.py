@@ -81,7 +81,7 @@ class RestartingGang:
                 starter.wait(self.stops.came)
                 if self.stops.came:  # before any task was started; the result is that of a task that has taken no step
                     has_nothing = trains and latest_step(self.restarts.model_dir) is None
-                    return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0])
+                    return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0].place)
                 if trains:
                     remove_ending(self.restarts.model_dir)
                 journals.mark()  # who joined in an earlier start has not joined in this one
@@ -152,7 +152,7 @@ def say_errors(journals: Journals, prefix: str = "") -> None:
 
 def error_of(ending: GangResult, journals: Journals) -> str:
     """Return why a run ended, in one line; '' if it finished."""
-    place = ending.task.place
+    place = ending.place
     errors = journals.events("error").get(place.name)
     if errors and not ending.is_loss:
         return f"{'' if place.is_chief else f'{place.name}: '}{errors[-1]['error']}"

@@ -81,7 +81,7 @@ class WorkerSupervisor:
             if self.place.is_server and (gang.asked_to_stop or self.stops.came):
                 gang.asked_to_stop.clear()
                 rendezvous.tell("stopping")  # the coordinator still needs this task to save
-            return rendezvous.look(task)
+            return rendezvous.look()
 
         gang = Gang(
             freeze_secs=self.config.run.freeze_secs,
