@@ -179,9 +179,13 @@ class CommandLine:
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
         if is_sweep:
+            from runner.launch.multirun import SweepJob, name_of_job
+
             self.multirun.only_lists = composed.get("command") == "dry_run"
             batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
+            varied = [text for text in overrides if text != "command=dry_run"]
+            name = name_of_job(self.command.argv, varied, hydra_config.sweeper.get("params") or ())
         try:
             if hydra_config.job.chdir:
                 raise NotAllowed(
@@ -200,13 +204,11 @@ class CommandLine:
                     raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                from runner.launch.multirun import SweepJob
-
-                name = self._name_of_job(hydra_config, overrides)
                 job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides], notes)
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
-                self._list_job(hydra_config, overrides, directory)
+                self.multirun.list_job(hydra_config.job.num, name, directory)
+                _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
                 return None
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 START_STATUS.stop()
@@ -230,10 +232,10 @@ class CommandLine:
             self.command.note(USER_ERROR)
             self.answer |= {"status": "failed", "error": reason}
             if is_sweep:
-                name = self._name_of_job(hydra_config, overrides)
+                refused = RefusedJob(directory, name, reason)
                 if self.command.is_copy:
-                    return RefusedJob(directory, name, reason)
-                self.multirun.refuse(directory, name, reason)
+                    return refused
+                self.multirun.refuse(refused)
         return None
 
     @functools.cached_property
@@ -242,22 +244,6 @@ class CommandLine:
         from runner.launch.multirun import Multirun
 
         return Multirun(self.command)
-
-    def _list_job(self, hydra_config: Any, overrides: Sequence[str], directory: Path) -> None:
-        """Print that a sweep would run this job, and how it ended if it was run before."""
-        from runner.system import console
-        from runner.tracking.run_record import RunRecord
-
-        status = RunRecord.read(directory).training or "not started"
-        total = f"/{self.multirun.total}" if self.multirun.total else ""
-        name = self._name_of_job(hydra_config, [text for text in overrides if text != "command=dry_run"])
-        print(f"job {hydra_config.job.num + 1}{total}: {name} ({status}, {console.relative(directory)})", flush=True)
-        _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
-
-    def _name_of_job(self, hydra_config: Any, overrides: Sequence[str]) -> str:
-        from runner.launch.multirun import name_of_job
-
-        return name_of_job(self.command.argv, overrides, hydra_config.sweeper.get("params") or ())
 
     def _compose(self) -> None:
         """Compose the config of each job, make its folder and call `run_job`."""
@@ -344,7 +330,7 @@ class CommandLine:
             if isinstance(returned, Exception):
                 raise returned
             if isinstance(returned, RefusedJob):
-                self.multirun.refuse(returned.folder, returned.name, returned.reason)
+                self.multirun.refuse(returned)
                 job.return_value = None
         return jobs
 
@@ -434,9 +420,8 @@ def _checked(
             strategy_validation.check_batch_divides(config, config.cluster.num_workers)
             if config.cluster.service and config.cluster.resolver == "auto" and config.is_cluster:
                 say(f"All tasks start on this host: {found.why}")
-    if config.command in schema.TRAINING_RUNS:
-        return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
-    return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
+    chosen_dir = config.model_dir or (str(directory) if config.command in schema.TRAINING_RUNS else None)
+    return dataclasses.replace(config, model_dir=chosen_dir and str(Path(chosen_dir).absolute()))
 
 
 def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:

@@ -152,7 +152,7 @@ class OptunaSweeper(Sweeper):
         """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
         running: dict[Future[Any], list[tuple[Trial, str]]] = {}
         while due or running:
-            if self._multirun.is_over:
+            if self._multirun.command.is_over:
                 due = 0
             trials: list[Trial] = []
             while due and len(running) + len(trials) < parallel:
