@@ -97,6 +97,7 @@ class Sweep:
 
     def __init__(self, directory: Path, config: Config, command: Command) -> None:
         self.directory = directory
+        self._journal = directory / RESULTS_FILE
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
         self._held = ExitStack()
@@ -106,7 +107,6 @@ class Sweep:
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
         self._read = 0  # number of bytes of the journal that have been read
         self._later: threading.Timer | None = None
-        self._has_ended = False
         if not command.is_copy:
             self._held.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
@@ -178,9 +178,9 @@ class Sweep:
         sign = 1 if self._mode(results) == "min" else -1
         ranked = sorted(results, key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)))
         with self._lock:
-            self._has_ended = True
             if self._later is not None:
                 self._later.cancel()
+                self._later = None
             self._save(ranked)
             # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
@@ -255,10 +255,6 @@ class Sweep:
         """Return "min" or "max", which value is best; if the config has null, the metric's name decides."""
         return mode_of(self._shown_metric(results), self._settings.mode)
 
-    @property
-    def _journal(self) -> Path:
-        return self.directory / RESULTS_FILE
-
     def _read_new(self) -> None:
         """Read what this and other processes have appended to the journal. The caller must hold the lock."""
         lines, self._read = read_journal(self._journal, self._read)
@@ -283,7 +279,7 @@ class Sweep:
     def _save_later(self) -> None:
         """Write the results that came while sweep.json was too young to be rewritten."""
         with self._lock:
-            if not self._has_ended and self.directory.is_dir():
+            if self._later is not None and self.directory.is_dir():
                 self._save(self.results)
 
     def _save(self, results: Sequence[JobResult]) -> None:
