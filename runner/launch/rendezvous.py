@@ -64,7 +64,7 @@ class Answer:
       state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
       reason: for lost and failed, the reason in words.
       code: exit code of its task if it failed.
-      beat: a number that changes with each message.
+      beat: when it was sent, on a clock of its own: another number in each message.
     """
 
     run: str = ""
@@ -73,7 +73,7 @@ class Answer:
     state: str = ""
     reason: str = ""
     code: int = 0
-    beat: int = 0
+    beat: float = 0.0
 
 
 class Rendezvous:
@@ -248,7 +248,6 @@ class FollowerRendezvous:
         self._nonce = secrets.token_hex(8)
         self._answered = self._followed = Call()
         self._looked = self._told = 0.0
-        self._beat = 0
         (model_dir / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
@@ -296,9 +295,8 @@ class FollowerRendezvous:
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
         """Write this supervisor's answer to the chief's last message."""
         self._told = self._clock()
-        self._beat += 1
         call = self._answered
-        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._beat)
+        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told)
         write_json(_answer_file(self._model_dir, self._place.name), asdict(answer))
 
     def _has_ended(self, call: Call) -> bool:
