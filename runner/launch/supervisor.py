@@ -298,7 +298,7 @@ class Supervisor:
             configs = (parsing.parse(before), self.config)
         except ValueError:  # written by another version; it is about to be replaced
             return
-        changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in configs))
+        changes = differences(*map(schema.to_tree, configs))
         if changes:
             listed = ", ".join(f"{key}: {before} -> {now}" for key, before, now in changes)
             say(f"Changed since this run was last started: {listed}")
