@@ -242,14 +242,12 @@ class Gang:
         """End the other tasks because of the end of one task: by a stop request if it was interrupted, else by a limit
         of seconds.
         """
-        if ending.code == INTERRUPTED:
-            if not self._deadlines:
-                self.ask_to_stop()
-            self._limit(ending.settle_secs, self._running)
-            return
-        self._limit(0, [task for task in self._running if task.place.is_server])
+        if ending.code != INTERRUPTED:
+            self._limit(0, [task for task in self._running if task.place.is_server])
+            self._ending = ending
+        elif not self._deadlines:
+            self.ask_to_stop()
         self._limit(ending.settle_secs, self._running)
-        self._ending = ending
 
     def _freeze(self, task: Task, silent_secs: float) -> None:
         """Kill a frozen task, and treat it like a killed one."""

@@ -39,7 +39,6 @@ class Restarts:
     limit: int
     stops: Sequence[int] = ()
     say: Callable[[str], None] = print
-    wait: Callable[[float], None] = time.sleep
     name: str = ""
     total: int = 0
     last: str | None = None
@@ -73,7 +72,7 @@ class Restarts:
         self._note(ending, step)
         until = time.monotonic() + pause_secs(self._in_a_row)
         while not self.stops and time.monotonic() < until:
-            self.wait(GLANCE_SECS)
+            time.sleep(GLANCE_SECS)
         return not self.stops
 
     def _note(self, ending: GangResult, step: int | None) -> None:

@@ -413,7 +413,7 @@ def test_restarts_are_given_back_by_a_newer_checkpoint(
     steps = iter([None, None, 10, 10, 10, 10])
     monkeypatch.setattr(restarts, "latest_step", lambda model_dir: next(steps))
     said: list[str] = []
-    policy = Restarts(tmp_path, 2, [], said.append, wait=lambda secs: None)
+    policy = Restarts(tmp_path, 2, [], said.append)
     monkeypatch.setattr(restarts, "pause_secs", lambda number: 0.0)
     assert [policy.allow(loss()) for _ in range(5)] == [True, True, True, True, False]
     assert policy.total == 4
