@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -111,9 +111,7 @@ class Sweep:
             self._held.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
             record = read_json(directory / SWEEP_FILE) or {}
-            if record.get("start") == self._start:
-                self._keep(record.get("jobs", ()))
-            else:
+            if record.get("start") != self._start:
                 self._tell_start(config, command)
                 self._save([])
                 self._journal.unlink(missing_ok=True)
@@ -124,14 +122,19 @@ class Sweep:
     def results(self) -> list[JobResult]:
         """Return the results of the jobs so far, in the order in which they ended."""
         with self._lock:
-            self._read_new()
+            lines, self._read = read_journal(self._journal, self._read)
+            for line in lines:
+                # A start that was killed leaves its lines in the journal; which the next start removes.
+                if line.get("start") == self._start:
+                    result = JobResult(**line["result"])
+                    # If a job has ended twice, its second end gives its place in the order.
+                    self._results.pop(result.folder, None)
+                    self._results[result.folder] = result
             return list(self._results.values())
 
     def result_in(self, folder: str) -> JobResult | None:
         """Return the result of the job in the folder of this name; None if it has none yet."""
-        with self._lock:
-            self._read_new()
-            return self._results.get(folder)
+        return next((job for job in self.results if job.folder == folder), None)
 
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
         """Return the result of a job from its summary.
@@ -254,19 +257,6 @@ class Sweep:
     def _mode(self, results: Sequence[JobResult]) -> str:
         """Return "min" or "max", which value is best; if the config has null, the metric's name decides."""
         return mode_of(self._shown_metric(results), self._settings.mode)
-
-    def _read_new(self) -> None:
-        """Read what this and other processes have appended to the journal. The caller must hold the lock."""
-        lines, self._read = read_journal(self._journal, self._read)
-        # A start that was killed leaves its lines in the journal; the next start removes them soon after it has begun.
-        self._keep(line["result"] for line in lines if line.get("start") == self._start)
-
-    def _keep(self, results: Iterable[Mapping[str, Any]]) -> None:
-        for fields in results:
-            result = JobResult(**fields)
-            # If a job has ended twice, its second end gives its place in the order.
-            self._results.pop(result.folder, None)
-            self._results[result.folder] = result
 
     def _secs_until_due(self) -> float:
         """Return the seconds until sweep.json may be rewritten; 0 or less: now."""
