@@ -12,7 +12,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
@@ -83,16 +83,9 @@ class Probe:
 
 def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Print and return the findings, then the problems; `can_start` tells whether a run can start here."""
-    checks: Sequence[Callable[[], Section]] = (
-        lambda: check_python(env),
-        lambda: check_tensorflow(run_probe(env), env),
-        lambda: check_machine(Path.cwd()),
-        lambda: check_tracking(config.tracking, env, Path.cwd()),
-    )
     found: dict[str, Any] = {}
     problems: list[Problem] = []
-    for check in checks:  # printed one by one, so that the user sees progress
-        section = check()
+    for section in _sections(config, env):  # printed one by one, so that the user sees progress
         found[section.title] = print_table(section.title, ["", ""], section.rows)
         print(flush=True)
         problems += section.problems
@@ -104,6 +97,13 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     is_fit = not any(problem.is_fatal for problem in problems)
     print("A run can start here." if is_fit else "No run can start here: see the errors above.", flush=True)
     return {"can_start": is_fit, **found, "problems": [asdict(one) for one in problems]}
+
+
+def _sections(config: Config, env: Mapping[str, str]) -> Iterator[Section]:
+    yield check_python(env)
+    yield check_tensorflow(run_probe(env), env)
+    yield check_machine(Path.cwd())
+    yield check_tracking(config.tracking, env, Path.cwd())
 
 
 # --- Python and packages ---------------------------------------------------------------------------------------------
@@ -127,13 +127,9 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
     ]
     problems = []
     if supported and not SpecifierSet(supported).contains(platform.python_version(), prereleases=True):
-        problems.append(
-            Problem(
-                f"Python {platform.python_version()} is not supported ({supported})",
-                "make an environment with a supported Python: python3.12 -m venv .venv",
-                is_fatal=True,
-            )
-        )
+        what = f"Python {platform.python_version()} is not supported ({supported})"
+        advice = "make an environment with a supported Python: python3.12 -m venv .venv"
+        problems.append(Problem(what, advice, is_fatal=True))
     for text in listed if requirements is None else requirements:
         needed = Requirement(text)
         if needed.marker and not needed.marker.evaluate({"extra": ""}):
@@ -143,11 +139,9 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
         except metadata.PackageNotFoundError:
             problems.append(Problem(f"{needed.name} is not installed", f"pip install '{needed}'", is_fatal=True))
             continue
-        if not needed.specifier.contains(found, prereleases=True):
-            # It may work, but is not tested.
-            problems.append(
-                Problem(f"{needed.name} {found} is installed, not {needed.specifier}", f"pip install '{needed}'")
-            )
+        if not needed.specifier.contains(found, prereleases=True):  # it may work, but is not tested
+            what = f"{needed.name} {found} is installed, not {needed.specifier}"
+            problems.append(Problem(what, f"pip install '{needed}'"))
     if any(metadata.distributions(name="tf-runner")):  # both have the package `runner`: pip removes the files of both
         advice = "pip uninstall tf-runner, then pip install --force-reinstall --no-deps estimator-runner"
         problems.append(Problem("tf-runner, the name of estimator-runner before, is installed, too", advice))
