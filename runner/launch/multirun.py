@@ -66,20 +66,19 @@ class Multirun:
       judges: number of a job -> function that is called with the job's evaluations while it runs, and returns whether
         to stop it.
       only_lists: list the jobs without running them.
-      pending: name of a job's folder -> future that completes when the job has ended, if several run at a time.
+      begun: number of a job -> future that completes when the job has ended, if several run at a time.
     """
 
     def __init__(self, command: Command) -> None:
         self.total: int | None = None
         self.judges: dict[int, Callable[[Point], bool]] = {}
-        self.pending: dict[str, Future[None]] = {}
+        self.begun: dict[int, Future[None]] = {}
         self.only_lists = False
         self.command = command
         self._sweep: Sweep | None = None
         self._starter: TaskStarter | None = None
         self._refused: list[RefusedJob] = []
         self._pool: ThreadPoolExecutor | None = None
-        self._begun: list[Future[None]] = []
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
         """Run a job of the sweep in `directory`, or start it while others still run.
@@ -113,9 +112,7 @@ class Multirun:
             return result.value if result is not None else None
         START_STATUS.stop()  # each job prints its own lines
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
-        begun = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
-        self._begun.append(begun)
-        self.pending[job.folder.name] = begun
+        self.begun[job.number] = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
         return None
 
     def list_job(self, number: int, name: str, folder: Path) -> None:
@@ -142,7 +139,7 @@ class Multirun:
             self._pool.shutdown()
         if self._starter is not None:
             self._starter.close()
-        failed = failed or any(begun.exception() for begun in self._begun)
+        failed = failed or any(begun.exception() for begun in self.begun.values())
         sweep = self._sweep or self._open_of_others(directory)
         if sweep is not None:
             for job in self._refused:
@@ -150,7 +147,7 @@ class Multirun:
             sweep.end(stops=self.command.stops.came, failed=failed, total=self.total)
         if self.command.stops.came:
             self.command.note(INTERRUPTED)
-        for begun in self._begun:
+        for begun in self.begun.values():
             begun.result()
 
     def open(self, directory: Path, config: Config) -> Sweep:

@@ -150,7 +150,7 @@ class OptunaSweeper(Sweeper):
 
     def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], due: int, parallel: int) -> None:
         """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
-        running: dict[Future[Any], list[tuple[Trial, str]]] = {}
+        running: dict[Future[None], list[tuple[Trial, str]]] = {}
         while due or running:
             if self._multirun.command.is_over:
                 due = 0
@@ -166,7 +166,10 @@ class OptunaSweeper(Sweeper):
                     if self._is_basic:
                         break
             for trial, future, folder in self._launch(trials):
-                running[future] = [(trial, folder)]
+                if future is None:
+                    _tell(study, trial, sweep.result_in(folder))
+                else:
+                    running[future] = [(trial, folder)]
             if due and len(running) < parallel:
                 continue
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -197,8 +200,10 @@ class OptunaSweeper(Sweeper):
                 return True
         return False
 
-    def _launch(self, trials: Sequence[Trial]) -> list[tuple[Trial, Future[Any], str]]:
-        """Run a job for each trial, and return (trial, future that completes when it has ended, name of its folder)."""
+    def _launch(self, trials: Sequence[Trial]) -> list[tuple[Trial, Future[None] | None, str]]:
+        """Run a job for each trial, and return (trial, future that completes when the job has ended, or None if it has
+        ended, name of its folder).
+        """
         if not trials:
             return []
         first = self._next_job
@@ -207,10 +212,11 @@ class OptunaSweeper(Sweeper):
             self._multirun.judges[first] = _Judge(trials[0])
         jobs = [[*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
         launched = []
-        for trial, returned in zip(trials, self.launcher.launch(jobs, initial_job_idx=first), strict=True):
+        all_returned = self.launcher.launch(jobs, initial_job_idx=first)
+        for number, (trial, returned) in enumerate(zip(trials, all_returned, strict=True), first):
             of_job: Any = returned.hydra_cfg
             folder = Path(str(of_job.hydra.runtime.output_dir)).name
-            launched.append((trial, self._multirun.pending.pop(folder, _completed()), folder))
+            launched.append((trial, self._multirun.begun.get(number), folder))
         return launched
 
 
@@ -228,12 +234,6 @@ class _Judge:
         self._last_step = point.step
         self._trial.report(point.value, point.step)
         return self._trial.should_prune()
-
-
-def _completed() -> Future[None]:
-    future: Future[None] = Future()
-    future.set_result(None)
-    return future
 
 
 def _tell(study: Study, trial: Trial, job: JobResult | None) -> None:
