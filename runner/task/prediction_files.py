@@ -46,6 +46,9 @@ class Target(NamedTuple):
 class PredictionWriter:
     """Base class: writes a file of predictions, batch by batch."""
 
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
     def write(self, batch: Any) -> None:
         """Add a batch: an array, or dicts, lists and tuples of arrays, each `[examples, ...]`."""
         raise NotImplementedError
@@ -55,6 +58,10 @@ class PredictionWriter:
 
     def close(self) -> None:
         """Release resources, whether or not the file is complete."""
+
+    def _error(self, name: str, mistake: str) -> ValueError:
+        """Return the error of a prediction that the format cannot hold, which says what to do."""
+        return ValueError(f"predict.output={self._target.path}: prediction {name!r} {mistake}")
 
 
 @contextlib.contextmanager
@@ -106,12 +113,9 @@ class JsonLines(PredictionWriter):
     "-inf", as in a journal.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._file = target.file
-
     def write(self, batch: Any) -> None:
         lines = _json_texts(batch if isinstance(batch, Mapping) else {ONLY_KEY: batch})
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        self._target.file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def _json_texts(batch: Any) -> Iterable[str]:
@@ -157,9 +161,8 @@ class Csv(PredictionWriter):
         message names it.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._file, self._path = target.file, target.path
-        self._columns: dict[str, str] | None = None  # column -> name of its prediction
+    _columns: Mapping[str, str] | None = None
+    """Column -> name of its prediction; None before the first batch."""
 
     def write(self, batch: Any) -> None:
         named, text = _named(batch), io.StringIO()
@@ -179,11 +182,11 @@ class Csv(PredictionWriter):
             raise self._error(name, "has another length than in the first example")
         rows = zip(*(_csv_cells(array[:, None] if array.ndim == 1 else array) for array in named.values()), strict=True)
         writer.writerows(map(itertools.chain.from_iterable, rows))
-        self._file.write(text.getvalue().encode())
+        self._target.file.write(text.getvalue().encode())
 
     def _error(self, name: str, mistake: str) -> ValueError:
-        where = f"predict.output={self._path}: prediction {name!r} {mistake}"
-        return ValueError(f"{where}. A .csv holds numbers, texts and vectors of one length; write .jsonl.")
+        why = "A .csv holds numbers, texts and vectors of one length; write .jsonl."
+        return super()._error(name, f"{mistake}. {why}")
 
 
 def _csv_cells(array: np.ndarray) -> list[list[Any]]:
@@ -209,17 +212,17 @@ class Npz(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
-        self._file, self._path = target.file, target.path
+        super().__init__(target)
         self._columns: dict[str, _Column] = {}
 
     def write(self, batch: Any) -> None:
         for name, array in _named(batch).items():
             if name not in self._columns:
-                self._columns[name] = _Column(name, self._path)
+                self._columns[name] = _Column(name, self._target.path)
             self._columns[name].add(array)
 
     def finish(self) -> None:
-        with zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(self._target.file, "w", zipfile.ZIP_STORED) as archive:
             for name, column in self._columns.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     column.write_to(member)
@@ -291,7 +294,7 @@ class Parquet(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        super().__init__(target)
         self._waiting: list[Any] = []
         self._waiting_bytes = 0
         self._writer: Any = None
@@ -333,10 +336,7 @@ class Parquet(PredictionWriter):
         try:
             return _arrow_array(array)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
-            raise ValueError(
-                f"predict.output={self._target.path}: prediction {name!r} is {array.dtype}, which Parquet cannot hold "
-                f"({error}). Write .npz."
-            ) from error
+            raise self._error(name, f"is {array.dtype}, which Parquet cannot hold ({error}). Write .npz.") from error
 
 
 def _arrow_array(array: np.ndarray) -> Any:
@@ -368,7 +368,7 @@ class TFRecord(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
-        self._path = target.path
+        super().__init__(target)
         self._writer = tf.io.TFRecordWriter(str(target.temporary))
 
     def write(self, batch: Any) -> None:
@@ -395,10 +395,8 @@ class TFRecord(PredictionWriter):
                 return [tf.train.Feature(bytes_list=tf.train.BytesList(value=row)) for row in rows]
             return [tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, row))) for row in rows]
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"predict.output={self._path}: prediction {name!r} is {array.dtype}, which a tf.train.Example cannot "
-                f"hold ({error}). Write .npz."
-            ) from error
+            mistake = f"is {array.dtype}, which a tf.train.Example cannot hold ({error}). Write .npz."
+            raise self._error(name, mistake) from error
 
 
 def _flat(value: Any) -> Iterator[Any]:
