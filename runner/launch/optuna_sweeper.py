@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,8 +239,6 @@ class _Judge:
 
 def _tell(study: Study, trial: Trial, job: JobResult | None) -> None:
     """Report a job's result to the study; None: the job never ran."""
-    from dataclasses import asdict
-
     from optuna.trial import TrialState
 
     if job is not None:
