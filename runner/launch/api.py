@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.errors import HydraException
 
 from runner.checkpoint import layout, retention
@@ -22,7 +21,7 @@ from runner.config import parsing, saved_config, user_code
 from runner.config.hydra import mistake_in
 from runner.config.schema import Config
 from runner.launch.app import MISTAKES, command_of
-from runner.launch.start_files import NOTES_FOLDER
+from runner.launch.start_files import read_overrides
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.start_status import START_STATUS, is_for
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
@@ -120,10 +119,7 @@ class Run:
         Raises:
           RunError: the run failed.
         """
-        notes = self.model_dir / NOTES_FOLDER / "overrides.yaml"
-        typed: list[str] = yaml.safe_load(notes.read_text()) if notes.exists() else []
-        kept = [text for text in typed if not text.startswith("model_dir=")]
-        return run(*kept, f"model_dir={self.model_dir}", *overrides)
+        return run(*read_overrides(self.model_dir), f"model_dir={self.model_dir}", *overrides)
 
     def evaluate(self, *overrides: str) -> dict[str, float]:
         """Evaluate the run's newest checkpoint, and return metric name -> value.

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -117,7 +117,6 @@ class CommandLine:
 
     Attributes:
       command: what its jobs share.
-      code: the worst exit code so far.
       model_dir: folder of the run that was started last; None: no run was started.
     """
 
@@ -125,18 +124,13 @@ class CommandLine:
         self.command = command
         self._arguments = arguments
         self.model_dir: Path | None = None
-        self.code = FINISHED
         self._called = False
         self._sweep_dir = ""
         self._composer: Composer | None = None  # as in the process of another launcher
         self._sweeper: Any = None
-        self._error: Exception | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"command": self.command}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> Any:
+        return CommandLine, (self.command,)
 
     def run(self) -> int:
         """Compose and run all jobs, and return the worst of their exit codes.
@@ -153,8 +147,7 @@ class CommandLine:
                 _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
             elif self._sweep_dir:
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
-                self.code = max(self.code, self.multirun.code)
-        return self.code
+        return self.command.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | Exception | None:
         """Check the composed config of a job, and run the job under a supervisor.
@@ -163,7 +156,7 @@ class CommandLine:
           The metric that a sweeper optimizes, if there is one.
         """
         self._called = True
-        if self._error is not None:  # the sweep failed in an earlier job, so no further job is run
+        if self.command.error is not None:  # the sweep failed in an earlier job, so no further job is run
             return None
         try:
             is_run = HydraConfig.get().mode == RunMode.RUN
@@ -172,7 +165,7 @@ class CommandLine:
         except Exception as error:  # returned, because Hydra would print the overrides, with their secrets
             if self.command.is_copy:
                 return error
-            self._error, self.command.failed = error, True
+            self.command.error = error
             return None
 
     def _run_job(self, composed: DictConfig) -> float | RefusedJob | None:
@@ -186,9 +179,13 @@ class CommandLine:
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
         if is_sweep:
+            from runner.launch.multirun import SweepJob, name_of_job
+
             self.multirun.only_lists = composed.get("command") == "dry_run"
             batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
+            varied = [text for text in overrides if text != "command=dry_run"]
+            name = name_of_job(self.command.argv, varied, hydra_config.sweeper.get("params") or ())
         try:
             if hydra_config.job.chdir:
                 raise NotAllowed(
@@ -207,18 +204,16 @@ class CommandLine:
                     raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                from runner.launch.multirun import SweepJob
-
-                name = self._name_of_job(hydra_config, overrides)
                 job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides], notes)
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
-                self._list_job(hydra_config, overrides, directory)
+                self.multirun.list_job(hydra_config.job.num, name, directory)
+                _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
                 return None
             if config.command in schema.ENVIRONMENT_COMMANDS:
                 START_STATUS.stop()
                 self.answer |= _answer_of_environment(config, self.command.env, is_sweep=is_sweep)
-                self.code = max(self.code, FINISHED if self.answer.get("can_start", True) else FAILED)
+                self.command.note(FINISHED if self.answer.get("can_start", True) else FAILED)
                 return None
             from runner.launch import supervisor
 
@@ -228,19 +223,19 @@ class CommandLine:
             )
             self.command.mistake = outcome.error or ""
             self.answer |= {"status": outcome.status, "error": outcome.error, **outcome.facts.get("answer", {})}
-            self.code = max(self.code, outcome.code)
+            self.command.note(outcome.code)
         except MISTAKES as error:
             # The error is reported here and not raised: Hydra would add a line of its own, and end a sweep whose other
             # jobs are correct.
             _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
             reason = self.command.say(error)
-            self.code = USER_ERROR
+            self.command.note(USER_ERROR)
             self.answer |= {"status": "failed", "error": reason}
             if is_sweep:
-                name = self._name_of_job(hydra_config, overrides)
+                refused = RefusedJob(directory, name, reason)
                 if self.command.is_copy:
-                    return RefusedJob(directory, name, reason)
-                self.multirun.refuse(directory, name, reason)
+                    return refused
+                self.multirun.refuse(refused)
         return None
 
     @functools.cached_property
@@ -249,22 +244,6 @@ class CommandLine:
         from runner.launch.multirun import Multirun
 
         return Multirun(self.command)
-
-    def _list_job(self, hydra_config: Any, overrides: Sequence[str], directory: Path) -> None:
-        """Print that a sweep would run this job, and how it ended if it was run before."""
-        from runner.system import console
-        from runner.tracking.run_record import RunRecord
-
-        status = RunRecord.read(directory).training or "not started"
-        total = f"/{self.multirun.total}" if self.multirun.total else ""
-        name = self._name_of_job(hydra_config, [text for text in overrides if text != "command=dry_run"])
-        print(f"job {hydra_config.job.num + 1}{total}: {name} ({status}, {console.relative(directory)})", flush=True)
-        _remove_if_unused(directory, Path(hydra_config.runtime.cwd))
-
-    def _name_of_job(self, hydra_config: Any, overrides: Sequence[str]) -> str:
-        from runner.launch.multirun import name_of_job
-
-        return name_of_job(self.command.argv, overrides, hydra_config.sweeper.get("params") or ())
 
     def _compose(self) -> None:
         """Compose the config of each job, make its folder and call `run_job`."""
@@ -280,8 +259,8 @@ class CommandLine:
                 return
             self._composer = Composer(given.config_path, given.config_name, given.config_dir)
             self._launch(self._composer.compose(given.overrides, is_sweep=given.multirun))
-            if self._error is not None:
-                raise self._error
+            if self.command.error is not None:
+                raise self.command.error
         except (OSError, AssertionError, ValueError, RecursionError) as error:
             if self._called or isinstance(error, HydraException | ConfigError):
                 raise
@@ -351,7 +330,7 @@ class CommandLine:
             if isinstance(returned, Exception):
                 raise returned
             if isinstance(returned, RefusedJob):
-                self.multirun.refuse(returned.folder, returned.name, returned.reason)
+                self.multirun.refuse(returned)
                 job.return_value = None
         return jobs
 
@@ -367,13 +346,10 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
             raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
-    if config.command == "doctor":
-        return doctor.show(config.tracking, env)
-    if config.command == "new":
-        return new_project.show(Path(str(config.new.path)))
-    if config.command == "best":
-        return best_runs.show(config)
-    return cluster_info.show(config, env)
+    show: Mapping[str, Callable[[Config, Mapping[str, str]], dict[str, Any]]] = {
+        "best": best_runs.show, "cluster_info": cluster_info.show, "doctor": doctor.show, "new": new_project.show,
+    }  # fmt: skip
+    return show[config.command](config, env)
 
 
 def _names_of_secrets(word: str) -> list[str]:
@@ -444,9 +420,8 @@ def _checked(
             strategy_validation.check_batch_divides(config, config.cluster.num_workers)
             if config.cluster.service and config.cluster.resolver == "auto" and config.is_cluster:
                 say(f"All tasks start on this host: {found.why}")
-    if config.command in schema.TRAINING_RUNS:
-        return dataclasses.replace(config, model_dir=str(Path(config.model_dir or directory).absolute()))
-    return dataclasses.replace(config, model_dir=config.model_dir and str(Path(config.model_dir).absolute()))
+    chosen_dir = config.model_dir or (str(directory) if config.command in schema.TRAINING_RUNS else None)
+    return dataclasses.replace(config, model_dir=chosen_dir and str(Path(chosen_dir).absolute()))
 
 
 def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:

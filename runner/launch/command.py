@@ -1,4 +1,4 @@
-"""What the jobs of a command share: its words, environment and stop requests, and whether it failed."""
+"""What the jobs of a command share: its words, environment, stop requests and exit code."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from runner.config.hydra import mistake_in, prepare
 from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
+from runner.tracking.exit_codes import FINISHED
 
 
 @dataclass
@@ -27,7 +28,8 @@ class Command:
       stops: receives the signals of the command.
       start: identifies this start of a sweep.
       is_copy: this process runs one job, for another launcher.
-      failed: a job of a sweep failed in a way that ends the sweep.
+      code: the worst exit code of its jobs so far.
+      error: the error of a job that ends the command, and with it a sweep; None: there was none.
       mistake: the message about the last job's config, or the error with which it ended.
     """
 
@@ -36,7 +38,8 @@ class Command:
     stops: StopRequests = field(default_factory=StopRequests)
     start: str = field(default_factory=lambda: secrets.token_hex(8))
     is_copy: bool = False
-    failed: bool = False
+    code: int = FINISHED
+    error: Exception | None = None
     mistake: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,7 +53,11 @@ class Command:
     @property
     def is_over(self) -> bool:
         """Report whether no further job is to be started."""
-        return bool(self.stops.came) or self.failed
+        return bool(self.stops.came) or self.error is not None
+
+    def note(self, code: int) -> None:
+        """Take the exit code of a job into account."""
+        self.code = max(self.code, code)
 
     def say(self, error: Exception) -> str:
         """Report an error of a job, and return the message. Jobs of a sweep with the same mistake report it once."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from runner.distribute.cluster import ALONE, Cluster
 from runner.system.child_process import Process, describe_exit, start_process
 from runner.system.heartbeat import PERIOD_SECS
+from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
 
 POLL_SECS = 0.1
@@ -44,15 +45,17 @@ class Task:
     env: Mapping[str, str]
     prefix: str = ""
 
-    @property
-    def is_replaceable(self) -> bool:
-        """Report whether the other tasks continue without this one until it is started again."""
-        return self.place.task_type == "evaluator" or (self.place.is_server and self.place.task_type == "worker")
+
+def is_replaceable(place: Cluster) -> bool:
+    """Report whether the other tasks continue without this one until it is started again."""
+    return place.is_evaluator or (place.is_server and place.task_type == "worker")
 
 
 def start_cold(task: Task) -> Process:
     """Start `task` by its command, in a process that imports TensorFlow itself."""
-    return start_process(task.argv, task.env, task.prefix)
+    # This process keeps the terminal until the task, which has no prefix if it draws a live line, asks for it.
+    lent = {} if task.prefix else START_STATUS.lend("importing TensorFlow")
+    return start_process(task.argv, {**task.env, **lent}, task.prefix)
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,12 @@ class GangResult:
 
     Attributes:
       code: exit code of the task that decided the end; negative: the signal that killed it.
-      task: that task.
+      place: the place of that task.
       reason: what happened to that task, in words; '' if all tasks have finished.
     """
 
     code: int
-    task: Task
+    place: Cluster
     reason: str = ""
 
     @property
@@ -95,8 +98,7 @@ class Gang:
         and may wait before.
       look_around: returns an event outside of this gang that ends its tasks. If the event is an interruption, the tasks
         are asked to stop.
-      stop_wanted: whether a server asked for the end of the run.
-      asked_to_stop: names of tasks outside of this gang that were asked to stop.
+      asked_to_stop: names of tasks that were asked to stop, of servers and of tasks outside of this gang.
     """
 
     start_timeout_secs: float = float("inf")
@@ -106,7 +108,6 @@ class Gang:
     has_joined: Callable[[Task], bool] = lambda task: True
     may_replace: Callable[[GangResult], bool] = lambda ending: False
     look_around: Callable[[], GangResult | None] = lambda: None
-    stop_wanted: bool = field(default=False, init=False)
     asked_to_stop: set[str] = field(default_factory=set, init=False)
     _running: dict[Task, Process] = field(default_factory=dict, init=False)
     _asked_at: float = field(default=float("inf"), init=False)
@@ -133,7 +134,7 @@ class Gang:
         for process in self._running.values():
             process.close()
         self._running = {}
-        return self._ending or GangResult(FINISHED, tasks[0])
+        return self._ending or GangResult(FINISHED, tasks[0].place)
 
     def ask_to_stop(self) -> None:
         """Ask the tasks that train or evaluate to save and end, but not the servers, which are needed for saving."""
@@ -148,7 +149,6 @@ class Gang:
             process.kill()
 
     def _begin(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tasks
         self._ending: GangResult | None = None
         self._deadlines: dict[Task, float] = {}
         self._looked = time.monotonic()
@@ -175,19 +175,20 @@ class Gang:
                 self._overdue(task, silent_secs)
             elif monitor.wants_to_stop:
                 monitor.wants_to_stop = False
-                self.stop_wanted = True
                 self.asked_to_stop.add(task.place.name)
                 self.ask_to_stop()
             elif not self._has_others:
                 self._tell_of_silence(silent_secs)
         if max(silences.values(), default=0.0) > self._longest_silence(now):
             # A coordinator waits for a frozen worker in TensorFlow, and sends no heartbeats: the worker goes first.
-            task = max(silences, key=lambda task: (task.is_replaceable, silences[task]))
+            task = max(silences, key=lambda task: (is_replaceable(task.place), silences[task]))
             for other in self._running.values():
                 other.monitor.forgive()
             self._freeze(task, silences[task])
         elsewhere = self.look_around()
         if elsewhere is not None and self._ending is None:
+            if elsewhere.code == INTERRUPTED:
+                self.asked_to_stop.add(elsewhere.place.name)
             self._follow(elsewhere)
         if self._joining and now > self._join_until:
             self._check_joined()
@@ -228,8 +229,8 @@ class Gang:
                 self._limit(SAVE_SECS, [other for other in self._running if other.place.task_type != "evaluator"])
             return
         reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
-        ending = GangResult(code, task, f"{task.place.name if self._has_others else 'the task'} {reason}")
-        if ending.is_loss and task.is_replaceable and self._ending is None and self.may_replace(ending):
+        ending = GangResult(code, task.place, f"{task.place.name if self._has_others else 'the task'} {reason}")
+        if ending.is_loss and is_replaceable(task.place) and self._ending is None and self.may_replace(ending):
             self._running[task] = self.start(task)
             return
         if self._ending is None:
@@ -241,16 +242,12 @@ class Gang:
         """End the other tasks because of the end of one task: by a stop request if it was interrupted, else by a limit
         of seconds.
         """
-        if ending.code == INTERRUPTED:
-            if ending.task not in self._tasks:
-                self.asked_to_stop.add(ending.task.place.name)
-            if not self._deadlines:
-                self.ask_to_stop()
-            self._limit(ending.settle_secs, self._running)
-            return
-        self._limit(0, [task for task in self._running if task.place.is_server])
+        if ending.code != INTERRUPTED:
+            self._limit(0, [task for task in self._running if task.place.is_server])
+            self._ending = ending
+        elif not self._deadlines:
+            self.ask_to_stop()
         self._limit(ending.settle_secs, self._running)
-        self._ending = ending
 
     def _freeze(self, task: Task, silent_secs: float) -> None:
         """Kill a frozen task, and treat it like a killed one."""
@@ -285,5 +282,5 @@ class Gang:
         if missing and self._ending is None:
             names = ", ".join(task.place.name for task in missing)
             reason = f"did not connect to the other tasks within cluster.start_timeout_secs={self.start_timeout_secs:g}"
-            self._ending = GangResult(FAILED, missing[0], f"{names} {reason}")
+            self._ending = GangResult(FAILED, missing[0].place, f"{names} {reason}")
             self._limit(0, self._running)

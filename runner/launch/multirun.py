@@ -15,6 +15,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from runner.config import parsing
+from runner.config.hydra import RefusedJob
 from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import Config, ConfigError
 from runner.launch import supervisor
@@ -61,31 +62,23 @@ class Multirun:
     `command.start` and the sweep's folder.
 
     Attributes:
-      code: the worst exit code of the jobs so far.
       total: number of jobs of the sweep; None: not known.
       judges: number of a job -> function that is called with the job's evaluations while it runs, and returns whether
         to stop it.
       only_lists: list the jobs without running them.
-      pending: name of a job's folder -> future that completes when the job has ended, if several run at a time.
+      begun: number of a job -> future that completes when the job has ended, if several run at a time.
     """
 
     def __init__(self, command: Command) -> None:
-        self.code = FINISHED
         self.total: int | None = None
         self.judges: dict[int, Callable[[Point], bool]] = {}
-        self.pending: dict[str, Future[None]] = {}
+        self.begun: dict[int, Future[None]] = {}
         self.only_lists = False
-        self._command = command
+        self.command = command
         self._sweep: Sweep | None = None
         self._starter: TaskStarter | None = None
-        self._refused: list[tuple[Path, str, str]] = []
+        self._refused: list[RefusedJob] = []
         self._pool: ThreadPoolExecutor | None = None
-        self._begun: list[Future[None]] = []
-
-    @property
-    def is_over(self) -> bool:
-        """Report whether no further job is to be started."""
-        return self._command.is_over
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
         """Run a job of the sweep in `directory`, or start it while others still run.
@@ -111,7 +104,7 @@ class Multirun:
                 "Other launchers have their own setting, such as hydra.launcher.n_jobs."
             )
         sweep = self.open(directory, job.config)
-        if not self._command.is_copy:  # otherwise this process runs a single job
+        if not self.command.is_copy:  # otherwise this process runs a single job
             self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
         if parallel == 1:
             self._take_turn(sweep, job, "")
@@ -119,15 +112,21 @@ class Multirun:
             return result.value if result is not None else None
         START_STATUS.stop()  # each job prints its own lines
         self._pool = self._pool or ThreadPoolExecutor(parallel, "job")
-        begun = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
-        self._begun.append(begun)
-        self.pending[job.folder.name] = begun
+        self.begun[job.number] = self._pool.submit(self._take_turn, sweep, job, f"[{job.name}] ")
         return None
 
-    def refuse(self, folder: Path, name: str, reason: str) -> None:
+    def list_job(self, number: int, name: str, folder: Path) -> None:
+        """Print that the sweep would run a job, and how it ended if it was run before."""
+        status = RunRecord.read(folder).training or "not started"
+        print(f"{self._title(number, name)} ({status}, {console.relative(folder)})", flush=True)
+
+    def _title(self, number: int, name: str) -> str:
+        return f"job {number + 1}{f'/{self.total}' if self.total else ''}: {name}"
+
+    def refuse(self, job: RefusedJob) -> None:
         """Record a job that is not run, because its config is wrong."""
-        self._refused.append((folder, name, reason))
-        self._note(USER_ERROR)
+        self._refused.append(job)
+        self.command.note(USER_ERROR)
 
     def end(self, directory: Path, *, failed: bool) -> None:
         """Wait for the running jobs, rank all jobs and close the sweep.
@@ -140,16 +139,16 @@ class Multirun:
             self._pool.shutdown()
         if self._starter is not None:
             self._starter.close()
-        failed = failed or any(job.exception() for job in self._begun)
+        failed = failed or any(begun.exception() for begun in self.begun.values())
         sweep = self._sweep or self._open_of_others(directory)
         if sweep is not None:
-            for refused in self._refused:
-                sweep.add(sweep.result_of(*refused))
-            sweep.end(stops=self._command.stops.came, failed=failed, total=self.total)
-        if self._command.stops.came:
-            self._note(INTERRUPTED)
-        for job in self._begun:
-            job.result()
+            for job in self._refused:
+                sweep.add(sweep.result_of(job.folder, job.name, job.reason))
+            sweep.end(stops=self.command.stops.came, failed=failed, total=self.total)
+        if self.command.stops.came:
+            self.command.note(INTERRUPTED)
+        for begun in self.begun.values():
+            begun.result()
 
     def open(self, directory: Path, config: Config) -> Sweep:
         """Return the sweep in `directory`.
@@ -158,7 +157,7 @@ class Multirun:
           ConfigError: it is already running.
         """
         if self._sweep is None:
-            self._sweep = Sweep(directory, config, self._command)
+            self._sweep = Sweep(directory, config, self.command)
         return self._sweep
 
     def _open_of_others(self, directory: Path) -> Sweep | None:
@@ -168,19 +167,19 @@ class Multirun:
             return None
         sweep = self.open(directory, parsing.load(configs[0]))
         for result in sweep.results:
-            self._note(CODES.get(result.status, FAILED))
+            self.command.note(CODES.get(result.status, FAILED))
         return sweep
 
     def _take_turn(self, sweep: Sweep, job: SweepJob, prefix: str) -> None:
-        command, judge = self._command, self.judges.pop(job.number, None)
+        command, judge = self.command, self.judges.pop(job.number, None)
         if command.stops.came:
             return
-        name = f"job {job.number + 1}{f'/{self.total}' if self.total else ''}: {job.name}"
+        title = self._title(job.number, job.name)
         if RunRecord.read(job.folder).training == "finished":
-            say(f"{name} already finished, skipped")
+            say(f"{title} already finished, skipped")
             sweep.add(sweep.result_of(job.folder, job.name))
             return
-        say(name)
+        say(title)
         shipping = None if command.is_copy else sweep.shipping
         member = supervisor.Member(job.name, sweep.directory, prefix, self._starter, shipping)
         stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
@@ -195,11 +194,8 @@ class Multirun:
             point = stops.pruned_by
             say(f"{prefix}pruned: {point.name} was {console.format_number(point.value)} at step {point.step}")
             result.status, code = "pruned", FINISHED
-        self._note(code)
+        command.note(code)
         sweep.add(result)
-
-    def _note(self, code: int) -> None:
-        self.code = max(self.code, code)
 
 
 class JudgedJob(StopRequests):

@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,9 +151,9 @@ class OptunaSweeper(Sweeper):
 
     def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], due: int, parallel: int) -> None:
         """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
-        running: dict[Future[Any], list[tuple[Trial, str]]] = {}
+        running: dict[Future[None], list[tuple[Trial, str]]] = {}
         while due or running:
-            if self._multirun.is_over:
+            if self._multirun.command.is_over:
                 due = 0
             trials: list[Trial] = []
             while due and len(running) + len(trials) < parallel:
@@ -166,7 +167,10 @@ class OptunaSweeper(Sweeper):
                     if self._is_basic:
                         break
             for trial, future, folder in self._launch(trials):
-                running[future] = [(trial, folder)]
+                if future is None:
+                    _tell(study, trial, sweep.result_in(folder))
+                else:
+                    running[future] = [(trial, folder)]
             if due and len(running) < parallel:
                 continue
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -197,8 +201,10 @@ class OptunaSweeper(Sweeper):
                 return True
         return False
 
-    def _launch(self, trials: Sequence[Trial]) -> list[tuple[Trial, Future[Any], str]]:
-        """Run a job for each trial, and return (trial, future that completes when it has ended, name of its folder)."""
+    def _launch(self, trials: Sequence[Trial]) -> list[tuple[Trial, Future[None] | None, str]]:
+        """Run a job for each trial, and return (trial, future that completes when the job has ended, or None if it has
+        ended, name of its folder).
+        """
         if not trials:
             return []
         first = self._next_job
@@ -207,10 +213,11 @@ class OptunaSweeper(Sweeper):
             self._multirun.judges[first] = _Judge(trials[0])
         jobs = [[*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
         launched = []
-        for trial, returned in zip(trials, self.launcher.launch(jobs, initial_job_idx=first), strict=True):
+        all_returned = self.launcher.launch(jobs, initial_job_idx=first)
+        for number, (trial, returned) in enumerate(zip(trials, all_returned, strict=True), first):
             of_job: Any = returned.hydra_cfg
             folder = Path(str(of_job.hydra.runtime.output_dir)).name
-            launched.append((trial, self._multirun.pending.pop(folder, _completed()), folder))
+            launched.append((trial, self._multirun.begun.get(number), folder))
         return launched
 
 
@@ -230,16 +237,8 @@ class _Judge:
         return self._trial.should_prune()
 
 
-def _completed() -> Future[None]:
-    future: Future[None] = Future()
-    future.set_result(None)
-    return future
-
-
 def _tell(study: Study, trial: Trial, job: JobResult | None) -> None:
     """Report a job's result to the study; None: the job never ran."""
-    from dataclasses import asdict
-
     from optuna.trial import TrialState
 
     if job is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.distribute.cluster import Cluster
-from runner.launch.gang import GangResult, Task
+from runner.launch.gang import GangResult, is_replaceable
 from runner.system.files import read_dataclass, write_json
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST
 
@@ -64,7 +64,7 @@ class Answer:
       state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
       reason: for lost and failed, the reason in words.
       code: exit code of its task if it failed.
-      beat: a number that changes with each message.
+      beat: when it was sent, on a clock of its own: another number in each message.
     """
 
     run: str = ""
@@ -73,7 +73,7 @@ class Answer:
     state: str = ""
     reason: str = ""
     code: int = 0
-    beat: int = 0
+    beat: float = 0.0
 
 
 class Rendezvous:
@@ -139,7 +139,7 @@ class LeaderRendezvous(Rendezvous):
             if self._clock() > until:
                 listed = ", ".join(f"{name} ({self._address(name)})" for name in missing)
                 reason = f"{listed} did not join within {patience:g} s. {_same_folder(self._model_dir)}"
-                return GangResult(FAILED, self._task(missing[0]), reason)
+                return GangResult(FAILED, self._place_of(missing[0]), reason)
             time.sleep(GLANCE_SECS)
         return None
 
@@ -159,7 +159,7 @@ class LeaderRendezvous(Rendezvous):
             time.sleep(GLANCE_SECS)
             self._looked = 0.0
             ending = self.look() or ending
-            if ending.task.place != self._place:
+            if ending.place != self._place:
                 return ending
         return ending
 
@@ -171,7 +171,7 @@ class LeaderRendezvous(Rendezvous):
             answer = self._answers().get(EVALUATOR, Answer())
             if answer.state == "done":
                 return None
-            if ending is not None and ending.task.place.is_evaluator:
+            if ending is not None and ending.place.is_evaluator:
                 # Training has ended, so no restart of all tasks.
                 code = FAILED if ending.code == PEER_LOST else ending.code
                 return replace(ending, code=code, reason=f"{ending.reason}. {_NOT_EVALUATED}")
@@ -180,7 +180,7 @@ class LeaderRendezvous(Rendezvous):
             if self._clock() > until:
                 what = "gave no sign of life for" if last.state else "did not join within"
                 reason = f"{EVALUATOR} {what} {self._timeout_secs:g} s. {_NOT_EVALUATED}"
-                return GangResult(FAILED, self._task(EVALUATOR), reason)
+                return GangResult(FAILED, self._place_of(EVALUATOR), reason)
             time.sleep(GLANCE_SECS)
         return None
 
@@ -190,21 +190,21 @@ class LeaderRendezvous(Rendezvous):
     def _lost(self, name: str, answer: Answer) -> GangResult | None:
         """Return what the answer of another supervisor means while tasks run. A new supervisor is admitted."""
         known = self._call.nonces.get(name)
-        if known is None or (self._task(name).is_replaceable and known != answer.nonce):
+        if known is None or (is_replaceable(self._place_of(name)) and known != answer.nonce):
             known = answer.nonce
             self._say(nonces={**self._call.nonces, name: known})
         if known != answer.nonce:
-            return GangResult(PEER_LOST, self._task(name), f"{name} was lost, and its supervisor was started again")
+            return GangResult(PEER_LOST, self._place_of(name), f"{name} was lost, and its supervisor was started again")
         if answer.state == "lost":
-            return GangResult(PEER_LOST, self._task(name), answer.reason)
+            return GangResult(PEER_LOST, self._place_of(name), answer.reason)
         if answer.state in ("stopping", "stopped"):
-            return GangResult(INTERRUPTED, self._task(name), f"{name} was asked to stop")
+            return GangResult(INTERRUPTED, self._place_of(name), f"{name} was asked to stop")
         return None
 
     def _failure(self, answers: Mapping[str, Answer]) -> GangResult | None:
         for name, answer in answers.items():
             if answer.state == "failed":
-                return GangResult(answer.code or FAILED, self._task(name), f"{name}: {answer.reason}")
+                return GangResult(answer.code or FAILED, self._place_of(name), f"{name}: {answer.reason}")
         return None
 
     def _answers(self) -> dict[str, Answer]:
@@ -217,8 +217,8 @@ class LeaderRendezvous(Rendezvous):
         place = self._others[name]
         return str(place.tasks[place.task_type][place.task_index])
 
-    def _task(self, name: str) -> Task:
-        return Task(self._others.get(name, Cluster(EVALUATOR, 0, self._place.tasks)), (), {})
+    def _place_of(self, name: str) -> Cluster:
+        return self._others.get(name, Cluster(EVALUATOR, 0, self._place.tasks))
 
     def _say(self, **changes: Any) -> None:
         self._call = replace(self._call, **changes)
@@ -248,7 +248,6 @@ class FollowerRendezvous:
         self._nonce = secrets.token_hex(8)
         self._answered = self._followed = Call()
         self._looked = self._told = 0.0
-        self._beat = 0
         (model_dir / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
@@ -279,7 +278,7 @@ class FollowerRendezvous:
             time.sleep(GLANCE_SECS)
         return False
 
-    def look(self, task: Task) -> GangResult | None:
+    def look(self) -> GangResult | None:
         """Return an event from the chief that ends the task; None: there is none."""
         if self._clock() - self._looked < LOOK_SECS:
             return None
@@ -288,17 +287,16 @@ class FollowerRendezvous:
             self.tell("ready")
         call = read_dataclass(Call, self._model_dir / CALL_FILE)
         if self._has_ended(call):
-            return GangResult(PEER_LOST, task, "the run has ended")
+            return GangResult(PEER_LOST, self._place, "the run has ended")
         if call.run and not _same(call, self._followed):
-            return GangResult(PEER_LOST, task, "all tasks are started again")
+            return GangResult(PEER_LOST, self._place, "all tasks are started again")
         return None
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
         """Write this supervisor's answer to the chief's last message."""
         self._told = self._clock()
-        self._beat += 1
         call = self._answered
-        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._beat)
+        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told)
         write_json(_answer_file(self._model_dir, self._place.name), asdict(answer))
 
     def _has_ended(self, call: Call) -> bool:

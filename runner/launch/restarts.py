@@ -39,7 +39,6 @@ class Restarts:
     limit: int
     stops: Sequence[int] = ()
     say: Callable[[str], None] = print
-    wait: Callable[[float], None] = time.sleep
     name: str = ""
     total: int = 0
     last: str | None = None
@@ -73,12 +72,12 @@ class Restarts:
         self._note(ending, step)
         until = time.monotonic() + pause_secs(self._in_a_row)
         while not self.stops and time.monotonic() < until:
-            self.wait(GLANCE_SECS)
+            time.sleep(GLANCE_SECS)
         return not self.stops
 
     def _note(self, ending: GangResult, step: int | None) -> None:
         journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
-        journal.event("restart", task=ending.task.place.name, reason=ending.reason, step=step, number=self.total)
+        journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total)
         journal.metrics(step or 0, {METRIC: self.total})
         journal.close()
 

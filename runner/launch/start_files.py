@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import yaml
+
 from runner.config import saved_config, schema
 from runner.system.files import write_atomically
 from runner.tracking import training_status
@@ -32,6 +34,13 @@ def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
         folder.chmod(0o700)  # a file of an earlier start
     for name, text in notes.items():
         write_atomically(folder / name, text, mode=0o600)
+
+
+def read_overrides(model_dir: Path) -> list[str]:
+    """Return the overrides of a run's last start, but for model_dir; [] if they are not known."""
+    notes = model_dir / NOTES_FOLDER / "overrides.yaml"
+    typed = yaml.safe_load(notes.read_text()) if notes.exists() else None
+    return [text for text in typed or () if not text.startswith("model_dir=")]
 
 
 class EarlierFiles:

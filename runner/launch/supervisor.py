@@ -27,7 +27,7 @@ from runner.config.schema import Config, StrategyConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import detect
 from runner.launch import start_files
-from runner.launch.gang import GangResult, Task
+from runner.launch.gang import GangResult
 from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
@@ -298,7 +298,7 @@ class Supervisor:
             configs = (parsing.parse(before), self.config)
         except ValueError:  # written by another version; it is about to be replaced
             return
-        changes = differences(*(schema.flatten(masked(schema.to_tree(each))) for each in configs))
+        changes = differences(*map(schema.to_tree, configs))
         if changes:
             listed = ", ".join(f"{key}: {before} -> {now}" for key, before, now in changes)
             say(f"Changed since this run was last started: {listed}")
@@ -357,7 +357,7 @@ class Supervisor:
         finally:
             if set_for_hydra is not None:
                 os.environ[FULL_ERROR] = set_for_hydra
-        return GangResult(code, Task(ALONE, (), {}))
+        return GangResult(code, ALONE)
 
     def _run_recorded(self, tasks: RestartingGang, journals: Journals) -> Outcome:
         """Run the tasks and return the outcome; record how training ended, for an evaluator that is still running."""

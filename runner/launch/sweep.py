@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -97,6 +97,7 @@ class Sweep:
 
     def __init__(self, directory: Path, config: Config, command: Command) -> None:
         self.directory = directory
+        self._journal = directory / RESULTS_FILE
         self._settings: SweepConfig = config.sweep
         self.shipping = Shipping(command.env)
         self._held = ExitStack()
@@ -106,14 +107,11 @@ class Sweep:
         self._results: dict[str, JobResult] = {}  # by folder, in the order in which the jobs ended
         self._read = 0  # number of bytes of the journal that have been read
         self._later: threading.Timer | None = None
-        self._has_ended = False
         if not command.is_copy:
             self._held.enter_context(alone_in(directory, "sweep.dir"))
         with self._lock:
             record = read_json(directory / SWEEP_FILE) or {}
-            if record.get("start") == self._start:
-                self._keep(record.get("jobs", ()))
-            else:
+            if record.get("start") != self._start:
                 self._tell_start(config, command)
                 self._save([])
                 self._journal.unlink(missing_ok=True)
@@ -124,14 +122,19 @@ class Sweep:
     def results(self) -> list[JobResult]:
         """Return the results of the jobs so far, in the order in which they ended."""
         with self._lock:
-            self._read_new()
+            lines, self._read = read_journal(self._journal, self._read)
+            for line in lines:
+                # A start that was killed leaves its lines in the journal; which the next start removes.
+                if line.get("start") == self._start:
+                    result = JobResult(**line["result"])
+                    # If a job has ended twice, its second end gives its place in the order.
+                    self._results.pop(result.folder, None)
+                    self._results[result.folder] = result
             return list(self._results.values())
 
     def result_in(self, folder: str) -> JobResult | None:
         """Return the result of the job in the folder of this name; None if it has none yet."""
-        with self._lock:
-            self._read_new()
-            return self._results.get(folder)
+        return next((job for job in self.results if job.folder == folder), None)
 
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
         """Return the result of a job from its summary.
@@ -178,9 +181,9 @@ class Sweep:
         sign = 1 if self._mode(results) == "min" else -1
         ranked = sorted(results, key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)))
         with self._lock:
-            self._has_ended = True
             if self._later is not None:
                 self._later.cancel()
+                self._later = None
             self._save(ranked)
             # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
@@ -255,23 +258,6 @@ class Sweep:
         """Return "min" or "max", which value is best; if the config has null, the metric's name decides."""
         return mode_of(self._shown_metric(results), self._settings.mode)
 
-    @property
-    def _journal(self) -> Path:
-        return self.directory / RESULTS_FILE
-
-    def _read_new(self) -> None:
-        """Read what this and other processes have appended to the journal. The caller must hold the lock."""
-        lines, self._read = read_journal(self._journal, self._read)
-        # A start that was killed leaves its lines in the journal; the next start removes them soon after it has begun.
-        self._keep(line["result"] for line in lines if line.get("start") == self._start)
-
-    def _keep(self, results: Iterable[Mapping[str, Any]]) -> None:
-        for fields in results:
-            result = JobResult(**fields)
-            # If a job has ended twice, its second end gives its place in the order.
-            self._results.pop(result.folder, None)
-            self._results[result.folder] = result
-
     def _secs_until_due(self) -> float:
         """Return the seconds until sweep.json may be rewritten; 0 or less: now."""
         try:
@@ -283,7 +269,7 @@ class Sweep:
     def _save_later(self) -> None:
         """Write the results that came while sweep.json was too young to be rewritten."""
         with self._lock:
-            if not self._has_ended and self.directory.is_dir():
+            if self._later is not None and self.directory.is_dir():
                 self._save(self.results)
 
     def _save(self, results: Sequence[JobResult]) -> None:

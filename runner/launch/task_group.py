@@ -81,7 +81,7 @@ class RestartingGang:
                 starter.wait(self.stops.came)
                 if self.stops.came:  # before any task was started; the result is that of a task that has taken no step
                     has_nothing = trains and latest_step(self.restarts.model_dir) is None
-                    return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0])
+                    return GangResult(FAILED if has_nothing else INTERRUPTED, tasks[0].place)
                 if trains:
                     remove_ending(self.restarts.model_dir)
                 journals.mark()  # who joined in an earlier start has not joined in this one
@@ -103,8 +103,7 @@ class RestartingGang:
         for place in places:
             env, prefix = task_env(self.env, place, self.record.generation), self.prefix
             if place.is_chief and not prefix and shows_live(self.config.run.progress, sys.stderr):
-                START_STATUS.show("starting")
-                env |= START_STATUS.lend("importing TensorFlow")
+                START_STATUS.show("importing TensorFlow")
             if not place.is_chief:  # the chief writes to the terminal itself, like a single process
                 env, prefix = {**env, QUIET_ERRORS: "1"}, f"{prefix}[{place.name}] "
             tasks.append(Task(place, task_argv(self.file), env, prefix))
@@ -153,7 +152,7 @@ def say_errors(journals: Journals, prefix: str = "") -> None:
 
 def error_of(ending: GangResult, journals: Journals) -> str:
     """Return why a run ended, in one line; '' if it finished."""
-    place = ending.task.place
+    place = ending.place
     errors = journals.events("error").get(place.name)
     if errors and not ending.is_loss:
         return f"{'' if place.is_chief else f'{place.name}: '}{errors[-1]['error']}"

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
@@ -19,7 +18,7 @@ from runner.launch.gang import Task, start_cold
 from runner.system import task_server
 from runner.system.child_process import Descriptors, Process, describe_exit, start_process
 from runner.system.standard_streams import say
-from runner.system.start_status import SCREEN, START_STATUS
+from runner.system.start_status import START_STATUS
 from runner.system.task_server import GLANCE_SECS, REAP_SECS, ChildRequest, ForkedChild
 
 TASK_COMMAND = ("-P", "-m", "runner.task")
@@ -108,7 +107,8 @@ class TaskStarter:
         """Fork `task`, or start it cold."""
         with self._cold_after_failure():
             if self._is_ready and _may_be_forked(task) and read_at_import(task.env) == self._env:
-                task = _with_terminal(task)
+                if not task.prefix:  # it draws its own live line at once
+                    START_STATUS.stop()
                 return start_process(task.argv[1 + len(TASK_COMMAND) :], task.env, task.prefix, self._fork)
         return start_cold(task)
 
@@ -176,17 +176,6 @@ class TaskStarter:
         with suppress(subprocess.TimeoutExpired):
             return f"it {describe_exit(self._server.wait(REAP_SECS))}"
         return "it closed its connection"
-
-
-def _with_terminal(task: Task) -> Task:
-    """Return `task` marked as connected to the terminal, so that it draws a progress line without checking."""
-    env = dict(task.env)
-    lent = env.pop(SCREEN, None)
-    if lent is None:
-        return task
-    START_STATUS.stop()
-    os.close(int(lent))
-    return replace(task, env=env)
 
 
 def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> TaskStarter:

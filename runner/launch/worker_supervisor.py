@@ -78,10 +78,10 @@ class WorkerSupervisor:
         has_finished = False
 
         def look_around() -> GangResult | None:
-            if self.place.is_server and (gang.stop_wanted or self.stops.came):
-                gang.stop_wanted = False
+            if self.place.is_server and (gang.asked_to_stop or self.stops.came):
+                gang.asked_to_stop.clear()
                 rendezvous.tell("stopping")  # the coordinator still needs this task to save
-            return rendezvous.look(task)
+            return rendezvous.look()
 
         gang = Gang(
             freeze_secs=self.config.run.freeze_secs,
@@ -142,14 +142,15 @@ class WorkerSupervisor:
 
 def differences_to_chief(theirs: Mapping[str, object], ours: Mapping[str, object]) -> list[str]:
     """Return the differences between the chief's config and ours, except in keys that only concern display."""
-    pairs = differences(schema.flatten(masked(theirs)), schema.flatten(masked(ours)))
+    pairs = differences(theirs, ours)
     return [f"{key}={here} here, {there} there" for key, there, here in pairs if not is_shown_only(key)]
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """Return (key, value before, value now) for each key that differs between two flat configs, except paths of the
-    run.
+    """Return (key, value before, value now) for each key that differs between two configs, but for the run's folder,
+    without secrets.
     """
+    before, now = schema.flatten(masked(before)), schema.flatten(masked(now))
     return [
         (key, before.get(key), now.get(key))
         for key in sorted({*before, *now})

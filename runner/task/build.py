@@ -17,6 +17,7 @@ from runner.config import user_code
 from runner.config.metric_names import evaluation_of, mode_of
 from runner.config.schema import (
     CLUSTER_STRATEGIES,
+    EVALUATING_COMMANDS,
     Config,
     DataOptionsConfig,
     EvalStrategyConfig,
@@ -120,7 +121,7 @@ def build_job(
     predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
     receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
     exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
-    evaluates = config.command in ("train_and_evaluate", "evaluate", "dry_run")
+    evaluates = config.command in EVALUATING_COMMANDS
     eval_specs = tuple(_build_eval_specs(config, functions, hooks, exporters)) if evaluates else ()
     return Job(estimator, unread, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
@@ -295,16 +296,8 @@ def _build_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator[Any]:
 def _build_eval_specs(
     config: Config, functions: Mapping[str, Any], hooks: tuple[Any, ...], exporters: Sequence[Exporter] = ()
 ) -> list[EvalSpec]:
-    of_best = evaluation_of(config.export.best.metric or "eval")
-    names = list(config.input.evals)
-
-    def exporters_of(name: str) -> list[Exporter]:
-        """Return the exporters of an evaluation: the first evaluation has all but best, which follows its metric's
-        evaluation.
-        """
-        best = of_best if config.export.best.metric else names[0]
-        return [one for one in exporters if name == (best if one.name == "best" else names[0])]
-
+    first, metric = next(iter(config.input.evals), ""), config.export.best.metric
+    of_best = evaluation_of(metric) if metric else first
     return [
         EvalSpec(
             build_input(block, functions[f"{eval_key(name)}.fn"]),
@@ -314,7 +307,8 @@ def _build_eval_specs(
             start_delay_secs=config.eval.start_delay_secs,
             throttle_secs=config.eval.throttle_secs,
             at_start=config.eval.at_start,
-            exporters=exporters_of(name),
+            # The first evaluation has all exporters but best, which follows the evaluation of its metric.
+            exporters=[one for one in exporters if name == (of_best if one.name == "best" else first)],
         )
         for name, block in config.input.evals.items()
     ]

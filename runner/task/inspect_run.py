@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,13 +13,10 @@ from typing import Any
 from runner.checkpoint import layout, manifest
 from runner.checkpoint.integrity import find_damage
 from runner.checkpoint.reader import Reader
-from runner.checkpoint.retention import Keep, why_kept
-from runner.config.metric_names import is_of_evaluation
+from runner.checkpoint.retention import Keep, metrics_of, why_kept
 from runner.config.schema import ConfigError
 from runner.system.console import format_age, format_bytes, format_number, print_table
-from runner.tracking.journal import iterate_journal, journals_in
 from runner.tracking.summary import SUMMARY_FILE, read_summary
-from runner.tracking.tracker import points_of
 
 MAX_METRICS = 6
 """Largest number of columns for metrics in the table."""
@@ -37,7 +33,7 @@ class RunInspection:
       variable_bytes: size of the files with its variables and of the runner's notes beside them.
       input_bytes: size of the training input's state; 0: the checkpoint has none.
       counts_input: the checkpoint has only the number of batches that were read, not the input's state.
-      metrics: metrics (`eval/accuracy`) of evaluations at its step.
+      metrics: metrics (`eval/accuracy`) of its evaluations.
       damage: what is wrong with it; None: it is undamaged.
       kept: why it is kept, in words; '' if that is not known or nothing keeps it.
     """
@@ -78,7 +74,6 @@ def inspect(model_dir: Path, keep: Keep | None = None) -> dict[str, Any]:
 
 def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
     """Return the checkpoints of `model_dir`, ordered by step. All are read completely, to find damage."""
-    metrics = eval_metrics(model_dir)
     reasons = {} if keep is None else why_kept(model_dir, keep)
     found = []
     for name in layout.list_names(model_dir):
@@ -87,20 +82,8 @@ def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspe
         of_input = manifest.input_size_of(path)
         is_counted = not of_input and manifest.read_manifest(path) is not None
         facts = manifest.time_of(path), manifest.size_of(path) - of_input, of_input, is_counted, find_damage(path)
-        found.append(RunInspection(step, path, *facts, metrics.get(step, {}), kept))
+        found.append(RunInspection(step, path, *facts, metrics_of(path), kept))
     return found
-
-
-def eval_metrics(model_dir: Path) -> dict[int, dict[str, float]]:
-    """Return global step -> metrics of the evaluations at it, from the journals; the last evaluation of a step
-    counts.
-    """
-    metrics: dict[int, dict[str, float]] = {}
-    for journal in journals_in(model_dir):
-        for point in (point for line in iterate_journal(journal) for point in points_of(line)):
-            if is_of_evaluation(point.name):
-                metrics.setdefault(point.step, {})[point.name] = point.value
-    return metrics
 
 
 def _print_run(model_dir: Path) -> dict[str, Any]:
@@ -111,7 +94,7 @@ def _print_run(model_dir: Path) -> dict[str, Any]:
         print("no summary.json in this folder")
     facts = {name: summary[name] for name in _FACTS if summary.get(name) is not None}
     for name, value in facts.items():
-        print(f"{name}: {shlex.join(value) if isinstance(value, list) else value}")
+        print(f"{name}: {value}")
     return facts
 
 

@@ -115,13 +115,11 @@ def _run(
     try:
         stop.journal = journal
         stop.install()
-        is_quiet = progress_mode == "off"
         kept = Artifacts(
             Path(config.model_dir), journal, cluster.is_chief or cluster.is_evaluator, config.tracking.takes_files
         )
         with (
-            said_log(progress, is_quiet=is_quiet),
-            said_log_of_user(config.run.log_level, progress, is_quiet=is_quiet),
+            said_logs(config.run.log_level, progress, is_quiet=progress_mode == "off"),
             keeping(kept) if recorded else nullcontext(),
         ):
             journal.event("started", pid=os.getpid(), command=config.command)
@@ -182,26 +180,12 @@ class _ProgressHandler(logging.Handler):
     """Prints log records as messages, so that they do not break the progress line."""
 
     def __init__(self, progress: console.Progress) -> None:
-        super().__init__(logging.INFO)
+        super().__init__()
         self._progress = progress
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         self._progress.message(prefix + record.getMessage())
-
-
-@contextmanager
-def said_log(progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
-    """Print the log messages of the runner inside this context, from level INFO on; if `is_quiet`, from WARNING on."""
-    logger = logging.getLogger("runner")
-    before = logger.handlers, logger.level, logger.propagate
-    logger.handlers = [_ProgressHandler(console.PlainProgress() if is_quiet else progress)]
-    logger.setLevel(logging.WARNING if is_quiet else logging.INFO)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.handlers, logger.level, logger.propagate = before
 
 
 class _OfUser(logging.Filter):
@@ -228,21 +212,25 @@ class _OfUser(logging.Filter):
 
 
 @contextmanager
-def said_log_of_user(level_name: str, progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
-    """Print the log messages of the user's own loggers inside this context, from the level `run.log_level` on."""
+def said_logs(level_name: str, progress: console.Progress, *, is_quiet: bool) -> Iterator[None]:
+    """Print log messages inside this context: the runner's from INFO on, those of the user's own loggers from the level
+    `run.log_level` on; if `is_quiet`, neither below WARNING.
+    """
     level = max(getattr(logging, level_name.upper()), logging.WARNING if is_quiet else logging.DEBUG)
-    handler = _ProgressHandler(console.PlainProgress() if is_quiet else progress)
-    handler.setLevel(level)
-    handler.addFilter(_OfUser(level))
-    root = logging.getLogger()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(min(level, before or level))
+    shown = console.PlainProgress() if is_quiet else progress
+    ours, root, of_user = logging.getLogger("runner"), logging.getLogger(), _ProgressHandler(shown)
+    before, level_before = (ours.handlers, ours.propagate, ours.level), root.level
+    ours.handlers, ours.propagate = [_ProgressHandler(shown)], False
+    ours.setLevel(logging.WARNING if is_quiet else logging.INFO)
+    of_user.addFilter(_OfUser(level))
+    root.addHandler(of_user)
+    root.setLevel(min(level, root.level or level))
     try:
         yield
     finally:
-        root.removeHandler(handler)
-        root.setLevel(before)
+        root.removeHandler(of_user)
+        ours.handlers, ours.propagate, ours.level = before
+        root.setLevel(level_before)
 
 
 @contextmanager

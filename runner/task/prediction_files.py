@@ -1,6 +1,6 @@
 """Files of predictions, written batch by batch: JSON Lines, CSV, .npz, Parquet, TFRecord.
 
-Only TFRecord needs TensorFlow. A file is written under a temporary name, and renamed after the last example.
+A file is written under a temporary name, and renamed after the last example.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from runner.config.schema import PREDICTION_FORMATS, ConfigError
 from runner.system.files import HALF_WRITTEN
 from runner.tracking.plain_values import ONLY_KEY, json_value, leaves
 
 _ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would create an encoder in each call
-_COPY_BYTES = 1 << 20
 _ROW_GROUP_BYTES = 1 << 26  # size of a Parquet row group: it is kept in memory here, and a reader reads it at once
 
 
@@ -47,6 +46,9 @@ class Target(NamedTuple):
 class PredictionWriter:
     """Base class: writes a file of predictions, batch by batch."""
 
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
     def write(self, batch: Any) -> None:
         """Add a batch: an array, or dicts, lists and tuples of arrays, each `[examples, ...]`."""
         raise NotImplementedError
@@ -56,6 +58,10 @@ class PredictionWriter:
 
     def close(self) -> None:
         """Release resources, whether or not the file is complete."""
+
+    def _error(self, name: str, mistake: str) -> ValueError:
+        """Return the error of a prediction that the format cannot hold, which says what to do."""
+        return ValueError(f"predict.output={self._target.path}: prediction {name!r} {mistake}")
 
 
 @contextlib.contextmanager
@@ -107,12 +113,9 @@ class JsonLines(PredictionWriter):
     "-inf", as in a journal.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._file = target.file
-
     def write(self, batch: Any) -> None:
         lines = _json_texts(batch if isinstance(batch, Mapping) else {ONLY_KEY: batch})
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        self._target.file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def _json_texts(batch: Any) -> Iterable[str]:
@@ -158,9 +161,8 @@ class Csv(PredictionWriter):
         message names it.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._file, self._path = target.file, target.path
-        self._columns: dict[str, str] | None = None  # column -> name of its prediction
+    _columns: Mapping[str, str] | None = None
+    """Column -> name of its prediction; None before the first batch."""
 
     def write(self, batch: Any) -> None:
         named, text = _named(batch), io.StringIO()
@@ -180,11 +182,11 @@ class Csv(PredictionWriter):
             raise self._error(name, "has another length than in the first example")
         rows = zip(*(_csv_cells(array[:, None] if array.ndim == 1 else array) for array in named.values()), strict=True)
         writer.writerows(map(itertools.chain.from_iterable, rows))
-        self._file.write(text.getvalue().encode())
+        self._target.file.write(text.getvalue().encode())
 
     def _error(self, name: str, mistake: str) -> ValueError:
-        where = f"predict.output={self._path}: prediction {name!r} {mistake}"
-        return ValueError(f"{where}. A .csv holds numbers, texts and vectors of one length; write .jsonl.")
+        why = "A .csv holds numbers, texts and vectors of one length; write .jsonl."
+        return super()._error(name, f"{mistake}. {why}")
 
 
 def _csv_cells(array: np.ndarray) -> list[list[Any]]:
@@ -210,17 +212,17 @@ class Npz(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
-        self._file, self._path = target.file, target.path
+        super().__init__(target)
         self._columns: dict[str, _Column] = {}
 
     def write(self, batch: Any) -> None:
         for name, array in _named(batch).items():
             if name not in self._columns:
-                self._columns[name] = _Column(name, self._path)
+                self._columns[name] = _Column(name, self._target.path)
             self._columns[name].add(array)
 
     def finish(self) -> None:
-        with zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(self._target.file, "w", zipfile.ZIP_STORED) as archive:
             for name, column in self._columns.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     column.write_to(member)
@@ -232,9 +234,9 @@ class _Column:
     def __init__(self, name: str, path: Path) -> None:
         self._name, self._path = name, path
         self._shape: tuple[int, ...] | None = None
-        self._dtype = np.dtype(np.float32)
         self._count = 0
-        self._texts: list[tuple[int, int]] = []  # (number of texts, bytes each), because the longest is not known yet
+        # (number of values, their type) of each batch, because the longest text is not known yet
+        self._batches: list[tuple[int, np.dtype]] = []
         self._spool = tempfile.TemporaryFile(dir=path.parent)
 
     def add(self, array: np.ndarray) -> None:
@@ -244,24 +246,22 @@ class _Column:
             return
         array = self._of_bytes(array) if array.dtype == object else array
         if self._shape is None:
-            self._shape, self._dtype = array.shape[1:], array.dtype
+            self._shape = array.shape[1:]
         if array.shape[1:] != self._shape:
             first, here = list(self._shape), list(array.shape[1:])
             raise self._error(f"is {first} in the first example and {here}")
-        if array.dtype.kind == "S":
-            self._texts.append((array.size, array.itemsize))
+        self._batches.append((array.size, array.dtype))
         self._spool.write(array.tobytes())
         self._count += len(array)
 
     def write_to(self, file: IO[bytes]) -> None:
         assert self._shape is not None
-        dtype = np.dtype(f"S{max(size for _, size in self._texts)}") if self._texts else self._dtype
+        dtype = np.result_type(*{one for _, one in self._batches})
         descr, shape = np.lib.format.dtype_to_descr(dtype), (self._count, *self._shape)
         np.lib.format.write_array_header_2_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
         self._spool.seek(0)
-        for number, size in self._texts:
-            file.write(np.frombuffer(self._spool.read(number * size), f"S{size}").astype(dtype).tobytes())
-        shutil.copyfileobj(self._spool, file, _COPY_BYTES)  # all texts are empty
+        for number, own in self._batches:
+            file.write(np.frombuffer(self._spool.read(number * own.itemsize), own).astype(dtype).tobytes())
 
     def _of_bytes(self, array: np.ndarray) -> np.ndarray:
         texts = array.ravel().tolist()
@@ -277,8 +277,7 @@ class _Column:
         return np.array(texts, dtype=np.bytes_).reshape(array.shape)
 
     def _error(self, mistake: str) -> ValueError:
-        where = f"predict.output={self._path}: prediction {self._name!r}"
-        where += f" {mistake} in example {self._count + 1}"
+        where = f"predict.output={self._path}: prediction {self._name!r} {mistake} in example {self._count + 1}"
         return ValueError(f"{where}. All examples of an array in an .npz have one shape; write .jsonl.")
 
 
@@ -295,7 +294,7 @@ class Parquet(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        super().__init__(target)
         self._waiting: list[Any] = []
         self._waiting_bytes = 0
         self._writer: Any = None
@@ -337,10 +336,7 @@ class Parquet(PredictionWriter):
         try:
             return _arrow_array(array)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
-            raise ValueError(
-                f"predict.output={self._target.path}: prediction {name!r} is {array.dtype}, which Parquet cannot hold "
-                f"({error}). Write .npz."
-            ) from error
+            raise self._error(name, f"is {array.dtype}, which Parquet cannot hold ({error}). Write .npz.") from error
 
 
 def _arrow_array(array: np.ndarray) -> Any:
@@ -372,14 +368,10 @@ class TFRecord(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
-        import tensorflow as tf
-
-        self._path = target.path
+        super().__init__(target)
         self._writer = tf.io.TFRecordWriter(str(target.temporary))
 
     def write(self, batch: Any) -> None:
-        import tensorflow as tf
-
         columns = {name: self._features(name, array) for name, array in _named(batch).items()}
         for row in zip(*columns.values(), strict=True):
             feature = dict(zip(columns, row, strict=True))
@@ -393,13 +385,9 @@ class TFRecord(PredictionWriter):
 
     def _features(self, name: str, array: np.ndarray) -> list[Any]:
         """Return the feature of each example."""
-        import tensorflow as tf
-
         rows = [list(_flat(row)) for row in array.tolist()]
-        if array.dtype == object:
-            kind = next((type(value) for row in rows for value in row), bytes)
-        else:
-            kind = {"f": float, "i": int, "u": int, "b": int}.get(array.dtype.kind, type(None))
+        of_object = next((type(value) for row in rows for value in row), bytes)
+        kind = {"O": of_object, "f": float}.get(array.dtype.kind, int)
         try:
             if kind is float:
                 return [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in rows]
@@ -407,10 +395,8 @@ class TFRecord(PredictionWriter):
                 return [tf.train.Feature(bytes_list=tf.train.BytesList(value=row)) for row in rows]
             return [tf.train.Feature(int64_list=tf.train.Int64List(value=map(int, row))) for row in rows]
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"predict.output={self._path}: prediction {name!r} is {array.dtype}, which a tf.train.Example cannot "
-                f"hold ({error}). Write .npz."
-            ) from error
+            mistake = f"is {array.dtype}, which a tf.train.Example cannot hold ({error}). Write .npz."
+            raise self._error(name, mistake) from error
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -23,7 +23,6 @@ def probe() -> dict[str, Any]:
         "import_secs": round(secs, 1),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
-        "keras_backend": keras.backend.backend(),
         "tf_keras": tf.keras.__version__,  # what `tf.keras` is
         "cuda": build.get("cuda_version") if build.get("is_cuda_build") else None,
         "cudnn": build.get("cudnn_version") if build.get("is_cuda_build") else None,

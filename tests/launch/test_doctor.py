@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import io
 import re
 import signal
 import sqlite3
@@ -18,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from runner.config import parsing
-from runner.config.schema import TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.launch.environment import doctor
 from runner.launch.environment.doctor import Probe, Problem, Section
 from runner.system.child_process import describe_exit
@@ -29,15 +28,19 @@ from tests.support.screen import line_of
 
 GB = 2**30
 FACTS: dict[str, Any] = {
-    "import_secs": 4.0, "tensorflow": "2.21.0", "keras": "3.15.1", "keras_backend": "tensorflow", "tf_keras": "3.15.1",
+    "import_secs": 4.0, "tensorflow": "2.21.0", "keras": "3.15.1", "tf_keras": "3.15.1",
     "cuda": "12.5.1", "cudnn": "9", "rocm": False,
     "devices": [{"name": "CPU:0", "kind": "CPU", "error": None, "model": None, "compute_capability": None}],
 }  # fmt: skip
 GPU = {"name": "GPU:0", "kind": "GPU", "error": None, "model": "NVIDIA H200", "compute_capability": [9, 0]}
 
 
+def doctors(*overrides: str) -> Config:
+    return parsing.parse(composed(["command=doctor", *overrides]))
+
+
 def tracking(*overrides: str) -> TrackingConfig:
-    return parsing.parse(composed(["command=doctor", *overrides])).tracking
+    return doctors(*overrides).tracking
 
 
 def advice(section: Section) -> list[tuple[bool, str, str]]:
@@ -84,13 +87,12 @@ def test_it_leaves_nothing_and_warns_of_slow_imports(told: tuple[int, str, Path]
 
 
 def test_a_machine_without_tensorflow_is_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor, "run_probe", lambda env: Probe(None, "exited with 1", "ImportError: no libfoo\n"))
-    screen = io.StringIO()
-    assert not doctor.show(tracking(), {}, screen)["can_start"]
-    said = screen.getvalue()
+    assert not doctor.show(doctors(), {})["can_start"]
+    said = capsys.readouterr().out
     messages.same("line", said.splitlines()[-1])
     messages.same("line", " ".join(line_of(said, "libfoo").split()))
 

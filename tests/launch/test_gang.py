@@ -22,7 +22,7 @@ from runner.config import schema
 from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.launch import gang, restarts, supervisor, task_group
-from runner.launch.gang import GangResult, Task
+from runner.launch.gang import GangResult
 from runner.launch.restarts import Restarts, pause_secs
 from runner.tracking.exit_codes import rank_of
 from runner.tracking.run_record import RunRecord
@@ -404,7 +404,7 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(
 
 
 def loss(name: str = "worker") -> GangResult:
-    return GangResult(-signal.SIGKILL, Task(Cluster(name, 0, {"chief": ("a:1",)}), (), {}), f"{name}:0 was killed")
+    return GangResult(-signal.SIGKILL, Cluster(name, 0, {"chief": ("a:1",)}), f"{name}:0 was killed")
 
 
 def test_restarts_are_given_back_by_a_newer_checkpoint(
@@ -413,7 +413,7 @@ def test_restarts_are_given_back_by_a_newer_checkpoint(
     steps = iter([None, None, 10, 10, 10, 10])
     monkeypatch.setattr(restarts, "latest_step", lambda model_dir: next(steps))
     said: list[str] = []
-    policy = Restarts(tmp_path, 2, [], said.append, wait=lambda secs: None)
+    policy = Restarts(tmp_path, 2, [], said.append)
     monkeypatch.setattr(restarts, "pause_secs", lambda number: 0.0)
     assert [policy.allow(loss()) for _ in range(5)] == [True, True, True, True, False]
     assert policy.total == 4
@@ -437,7 +437,7 @@ def test_a_cluster_is_started_again_three_times_unless_told_otherwise() -> None:
 
 def test_which_end_is_a_loss_and_which_of_two_is_the_reason() -> None:
     def ending(code: int) -> GangResult:
-        return GangResult(code, Task(ALONE, (), {}))
+        return GangResult(code, ALONE)
 
     assert [code for code in (-9, -6, -11, 75, 1, 2, 3, -15, -2) if ending(code).is_loss] == [-9, -6, -11, 75]
     assert sorted([75, -6, 3, 1, -9], key=rank_of) == [-9, 1, 3, -6, 75]

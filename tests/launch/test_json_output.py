@@ -114,7 +114,7 @@ def test_doctor_answers_with_its_findings_and_problems(
 ) -> None:
     bad = doctor.Section("tensorflow", [("TensorFlow", "none")], [doctor.Problem("broken", "mend it", is_fatal=True)])
     good = doctor.Section("tensorflow", [("TensorFlow", "2.21")])
-    monkeypatch.setattr(doctor, "_run_probe_shown", lambda env: None)
+    monkeypatch.setattr(doctor, "run_probe", lambda env: None)
     monkeypatch.setattr(doctor, "check_tensorflow", lambda probe, env: good if can_start else bad)
     found = ask("command=doctor", "tracking=none")
     assert found["code"] == (0 if can_start else 1) and found["can_start"] is can_start

@@ -18,7 +18,6 @@ import pytest
 
 from runner.config import schema
 from runner.distribute.cluster import Cluster
-from runner.launch.gang import Task
 from runner.launch.rendezvous import FollowerRendezvous, LeaderRendezvous
 from runner.launch.worker_supervisor import differences_to_chief
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
@@ -304,7 +303,7 @@ def test_the_evaluators_supervisor_repeats_what_it_said(tmp_path: Path) -> None:
     evaluator.tell("ready")
     beats = []
     for _ in range(20):
-        evaluator.look(Task(Cluster("evaluator", 0, tasks), (), {}))
+        evaluator.look()
         beats.append(json.loads((tmp_path / "peers" / "evaluator.json").read_text())["beat"])
     assert len(set(beats)) >= 5
 
@@ -348,7 +347,7 @@ def test_the_end_of_the_run_ends_a_task(tmp_path: Path) -> None:
     leader, follower = chief_and_worker(tmp_path)
     follower._followed = leader._call
     leader.end(3)
-    found = follower.look(Task(Cluster("worker", 0, WORKERS), (), {}))
+    found = follower.look()
     assert found is not None and follower.code == 3
 
 

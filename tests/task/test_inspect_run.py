@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.checkpoint.retention import note_metrics
 from runner.config.schema import ConfigError
 from runner.task import inspect_run
 from tests.support.jobs import run
-from tests.support.journal import Lines
 from tests.support.messages import Messages
 from tests.support.trained import Put
 
@@ -88,8 +88,7 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(
 def test_as_many_metrics_as_a_screen_takes(
     trained: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
-    journal = Lines(trained)
-    journal.metrics(4, {f"eval_many/m{index}": float(index) for index in range(8)} | {"train/loss": 1.0})
+    note_metrics(trained / "model.ckpt-4", {f"eval_many/m{index}": float(index) for index in range(8)})
     said = inspected(trained, capsys)
     assert "train/loss" not in said
     (head,) = [line.split() for line in said.splitlines() if "eval_many/m3" in line]
@@ -98,12 +97,10 @@ def test_as_many_metrics_as_a_screen_takes(
     messages.same("line", more)
 
 
-def test_the_last_evaluation_of_a_step_counts(tmp_path: Path) -> None:
-    journal = Lines(tmp_path)
+def test_the_last_evaluation_of_a_step_counts(trained: Path) -> None:
     for accuracy in (0.5, 0.75):
-        journal.metrics(10, {"eval/accuracy": accuracy})
-        journal.event("evaluated", step=10)
-    assert inspect_run.eval_metrics(tmp_path) == {10: {"eval/accuracy": 0.75}}
+        note_metrics(trained / "model.ckpt-4", {"eval/accuracy": accuracy})
+    assert inspect_run.find_checkpoints(trained)[-1].metrics["eval/accuracy"] == 0.75
 
 
 def test_a_folder_without_summary_says_so(

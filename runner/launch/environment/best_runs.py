@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from runner.config.error_messages import did_you_mean
 from runner.config.metric_names import mode_of, rank_by
 from runner.config.schema import Config, ConfigError
-from runner.launch.start_files import NOTES_FOLDER
+from runner.launch.start_files import read_overrides
 from runner.system.console import format_number, print_table, relative
 from runner.system.redaction import masked_override
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 
-def show(config: Config) -> dict[str, Any]:
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Print and return the runs in and below the folder `model_dir` (null: outputs), best first by `sweep.metric`
     (null: the loss), each with those of its settings that not all of them have.
 
@@ -31,7 +30,7 @@ def show(config: Config) -> dict[str, Any]:
         names = sorted({name for one in runs.values() for name in one["metrics"]})
         there = f"{did_you_mean(metric, names)} There are: {', '.join(names) or 'none'}."
         raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
-    typed = {run: _typed(Path(run)) for run in values}
+    typed = {run: [masked_override(text) for text in read_overrides(Path(run))] for run in values}
     common = set.intersection(*map(set, typed.values()))
     rows = []
     for rank, run in enumerate(rank_by(values, metric, config.sweep.mode), 1):
@@ -40,10 +39,3 @@ def show(config: Config) -> dict[str, Any]:
     title = f"runs in {relative(folder)}, best first by {metric} ({mode_of(metric, config.sweep.mode)})"
     table = print_table(title, ["rank", "model_dir", metric, "step", "status", "settings"], rows)
     return {"metric": metric, "runs": [{**row, metric: values[row["model_dir"]]} for row in table]}
-
-
-def _typed(run: Path) -> list[str]:
-    """Return the settings that were typed for a run, in order."""
-    notes = run / NOTES_FOLDER / "overrides.yaml"
-    texts = yaml.safe_load(notes.read_text()) if notes.exists() else None
-    return [masked_override(text) for text in texts or () if not text.startswith("model_dir=")]

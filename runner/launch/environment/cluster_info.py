@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from runner.config.schema import Config
 from runner.distribute.cluster import ALONE, Cluster
@@ -17,7 +16,7 @@ from runner.system.console import print_table
 _STARTERS = {"tf_config": "whoever set TF_CONFIG", "slurm": "Slurm", "kubernetes": "Kubernetes"}
 
 
-def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) -> dict[str, Any]:
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Print and return what `runner.distribute.cluster_resolver.detect` finds for `config` in `env`.
 
     The last line is the TF_CONFIG of this process's task, if it has one.
@@ -25,7 +24,6 @@ def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) 
     Raises:
       ConfigError: the environment describes an impossible cluster, or one that the strategy cannot use.
     """
-    stream = stream or sys.stdout
     found = detect(env, config.cluster, config.strategy)
     run = dataclasses.replace(config, command="train_and_evaluate")
     places = local_places(run, ports=range) if found.is_local else []
@@ -38,11 +36,11 @@ def show(config: Config, env: Mapping[str, str], stream: IO[str] | None = None) 
         ["starts here", starts],
         ["evaluator", "a process of its own" if found.has_evaluator else "none: those that train evaluate"],
     ]
-    answer: dict[str, Any] = print_table("cluster", ["setting", "value"], facts, stream)
-    print(file=stream)
-    answer["tasks"] = print_table("tasks", ["role", "index", "address", "process"], list(_rows(found, places)), stream)
+    answer: dict[str, Any] = print_table("cluster", ["setting", "value"], facts)
+    print()
+    answer["tasks"] = print_table("tasks", ["role", "index", "address", "process"], list(_rows(found, places)))
     if found.cluster.tasks:
-        print(f"\nTF_CONFIG of this task: {found.cluster.tf_config}", file=stream, flush=True)
+        print(f"\nTF_CONFIG of this task: {found.cluster.tf_config}", flush=True)
         answer["tf_config"] = json.loads(found.cluster.tf_config)
     return answer
 

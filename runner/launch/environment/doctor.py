@@ -12,19 +12,19 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import runner
-from runner.config.schema import TrackingConfig
+from runner.config.schema import Config, TrackingConfig
 from runner.system.child_process import describe_exit
 from runner.system.console import format_bytes, print_table
 from runner.system.files import free_bytes
@@ -81,32 +81,29 @@ class Probe:
     said: str = ""
 
 
-def show(settings: TrackingConfig, env: Mapping[str, str], stream: IO[str] | None = None) -> dict[str, Any]:
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Print and return the findings, then the problems; `can_start` tells whether a run can start here."""
-    stream = stream or sys.stdout
-    checks: Sequence[Callable[[], Section]] = (
-        lambda: check_python(env),
-        lambda: check_tensorflow(_run_probe_shown(env), env),
-        lambda: check_machine(Path.cwd()),
-        lambda: check_tracking(settings, env, Path.cwd()),
-    )
     found: dict[str, Any] = {}
     problems: list[Problem] = []
-    for check in checks:  # printed one by one, so that the user sees progress
-        section = check()
-        found[section.title] = print_table(section.title, ["", ""], section.rows, stream)
-        print(file=stream, flush=True)
+    for section in _sections(config, env):  # printed one by one, so that the user sees progress
+        found[section.title] = print_table(section.title, ["", ""], section.rows)
+        print(flush=True)
         problems += section.problems
     problems.sort(key=lambda problem: not problem.is_fatal)
     if problems:
         rows = [["error" if one.is_fatal else "warning", one.what, one.do] for one in problems]
-        print_table("problems", ["", "what is wrong", "what to do"], rows, stream)
-        print(file=stream)
+        print_table("problems", ["", "what is wrong", "what to do"], rows)
+        print()
     is_fit = not any(problem.is_fatal for problem in problems)
-    print(
-        "A run can start here." if is_fit else "No run can start here: see the errors above.", file=stream, flush=True
-    )
+    print("A run can start here." if is_fit else "No run can start here: see the errors above.", flush=True)
     return {"can_start": is_fit, **found, "problems": [asdict(one) for one in problems]}
+
+
+def _sections(config: Config, env: Mapping[str, str]) -> Iterator[Section]:
+    yield check_python(env)
+    yield check_tensorflow(run_probe(env), env)
+    yield check_machine(Path.cwd())
+    yield check_tracking(config.tracking, env, Path.cwd())
 
 
 # --- Python and packages ---------------------------------------------------------------------------------------------
@@ -130,13 +127,9 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
     ]
     problems = []
     if supported and not SpecifierSet(supported).contains(platform.python_version(), prereleases=True):
-        problems.append(
-            Problem(
-                f"Python {platform.python_version()} is not supported ({supported})",
-                "make an environment with a supported Python: python3.12 -m venv .venv",
-                is_fatal=True,
-            )
-        )
+        what = f"Python {platform.python_version()} is not supported ({supported})"
+        advice = "make an environment with a supported Python: python3.12 -m venv .venv"
+        problems.append(Problem(what, advice, is_fatal=True))
     for text in listed if requirements is None else requirements:
         needed = Requirement(text)
         if needed.marker and not needed.marker.evaluate({"extra": ""}):
@@ -146,11 +139,9 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
         except metadata.PackageNotFoundError:
             problems.append(Problem(f"{needed.name} is not installed", f"pip install '{needed}'", is_fatal=True))
             continue
-        if not needed.specifier.contains(found, prereleases=True):
-            # It may work, but is not tested.
-            problems.append(
-                Problem(f"{needed.name} {found} is installed, not {needed.specifier}", f"pip install '{needed}'")
-            )
+        if not needed.specifier.contains(found, prereleases=True):  # it may work, but is not tested
+            what = f"{needed.name} {found} is installed, not {needed.specifier}"
+            problems.append(Problem(what, f"pip install '{needed}'"))
     if any(metadata.distributions(name="tf-runner")):  # both have the package `runner`: pip removes the files of both
         advice = "pip uninstall tf-runner, then pip install --force-reinstall --no-deps estimator-runner"
         problems.append(Problem("tf-runner, the name of estimator-runner before, is installed, too", advice))
@@ -164,7 +155,9 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
 
 
 def run_probe(env: Mapping[str, str], timeout_secs: float = PROBE_SECS) -> Probe:
-    """Run the TensorFlow probe in a separate process."""
+    """Run the TensorFlow probe in a separate process, which takes seconds: with a live line on a terminal."""
+    if shows_live("auto", sys.stderr):
+        START_STATUS.show("importing TensorFlow")
     # Level 0, because TensorFlow logs the reason for a missing GPU as INFO.
     given = {**env, "TF_CPP_MIN_LOG_LEVEL": "0"}
     command = [sys.executable, "-m", "runner.task.tensorflow_probe"]
@@ -172,19 +165,11 @@ def run_probe(env: Mapping[str, str], timeout_secs: float = PROBE_SECS) -> Probe
         done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=timeout_secs, check=False)
     except subprocess.TimeoutExpired:
         return Probe(None, f"has not finished within {timeout_secs:.0f} s")
+    finally:
+        START_STATUS.stop()
     if done.returncode:
         return Probe(None, describe_exit(done.returncode), done.stderr)
     return Probe(json.loads(done.stdout.splitlines()[-1]), said=done.stderr)
-
-
-def _run_probe_shown(env: Mapping[str, str]) -> Probe:
-    """Run the probe, which takes seconds, with a live line on a terminal."""
-    if shows_live("auto", sys.stderr):
-        START_STATUS.show("importing TensorFlow")
-    try:
-        return run_probe(env)
-    finally:
-        START_STATUS.stop()
 
 
 def check_tensorflow(probe: Probe, env: Mapping[str, str], dev: Path = Path("/dev")) -> Section:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import runner
-from runner.config.schema import ConfigError
+from runner.config.schema import Config, ConfigError
 from runner.system.console import print_table
 from runner.system.files import write_atomically
 
@@ -67,20 +66,19 @@ def write_project(folder: Path) -> list[str]:
     return written
 
 
-def show(path: Path, stream: IO[str] | None = None) -> dict[str, str]:
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Write a new project, and print its files and the next commands.
 
     Raises:
       ConfigError: as in `write_project`.
     """
-    stream = stream or sys.stdout
+    path = Path(str(config.new.path))
     written = write_project(path)
     rows = [[name, PURPOSES[name]] for name in PURPOSES if name in written]
-    print_table(f"A new project in {path}", ["file", "what it is"], rows, stream)
+    print_table(f"A new project in {path}", ["file", "what it is"], rows)
     print(
         f"\nTrain it, then test it:\n  cd {shlex.quote(str(path))}\n  python -m runner experiment={EXPERIMENT}\n"
         "  pip install pytest\n  python -m pytest",
-        file=stream,
         flush=True,
     )
     return {"path": str(path)}
