@@ -405,16 +405,9 @@ def experiment_name(settings: TrackingConfig, env: Mapping[str, str]) -> str:
     return settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
 
 
-def build_tracker(
-    settings: TrackingConfig, env: Mapping[str, str], cwd: Path, started_at: float | None = None
-) -> MlflowTracker:
-    """Return the MLflow tracker. Creates nothing yet.
-
-    If settings are None, the uri is MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`; the experiment is
-    MLFLOW_EXPERIMENT_NAME, else `runner`.
-    """
-    uri, experiment = tracking_uri(settings, env, cwd), experiment_name(settings, env)
-    return MlflowTracker(uri, experiment, settings.system_metrics, started_at)
+def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> MlflowTracker:
+    """Return the MLflow tracker of `settings`, as `tracking_uri` and `experiment_name` say. Creates nothing yet."""
+    return MlflowTracker(tracking_uri(settings, env, cwd), experiment_name(settings, env), settings.system_metrics)
 
 
 def _save_model(model: ExportedModel, folder: Path) -> None:
