@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra import initialize_config_dir, initialize_config_module
@@ -287,8 +287,6 @@ def conf_path() -> str:
 class UsersFiles(FileConfigSource):
     """The files in the user's ./conf; renamed keys get their new names, with a warning."""
 
-    _warnings: ClassVar[set[str]] = set()
-
     @staticmethod
     def scheme() -> str:
         return "conf"
@@ -298,12 +296,12 @@ class UsersFiles(FileConfigSource):
         name = config_path.removesuffix(".yaml")
         package = loaded.header["package"] or name.rpartition("/")[0].replace("/", ".")
         at = "" if package == "_global_" else f"{package}."
-        renamed = changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else []
-        new = {f"conf/{name}.yaml: {text}" for text in renamed} - self._warnings  # Hydra loads a file several times
-        for warning in new:
-            changed_keys.warn(warning)
-            self._warnings.add(warning)
+        for text in changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else ():
+            _warn_once(f"conf/{name}.yaml: {text}")
         return loaded
+
+
+_warn_once = functools.cache(changed_keys.warn)  # Hydra loads a file several times
 
 
 class UsersConf(SearchPathPlugin):
@@ -416,7 +414,7 @@ def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any],
         override = OverridesParser.create().parse_override(text)
         if override.is_delete():
             continue
-        for key, value in _leaves(str(override.key_or_group), override.value()):
+        for key, value in schema.flatten({str(override.key_or_group): override.value()}).items():
             if override.is_add() or override.is_force_add():
                 added.append(key)
             elif not any(f"{key}.".startswith(f"{one}.") for one in added):
@@ -450,15 +448,6 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
                 f"{did_you_mean(name, node)} Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
             )
         node = node[name]
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for each value that an override sets: `a={b: 1, c: 2}` sets a.b and a.c."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
-    else:
-        yield key, value
 
 
 # --- Hydra's errors, in our words -----------------------------------------------------------------------------------
