@@ -265,12 +265,10 @@ class Journals:
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
         """Return task name -> its lines of `event`; tasks without one are left out."""
-        lines_of: dict[str, list[dict[str, Any]]] = {}
-        for path in journals_in(self.model_dir):
-            lines = [line for line in self._lines(path, event) if line.get("event") == event]
-            if lines:
-                lines_of.setdefault(task_of(path), []).extend(lines)
-        return lines_of
+        paths = {task_of(path): path for path in journals_in(self.model_dir)}
+        found = {task: [line for line in self._lines(path, event) if line.get("event") == event]
+                 for task, path in paths.items()}  # fmt: skip
+        return {task: lines for task, lines in found.items() if lines}
 
     def _lines(self, path: Path, word: str) -> Iterator[dict[str, Any]]:
         return iterate_journal(path, self.sizes.get(path.name, 0), containing=f'"{word}"'.encode())
