@@ -114,7 +114,8 @@ def checkpoint_in(key: str, config: Config) -> str | None:
     chosen, model_dir = _chosen_checkpoint(key, config), Path(str(config.model_dir))
     if chosen is None:
         return None
-    there = {step: name for name, step in _steps_in(model_dir)}
+    names = [file.stem for file in model_dir.glob("*.index")]
+    there = {int(name.rpartition("-")[2]): name for name in names if re.fullmatch(r"[^.]*\.ckpt-\d+", name)}
     if chosen == "best":
         return str(model_dir / _best_in(key, config, [there[step] for step in sorted(there)]))
     by_step = [model_dir / there[int(chosen)]] if chosen.isdecimal() and int(chosen) in there else []
@@ -135,14 +136,6 @@ _CHECKPOINTS = {"eval.checkpoint": "evaluate", "predict.checkpoint": "predict", 
 def _chosen_checkpoint(key: str, config: Config) -> str | None:
     chosen: str | None = getattr(config, key.removesuffix(".checkpoint")).checkpoint
     return chosen
-
-
-def _steps_in(model_dir: Path) -> Iterator[tuple[str, int]]:
-    """Yield the names and steps of the checkpoints in `model_dir`."""
-    for file in model_dir.glob("*.index"):
-        match = re.fullmatch(r"[^.]*\.ckpt-(\d+)", file.stem)
-        if match:
-            yield file.stem, int(match.group(1))
 
 
 def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
