@@ -208,9 +208,6 @@ class LoggedJournal(NullJournal):
             self._say_metrics(step, values)
         self._journal.metrics_of_steps(points)
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self.metrics_of_steps([(step, values)])
-
     def _say_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "train/loss" in values:
             self._say_loss(step, values["train/loss"])

@@ -49,17 +49,17 @@ RENAMED: Mapping[str, str] = {}
 In a user's config file of a group only keys that stay in the group are renamed.
 """
 
+_IN_WORDS = "{} is now called {}. The old name works for one more minor version."
+
 
 def rename_overrides(overrides: Iterable[str]) -> list[str]:
     """Return a command line's words with renamed keys under their new names, and print a warning for each old name."""
-    words = []
-    for word in overrides:
-        for old, new in RENAMED.items():
-            renamed = re.sub(rf"^([+~]*){re.escape(old)}(?=[=.]|$)", rf"\g<1>{new}", word)
-            if renamed != word:
-                warn(f"{old} is now called {new}. The old name works for one more minor version.")
-                word = renamed
-        words.append(word)
+    words = list(overrides)
+    for old, new in RENAMED.items():
+        for place, word in enumerate(words):
+            words[place] = re.sub(rf"^([+~]*){re.escape(old)}(?=[=.]|$)", rf"\g<1>{new}", word)
+            if words[place] != word:
+                warn(_IN_WORDS.format(old, new))
     return words
 
 
@@ -73,7 +73,7 @@ def rename_in(tree: DictConfig, at: str = "") -> list[str]:
         node = _take(tree, old.removeprefix(at)) if inside else None
         if node is not None:
             OmegaConf.update(tree, new.removeprefix(at), node, force_add=True)
-            warnings.append(f"{old} is now called {new}. The old name works for one more minor version.")
+            warnings.append(_IN_WORDS.format(old, new))
     return warnings
 
 

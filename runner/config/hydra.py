@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pickle
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra import initialize_config_dir, initialize_config_module
@@ -225,10 +226,8 @@ class Composer:
     @property
     def declared(self) -> dict[str, Any]:
         """The config of the last job, before values on its command line changed it."""
-        base = self._base(self._choices)
-        nodes = {str(name): base._get_node(name) for name in base if name != "hydra"}
-        return {name: OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
-                for name, node in nodes.items()}  # fmt: skip
+        tree: Any = OmegaConf.to_container(self._base(self._choices))
+        return {name: value for name, value in tree.items() if name != "hydra"}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: Sequence[str]) -> DictConfig:
         """Return the config of a job of a sweep, as Hydra's method of this name does."""
@@ -288,8 +287,6 @@ def conf_path() -> str:
 class UsersFiles(FileConfigSource):
     """The files in the user's ./conf; renamed keys get their new names, with a warning."""
 
-    _warnings: ClassVar[set[str]] = set()
-
     @staticmethod
     def scheme() -> str:
         return "conf"
@@ -299,12 +296,12 @@ class UsersFiles(FileConfigSource):
         name = config_path.removesuffix(".yaml")
         package = loaded.header["package"] or name.rpartition("/")[0].replace("/", ".")
         at = "" if package == "_global_" else f"{package}."
-        renamed = changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else []
-        new = {f"conf/{name}.yaml: {text}" for text in renamed} - self._warnings  # Hydra loads a file several times
-        for warning in new:
-            changed_keys.warn(warning)
-            self._warnings.add(warning)
+        for text in changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else ():
+            _warn_once(f"conf/{name}.yaml: {text}")
         return loaded
+
+
+_warn_once = functools.cache(changed_keys.warn)  # Hydra loads a file several times
 
 
 class UsersConf(SearchPathPlugin):
@@ -369,11 +366,7 @@ def check_groups(overrides: Sequence[str]) -> None:
     """
     groups = {setting.name for setting in dataclasses.fields(schema.Config) if schema.class_at(setting.name)}
     # Parse only words with a bracket: parsing one word by Hydra's grammar takes 1.5 ms (measured), at each start.
-    for text in (text for text in overrides if "[" in text):
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except (HydraException, ValueError):  # Hydra itself reports a word that it cannot parse
-            continue
+    for _, override in _parsed(text for text in overrides if "[" in text):
         value = override.value()
         options = value.list if isinstance(value, ChoiceSweep) else [value]
         listed = next((option for option in options if isinstance(option, list)), None)
@@ -421,7 +414,7 @@ def check_declared_params(overrides: Sequence[str], declared: Mapping[str, Any],
         override = OverridesParser.create().parse_override(text)
         if override.is_delete():
             continue
-        for key, value in _leaves(str(override.key_or_group), override.value()):
+        for key, value in schema.flatten({str(override.key_or_group): override.value()}).items():
             if override.is_add() or override.is_force_add():
                 added.append(key)
             elif not any(f"{key}.".startswith(f"{one}.") for one in added):
@@ -455,15 +448,6 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
                 f"{did_you_mean(name, node)} Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
             )
         node = node[name]
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for each value that an override sets: `a={b: 1, c: 2}` sets a.b and a.c."""
-    if isinstance(value, Mapping) and value:
-        for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
-    else:
-        yield key, value
 
 
 # --- Hydra's errors, in our words -----------------------------------------------------------------------------------
@@ -624,15 +608,14 @@ def _missing_option(error: MissingConfigException) -> str:
 
 def _values_typed(argv: Sequence[str], key: str) -> list[str]:
     """Return the values that the command line gives to `key`, in order."""
-    values = []
-    for text in argv:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except (HydraException, ValueError):
-            continue
-        if override.key_or_group == key:
-            values.append(text.partition("=")[2])
-    return values
+    return [text.partition("=")[2] for text, override in _parsed(argv) if override.key_or_group == key]
+
+
+def _parsed(words: Iterable[str]) -> Iterator[tuple[str, Override]]:
+    """Yield those of `words` that are overrides. Hydra itself reports a word that it cannot parse."""
+    for text in words:
+        with contextlib.suppress(HydraException, ValueError):
+            yield text, OverridesParser.create().parse_override(text)
 
 
 def _unquoted(value: str) -> str:

@@ -22,18 +22,6 @@ _OF_TF_KERAS = ("layers", "nn.rnn_cell", "keras.layers.DenseFeatures", "keras.ex
 _MAX_FILES = 200
 
 
-@dataclasses.dataclass(frozen=True)
-class Use:
-    """A place where a source file uses a TensorFlow name; the name is given without `compat.v1`."""
-
-    name: str
-    file: Path
-    line: int
-
-    def __str__(self) -> str:
-        return f"tf.{self.name} in {os.path.relpath(self.file)}, line {self.line}"
-
-
 def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
     """Return `config` with the `auto` in `model.classic` and `model.keras` decided, and a line with the reason.
 
@@ -68,8 +56,9 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
     if is_classic or keras == "legacy":
         what = ["the names of tf.estimator and tf.layers are there (model.classic=true)"] if is_classic else []
         what += ["tf.keras is Keras 2 (model.keras=legacy)"] if keras == "legacy" else []
-        found = [str(use) for use in dict.fromkeys((classic, needed)) if use is not None]
-        why = f"Model: {', '.join(what)}{': it uses ' if found else ''}{' and '.join(found)}."
+        found = filter(None, dict.fromkeys((classic, needed)))
+        uses_them = " and ".join(found)
+        why = f"Model: {', '.join(what)}{uses_them and f': it uses {uses_them}'}."
     decided = dataclasses.replace(model, classic=is_classic, keras=keras)
     return dataclasses.replace(config, model=decided), why
 
@@ -81,18 +70,18 @@ def environment(model: ModelConfig, env: Mapping[str, str]) -> dict[str, str]:
     return {**env, legacy_keras.VARIABLE: "1" if model.keras == "legacy" else "0"}
 
 
-def _first(uses: list[Use], names: tuple[str, ...]) -> Use | None:
-    return next((use for use in uses for name in names if f"{use.name}.".startswith(f"{name}.")), None)
+def _first(uses: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((use for used, use in uses.items() for name in names if f"{used}.".startswith(f"{name}.")), None)
 
 
-def _uses(config: Config) -> tuple[list[Use], bool]:
+def _uses(config: Config) -> tuple[dict[str, str], bool]:
     """Return the TensorFlow names in the files of the user's functions.
 
     Returns:
-      (uses, whether one of the files imports the package `keras` itself).
+      (name without `compat.v1` -> its first use in words, whether one of the files imports the package `keras` itself).
     """
     waiting: list[Path | None] = [user_code.locate(*function).file for function in config.functions()]
-    uses: list[Use] = []
+    uses: dict[str, str] = {}
     imports_keras = False
     read: set[Path] = set()
     while waiting and len(read) < _MAX_FILES:
@@ -105,6 +94,7 @@ def _uses(config: Config) -> tuple[list[Use], bool]:
         except (OSError, SyntaxError, ValueError):
             continue  # a file with a mistake is reported when it is imported, with a better message
         imports_keras = imports_keras or bool(source_names.uses(tree, "keras"))
-        uses += [Use(one.api_name, file, one.line) for one in source_names.uses(tree)]
+        for one in source_names.uses(tree):
+            uses.setdefault(one.api_name, f"tf.{one.api_name} in {os.path.relpath(file)}, line {one.line}")
         waiting += source_names.imported_files(tree, file, [Path.cwd()])
     return uses, imports_keras

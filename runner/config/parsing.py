@@ -57,8 +57,7 @@ def parse(tree: Mapping[str, Any]) -> Config:
 
 def _secrets_in(tree: Mapping[str, Any]) -> list[str]:
     """Return the names in `run.secrets` that are valid; invalid ones are reported later."""
-    settings = tree.get("run")
-    names = settings.get("secrets") if isinstance(settings, Mapping) else None
+    names = schema.value_at(tree, "run.secrets")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 

@@ -14,11 +14,11 @@ V1 = "tensorflow.compat.v1"
 
 def canonical(name: str) -> str:
     """Return the canonical form of a dotted name: `tensorflow.compat.v2.x` is `tensorflow.x`."""
-    name = re.sub(r"^tensorflow\.compat\.v2(?=\.|$)", "tensorflow", name)
-    shorter = re.sub(r"^(?:tensorflow\.compat\.v1|tensorflow)\.compat\.v1\.compat\.v1(?=\.|$)", V1, name)
-    shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v1(?=\.|$)", V1, shorter)
-    shorter = re.sub(r"^tensorflow\.compat\.v1\.compat\.v2(?=\.|$)", "tensorflow", shorter)
-    return shorter if shorter == name else canonical(shorter)
+    # The last `compat` decides: each of these modules has both of them.
+    found = re.match(r"tensorflow(?:\.compat\.(v[12])(?=\.|$))+", name)
+    if found is None:
+        return name
+    return (V1 if found[1] == "v1" else "tensorflow") + name[found.end() :]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +111,11 @@ def checkpoint_in(key: str, config: Config) -> str | None:
     Raises:
       ConfigError: the checkpoint does not exist.
     """
-    chosen, model_dir = _CHECKPOINTS[key][0](config), Path(str(config.model_dir))
+    chosen, model_dir = _chosen_checkpoint(key, config), Path(str(config.model_dir))
     if chosen is None:
         return None
-    there = {step: name for name, step in _steps_in(model_dir)}
+    names = [file.stem for file in model_dir.glob("*.index")]
+    there = {int(name.rpartition("-")[2]): name for name in names if re.fullmatch(r"[^.]*\.ckpt-\d+", name)}
     if chosen == "best":
         return str(model_dir / _best_in(key, config, [there[step] for step in sorted(there)]))
     by_step = [model_dir / there[int(chosen)]] if chosen.isdecimal() and int(chosen) in there else []
@@ -128,20 +129,13 @@ def checkpoint_in(key: str, config: Config) -> str | None:
     )
 
 
-_CHECKPOINTS: dict[str, tuple[Callable[[Config], str | None], str]] = {
-    "eval.checkpoint": (lambda config: config.eval.checkpoint, "evaluate"),
-    "predict.checkpoint": (lambda config: config.predict.checkpoint, "predict"),
-    "export.checkpoint": (lambda config: config.export.checkpoint, "export"),
-}
-"""Key -> (function that returns its value, command that reads it)."""
+_CHECKPOINTS = {"eval.checkpoint": "evaluate", "predict.checkpoint": "predict", "export.checkpoint": "export"}
+"""Key -> the command that reads it."""
 
 
-def _steps_in(model_dir: Path) -> Iterator[tuple[str, int]]:
-    """Yield the names and steps of the checkpoints in `model_dir`."""
-    for file in model_dir.glob("*.index"):
-        match = re.fullmatch(r"[^.]*\.ckpt-(\d+)", file.stem)
-        if match:
-            yield file.stem, int(match.group(1))
+def _chosen_checkpoint(key: str, config: Config) -> str | None:
+    chosen: str | None = getattr(config, key.removesuffix(".checkpoint")).checkpoint
+    return chosen
 
 
 def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
@@ -348,16 +342,14 @@ def _check_checkpoint(config: Config) -> Iterator[ConfigError]:
 
 def _check_chosen_checkpoint(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a chosen checkpoint that does not exist, or that the command does not read."""
-    for key, (value_in, command) in _CHECKPOINTS.items():
+    for key, command in _CHECKPOINTS.items():
+        chosen = _chosen_checkpoint(key, config)
+        trains = config.command in schema.TRAINING_COMMANDS
         if config.command == command:
             checkpoint_in(key, config)
-        elif value_in(config) is not None and config.command in schema.TRAINING_COMMANDS:
-            yield NoEffect(
-                f"{key}={value_in(config)} works with command={command} only; training resumes from the newest "
-                "checkpoint."
-            )
-        elif value_in(config) is not None:
-            yield NoEffect(f"{key}={value_in(config)} works with command={command} only, not with {config.command}.")
+        elif chosen is not None:
+            instead = "; training resumes from the newest checkpoint" if trains else f", not with {config.command}"
+            yield NoEffect(f"{key}={chosen} works with command={command} only{instead}.")
 
 
 def _check_export(config: Config) -> Iterator[ConfigError]:

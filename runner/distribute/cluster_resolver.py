@@ -91,15 +91,15 @@ def _from_slurm(env: Mapping[str, str], settings: ClusterConfig, strategy: str) 
 
 def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
     pod = kubernetes.read_pod(env)
-    counts = _counts(settings, strategy)
+    trainers = task_counts(settings, strategy)
+    counts = {**trainers, **({"evaluator": 1} if settings.evaluator else {})}
     if pod.role:
         if not pod.index < counts.get(pod.role, 0):
             raise ConfigError(
                 f"Kubernetes: HOSTNAME={env['HOSTNAME']} is {pod.role} {pod.index}, but strategy={strategy} has "
                 f"{_counted_by(counts)} ({_keys(settings)}). Set the same numbers in the manifest and the config."
             )
-        trainers = task_counts(settings, strategy).items()
-        tasks = {role: pod.addresses(role, count, settings.service, settings.port) for role, count in trainers}
+        tasks = {role: pod.addresses(role, count, settings.service, settings.port) for role, count in trainers.items()}
         place = Cluster(pod.role, pod.index, tasks)
     else:
         total = sum(counts.values())
@@ -136,11 +136,6 @@ _DETECTORS: Mapping[str, Callable[[Mapping[str, str], ClusterConfig, str], Detec
     "kubernetes": _from_kubernetes,
     "local": _local,
 }
-
-
-def _counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
-    """Return task type -> number of processes that the config asks for, including the evaluator."""
-    return {**task_counts(settings, strategy), **({"evaluator": 1} if settings.evaluator else {})}
 
 
 def _by_rank(rank: int, addresses: Sequence[str], settings: ClusterConfig, strategy: str, source: str) -> Cluster:

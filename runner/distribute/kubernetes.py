@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.config.schema import ConfigError
+from runner.distribute.tf_config import TASK_TYPES
 
 PORT = 2222
 """Default of `cluster.port`. All tasks can use the same port, because each pod has its own address."""
-
-_ROLES = ("chief", "worker", "ps", "evaluator")
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,6 @@ def read_pod(env: Mapping[str, str]) -> Pod:
             "Job with completionMode: Indexed, or a StatefulSet, without hostNetwork: true (see deploy/README.md)."
         )
     owner, dash, role = match[1].rpartition("-")
-    if dash and role in _ROLES:
+    if dash and role in TASK_TYPES:
         return Pod(owner, role, int(match[2]))
     return Pod(match[1], "", int(match[2]))

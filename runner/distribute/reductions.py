@@ -249,13 +249,12 @@ class Reductions:
         if not isinstance(self._strategy, tf.distribute.MirroredStrategy):
             return batch_reduce_to
         on_one_device = tf.distribute.ReductionToOneDevice()
-        on_cpu = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
         chosen = cluster.chosen_cross_device_ops(self._strategy)
-        is_a_copy = isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
-        is_the_users = chosen is not None and not type(chosen).__module__.startswith("tensorflow.")
-        if is_the_users:
-            return batch_reduce_to
-        on_cpu = on_cpu and not is_a_copy  # explicitly configured; nccl does not run on CPUs
+        if chosen is not None and not type(chosen).__module__.startswith("tensorflow."):
+            return batch_reduce_to  # the user's own
+        on_cpu = all("CPU" in device.upper() for device in self._strategy.extended.worker_devices)
+        # A copy was explicitly configured; nccl does not run on CPUs.
+        on_cpu = on_cpu and not isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
 
         def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
             aside = [on_cpu or self._is_sparse(value) for value, _ in pairs]

@@ -232,16 +232,7 @@ def build_parameter_server(
       tasks: chief (this process), worker and ps -> addresses.
       partitioner: how to partition variables over servers: min_size (parts of at least 256 KiB, at most one per
         server), fixed_shards (one part per server); None: variables are not partitioned.
-
-    Raises:
-      ValueError: there is no worker or no server.
     """
-    for kind in ("worker", "ps"):
-        if not tasks.get(kind):
-            raise ValueError(
-                f"strategy=parameter_server needs at least one {kind}; the cluster has: "
-                f"{', '.join(tasks) or 'nothing'}."
-            )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({kind: list(tasks[kind]) for kind in ("chief", "worker", "ps") if kind in tasks}),
         task_type="chief",

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from runner.config.metric_names import evaluation_prefix
 from runner.data.dataset_facts import dataset_facts
@@ -99,7 +99,7 @@ def record_of_script(context: EstimatorContext) -> ScriptRecord:
     return ScriptRecord(
         config.tracking,
         Path(context.model_dir).absolute(),
-        cast(Journal, context.journal),
+        context.journal,
         params,
         tags,
         model_name=_model_name(context.model_fn.name),

@@ -126,27 +126,26 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
         terminal.
       spawn: starts it; that of a task server forks it.
     """
+    targets = (sys.stdout, sys.stderr) if prefix else ()
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        lifeline, write_end = os.pipe()
-        theirs.callback(os.close, lifeline)
-        ours.callback(os.close, write_end)
+        lifeline, write_end = _pipe(theirs, ours)
         if SCREEN in env:
             theirs.callback(os.close, int(env[SCREEN]))
-        heard, heartbeat = os.pipe()
-        theirs.callback(os.close, heartbeat)
-        ours.callback(os.close, heard)
-        outputs: list[tuple[int, IO[str]]] = []
-        ends = []
-        for target in (sys.stdout, sys.stderr) if prefix else ():
-            source, end = os.pipe()
-            theirs.callback(os.close, end)
-            ours.callback(os.close, source)
-            outputs.append((source, target))
-            ends.append(end)
-        child = spawn(argv, env, Descriptors(lifeline, heartbeat, *ends))
+        heard, heartbeat = _pipe(ours, theirs)
+        outputs = [_pipe(ours, theirs) for _ in targets]
+        child = spawn(argv, env, Descriptors(lifeline, heartbeat, *(end for _, end in outputs)))
         ours.pop_all()
-    pumps = [_start_pump(os.fdopen(source, "rb"), target, prefix) for source, target in outputs]
+    sources = [os.fdopen(source, "rb") for source, _ in outputs]
+    pumps = [_start_pump(source, target, prefix) for source, target in zip(sources, targets, strict=True)]
     return Process(child, write_end, HeartbeatMonitor(heard), pumps)
+
+
+def _pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
+    """Return the ends of a new pipe, each of which its stack closes."""
+    source, end = os.pipe()
+    reads.callback(os.close, source)
+    writes.callback(os.close, end)
+    return source, end
 
 
 GRACE_SECS = 60.0

@@ -90,15 +90,11 @@ class ForkedChild:
     def _read_code(self) -> int:
         """Return the exit code of a child that has ended."""
         until = time.monotonic() + REAP_SECS
-        while (code := self._told(EXIT)) is None:
-            if self._server.poll() is not None or time.monotonic() > until:
-                break
+        while self._told(EXIT) is None and self._server.poll() is None and time.monotonic() < until:
             select.select([self._status], [], [], GLANCE_SECS)
-        if code is None:  # read again, because the server may have ended in between
-            code = self._told(EXIT)
-        if code is None:
-            code = self._told(INTENT)
-        return -signal.SIGKILL if code is None else code
+        # Read again, because the server may have ended in between.
+        told = [code for code in map(self._told, (EXIT, INTENT)) if code is not None]
+        return told[0] if told else -signal.SIGKILL
 
     def _told(self, word: bytes) -> int | None:
         with contextlib.suppress(BlockingIOError):

@@ -4,9 +4,9 @@ through its values and its result. matplotlib is imported when there is somethin
 
 from __future__ import annotations
 
+import io
 import logging
 import math
-import os
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.system.files import HALF_WRITTEN
+from runner.system.files import write_atomically
 from runner.tracking.journal import iterate_journal, journals_in
 from runner.tracking.tracker import points_of
 
@@ -88,14 +88,11 @@ def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write `figure` as a PNG file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid():08}{HALF_WRITTEN}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the font lacks characters of a name
-            figure.savefig(temporary, format="png", dpi=100)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    png = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the font lacks characters of a name
+        figure.savefig(png, format="png", dpi=100)
+    write_atomically(path, png.getvalue())
 
 
 class Curve(Sequence[tuple[int, float]]):

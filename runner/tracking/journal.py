@@ -54,9 +54,7 @@ class Journal:
         self, path: str | Path, clock: Callable[[], float] = time.time, timer: Callable[[], float] = time.perf_counter
     ) -> None:
         self.phases: dict[str, float] = {}
-        self.show_phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: (
-            contextlib.nullcontext()
-        )
+        self.show_phase: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._clock, self._timer = clock, timer
         self._inner_secs = 0.0
         self._lock = threading.Lock()
@@ -142,25 +140,20 @@ def _encoded(line: Mapping[str, Any]) -> str:
 _PLAIN = json.JSONEncoder(allow_nan=False)
 
 
-class NullJournal:
+class NullJournal(Journal):
     """Writes nothing."""
 
     def __init__(self) -> None:
-        self.phases: dict[str, float] = {}
-        self.show_phase: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: (
-            contextlib.nullcontext()
-        )
+        self.phases, self.show_phase = {}, contextlib.nullcontext
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        for step, values in points:
-            self.metrics(step, values)
+    def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
-    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        return self.show_phase(name)
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with self.show_phase(name):
+            yield
 
     def took(self, name: str, secs: float) -> None: ...
 
@@ -272,12 +265,10 @@ class Journals:
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
         """Return task name -> its lines of `event`; tasks without one are left out."""
-        lines_of: dict[str, list[dict[str, Any]]] = {}
-        for path in journals_in(self.model_dir):
-            lines = [line for line in self._lines(path, event) if line.get("event") == event]
-            if lines:
-                lines_of.setdefault(task_of(path), []).extend(lines)
-        return lines_of
+        paths = {task_of(path): path for path in journals_in(self.model_dir)}
+        found = {task: [line for line in self._lines(path, event) if line.get("event") == event]
+                 for task, path in paths.items()}  # fmt: skip
+        return {task: lines for task, lines in found.items() if lines}
 
     def _lines(self, path: Path, word: str) -> Iterator[dict[str, Any]]:
         return iterate_journal(path, self.sizes.get(path.name, 0), containing=f'"{word}"'.encode())

@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -248,14 +248,9 @@ class MlflowTracker(Tracker):
 
     def _register(self, model: ExportedModel, model_id: str, about: str) -> None:
         """Make the model a version of a registered model, with its alias and a description."""
-        from mlflow.exceptions import MlflowException
-
         name = model.registered_name
-        try:
+        with _allowing("RESOURCE_ALREADY_EXISTS"):
             self._client.create_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
         version = self._client.create_model_version(
             name, f"models:/{model_id}", self._run_id, {"step": str(model.step)}, description=about, model_id=model_id
         )
@@ -326,17 +321,13 @@ class MlflowTracker(Tracker):
             location = (database.parent / "mlartifacts" / folder).absolute().as_uri()
         with gc_pause.not_searched():
             from mlflow import MlflowClient
-            from mlflow.exceptions import MlflowException
 
         self._client = MlflowClient(tracking_uri=self.uri)
         name = clean_text(self._experiment, 500)
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
-            try:
+            with _allowing("RESOURCE_ALREADY_EXISTS"):  # another run has created it in the meantime
                 self._client.create_experiment(name, artifact_location=location)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run has created it in the meantime
-                    raise
             experiment = self._client.get_experiment_by_name(name)
         if experiment.lifecycle_stage != "active":
             raise ValueError(
@@ -350,15 +341,10 @@ class MlflowTracker(Tracker):
         self._connect()
         if not run_id:
             return None
-        from mlflow.exceptions import MlflowException
-
-        try:
+        run = None
+        with _allowing("RESOURCE_DOES_NOT_EXIST"):
             run = self._client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
-        if run.info.lifecycle_stage != "active":
+        if run is None or run.info.lifecycle_stage != "active":
             return None
         self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
         return run
@@ -368,10 +354,10 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Param
 
         names = UniqueNames()
-        texts = {names.clean(name): clean_text(value, MAX_PARAM) for name, value in params.items()}
-        nulls = {name for name, value in zip(texts, params.values(), strict=True) if value is None}
+        named = {names.clean(name): value for name, value in params.items()}
         # A new parameter that is null is not logged; a known one that has become null is.
-        texts = {name: text for name, text in texts.items() if name not in nulls or name in earlier}
+        logged = {name: value for name, value in named.items() if value is not None or name in earlier}
+        texts = {name: clean_text(value, MAX_PARAM) for name, value in logged.items()}
         shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
         self._log(params=[Param(name, text) for name, text in shown.items() if name not in earlier])
         changed = {name: text for name, text in shown.items() if earlier.get(name, text) != text}
@@ -393,6 +379,18 @@ class MlflowTracker(Tracker):
         self._monitoring.callback(monitor.finish)
 
 
+@contextmanager
+def _allowing(code: str) -> Iterator[None]:
+    """Ignore an error of MLflow with this `code` inside this context."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != code:
+            raise
+
+
 def tracking_uri(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> str:
     """Return where MLflow records: `tracking.uri`, or MLFLOW_TRACKING_URI, or `sqlite:///mlflow.db` in `cwd`."""
     uri = settings.uri or env.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
@@ -405,16 +403,9 @@ def experiment_name(settings: TrackingConfig, env: Mapping[str, str]) -> str:
     return settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
 
 
-def build_tracker(
-    settings: TrackingConfig, env: Mapping[str, str], cwd: Path, started_at: float | None = None
-) -> MlflowTracker:
-    """Return the MLflow tracker. Creates nothing yet.
-
-    If settings are None, the uri is MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db` in `cwd`; the experiment is
-    MLFLOW_EXPERIMENT_NAME, else `runner`.
-    """
-    uri, experiment = tracking_uri(settings, env, cwd), experiment_name(settings, env)
-    return MlflowTracker(uri, experiment, settings.system_metrics, started_at)
+def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> MlflowTracker:
+    """Return the MLflow tracker of `settings`, as `tracking_uri` and `experiment_name` say. Creates nothing yet."""
+    return MlflowTracker(tracking_uri(settings, env, cwd), experiment_name(settings, env), settings.system_metrics)
 
 
 def _save_model(model: ExportedModel, folder: Path) -> None:

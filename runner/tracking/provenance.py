@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -28,10 +29,8 @@ def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]
         "version.python": platform.python_version(),
     }
     for package in ("tensorflow", "keras", "mlflow", "estimator-runner"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             tags[f"version.{package}"] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     commit = _git("rev-parse", "HEAD")
     if commit:
         tags["mlflow.source.git.commit"] = commit

@@ -27,18 +27,19 @@ TIMEOUT_SECS = 3.0
 
 
 @contextmanager
-def alone_in(directory: Path, key: str = "model_dir") -> Iterator[None]:
+def alone_in(directory: Path, key: str = "model_dir", timeout_secs: float = TIMEOUT_SECS) -> Iterator[None]:
     """Hold the folder's lock inside this context. Two processes that wrote the same files would destroy both runs.
 
     Args:
       directory: the folder.
       key: the config key of the folder, for messages.
+      timeout_secs: how long to wait for another process that holds the lock.
 
     Raises:
       ConfigError: another process holds the lock.
     """
     try:
-        held = FileLock(directory / LOCK_FILE).acquire(timeout=TIMEOUT_SECS)
+        held = FileLock(directory / LOCK_FILE).acquire(timeout=timeout_secs)
     except Timeout:
         raise ConfigError(f"{key}={directory} is in use by another run. Wait for it, or choose another.") from None
     with held:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.config.schema import ConfigError
 from runner.system.files import read_dataclass, write_json
@@ -16,14 +16,14 @@ RUN_FILE = "run.json"
 
 _TYPES: Mapping[str, tuple[Any, str]] = {
     "generation": (int, "a whole number"),
-    "training": ((str, type(None)), "text or null"),
-}
-_TYPES_OF_SHIPPED: Mapping[str, tuple[Any, str]] = {
-    "run_id": ((str, type(None)), "text or null"),
+    "training": (str | None, "text or null"),
+    "run_id": (str | None, "text or null"),
     "offsets": (dict, "a mapping of whole numbers"),
     "last_steps": (dict, "a mapping of whole numbers"),
 }
-_REPAIR = "Repair it, or use a new model_dir."
+"""Field of either record -> its type, and that type in words; other fields are not checked."""
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -47,9 +47,7 @@ class RunRecord:
         Raises:
           ConfigError: the file contains a value of a wrong type.
         """
-        record = read_dataclass(cls, model_dir / RUN_FILE)
-        _check_types(model_dir / RUN_FILE, vars(record), _TYPES)
-        return record
+        return _checked(cls, model_dir / RUN_FILE)
 
     def save(self, model_dir: Path) -> None:
         write_json(model_dir / RUN_FILE, asdict(self))
@@ -86,10 +84,7 @@ class Shipped:
         Raises:
           ConfigError: the file contains a value of a wrong type.
         """
-        file = _file_of(folder, tracker)
-        shipped = read_dataclass(cls, file)
-        _check_types(file, vars(shipped), _TYPES_OF_SHIPPED)
-        return shipped
+        return _checked(cls, _file_of(folder, tracker))
 
     def save(self, folder: Path, tracker: str) -> None:
         write_json(_file_of(folder, tracker), asdict(self))
@@ -115,9 +110,13 @@ def _file_of(folder: Path, tracker: str) -> Path:
     return folder / f"shipped.{tracker}.json"
 
 
-def _check_types(file: Path, values: Mapping[str, Any], types: Mapping[str, tuple[Any, str]]) -> None:
-    for name, (kind, words) in types.items():
-        value = values[name]
+def _checked(cls: type[_T], file: Path) -> _T:
+    record = read_dataclass(cls, file)
+    for name, value in vars(record).items():
+        if name not in _TYPES:
+            continue
+        kind, words = _TYPES[name]
         items = value.values() if isinstance(value, dict) else ()
         if not isinstance(value, kind) or isinstance(value, bool) or not all(type(one) is int for one in items):
-            raise ConfigError(f"{file}: {name}={value!r} is not {words}. {_REPAIR}")
+            raise ConfigError(f"{file}: {name}={value!r} is not {words}. Repair it, or use a new model_dir.")
+    return record

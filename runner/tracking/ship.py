@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from runner.tracking.journal import (
     read_journal,
     starts_and_ends,
 )
-from runner.tracking.mlflow_tracker import build_tracker as build_mlflow
+from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, of, read_settings
@@ -92,18 +92,16 @@ class Deadline:
         signal.setitimer(signal.ITIMER_REAL, self._secs)
 
 
-def build_tracker(
-    backend: str, settings: TrackingConfig, model_dir: Path, name: str, env: Mapping[str, str], started_at: float
-) -> Tracker:
+def build_tracker(backend: str, settings: TrackingConfig, model_dir: Path, name: str, started_at: float) -> Tracker:
     """Return the tracker `backend` of `settings`. Creates nothing yet.
 
     Args:
+      settings: as `write_settings` wrote them, with MLflow's uri and experiment.
       name: name of the run.
-      env: MLflow's variables are read from it.
       started_at: when the run started, in seconds since 1970; the tracker may be built later.
     """
     if backend == MLFLOW:
-        return build_mlflow(settings, env, Path.cwd(), started_at)
+        return MlflowTracker(str(settings.uri), str(settings.experiment), settings.system_metrics, started_at)
     if backend == "csv":
         return CsvTracker(model_dir)
     return UserTracker(next(one for one in settings.backends if one.name == backend), name)
@@ -237,9 +235,7 @@ class RunShipper:
         """
         for entry in self._path:
             user_code.add_to_path(Path(entry))
-        tracker = self._opening or self._build(
-            self._name, self._settings, self.folder, line["name"], os.environ, line["time"]
-        )
+        tracker = self._opening or self._build(self._name, self._settings, self.folder, line["name"], line["time"])
         self._opening = tracker  # it knows the run that it began, if a call fails halfway and is repeated
         self._deadline.expect(secs=PREPARE_SECS)
         tracker.prepare()
@@ -384,8 +380,7 @@ class RunShipper:
         self._shipped.last_steps = last_steps
         for line in lines:
             if line.get("event") == DATASET:
-                names = ("context", "name", "digest", "source", "profile")
-                self._tracker.log_input(DatasetFacts(*(line[name] for name in names)))
+                self._tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(line)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,28 +149,22 @@ def exported_models(
       registered_name, alias: those in the registry. One model gets the alias: the best, else the final, else the
         latest.
     """
-    models = _newest_models(lines)
-    names = [one.name for one in models]
+    there = [(Path(str(line["path"])), line) for line in lines if line.get("tensors")]
+    newest = {path.parent: (path, line) for path, line in there if path.is_dir()}
+    names = [folder.name for folder in newest]
     aliased = next((name for name in (*_ALIASED, *names) if name in names), None)
     return [
-        replace(
-            one,
-            name=f"{prefix}-{one.name}" if prefix else one.name,
+        ExportedModel(
+            f"{prefix}-{folder.name}" if prefix else folder.name,
+            path,
+            line["tensors"]["inputs"],
+            line["tensors"]["outputs"],
+            step=line.get("step") or 0,
             registered_name=registered_name,
-            alias=alias if one.name == aliased else None,
+            alias=alias if folder.name == aliased else None,
         )
-        for one in models
+        for folder, (path, line) in newest.items()
     ]
-
-
-def _newest_models(lines: Sequence[Mapping[str, Any]]) -> list[ExportedModel]:
-    newest: dict[Path, ExportedModel] = {}
-    for line in lines:
-        path, tensors = Path(str(line["path"])), line.get("tensors") or {}
-        if path.is_dir() and tensors:
-            step = line.get("step") or 0
-            newest[path.parent] = ExportedModel(path.parent.name, path, tensors["inputs"], tensors["outputs"], step)
-    return list(newest.values())
 
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:

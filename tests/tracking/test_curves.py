@@ -176,8 +176,8 @@ def test_the_picture_is_replaced_whole_or_not_at_all(
     draw_curves(tmp_path)
     before = (tmp_path / "learning_curves.png").read_bytes()
 
-    def half(self: Any, path: Path, **settings: Any) -> None:
-        path.write_bytes(b"half")
+    def half(self: Any, file: Any, **settings: Any) -> None:
+        file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)

@@ -26,7 +26,7 @@ from runner.tracking.curves import CURVES_FILE
 from runner.tracking.exit_codes import MLFLOW_STATUS
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, Journal, Journals, note_of_run
 from runner.tracking.provenance import tags_of_this_process
-from runner.tracking.run_lock import alone_in
+from runner.tracking.run_lock import TIMEOUT_SECS, alone_in
 from runner.tracking.shipping import Shipping, write_settings
 from runner.tracking.tracker import exported_models
 
@@ -125,18 +125,15 @@ class ScriptRecord(NullRecord):
                 self._begin("evaluate", settings, LOCK_SECS)
             self._end(status, trains=trains)
 
-    def _begin(self, command: str, settings: Mapping[str, Any], wait_secs: float = 0.0) -> None:
+    def _begin(self, command: str, settings: Mapping[str, Any], wait_secs: float = TIMEOUT_SECS) -> None:
         if not self.settings.backends:
             return
-        until = time.monotonic() + wait_secs
-        while self._journals is None:
-            try:
-                self._held.enter_context(alone_in(self.model_dir))
-                self._journals = Journals(self.model_dir).mark()
-            except ConfigError as error:
-                if time.monotonic() >= until:
-                    say(f"tracking: {error} (nothing is recorded; training continues)")
-                    return
+        try:
+            self._held.enter_context(alone_in(self.model_dir, timeout_secs=wait_secs))
+        except ConfigError as error:
+            say(f"tracking: {error} (nothing is recorded; training continues)")
+            return
+        self._journals = Journals(self.model_dir).mark()
         self._had_checkpoint = (self.model_dir / "checkpoint").exists()
         note_of_run(
             self.model_dir,
