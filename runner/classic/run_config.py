@@ -115,15 +115,14 @@ class RunConfig(run_config.RunConfig):
         if place.is_evaluator or (place.is_server and is_parameter_server(train_distribute)):
             train_distribute = None  # evaluators do not join the training cluster, and servers only serve it
         cadences = _cadences(save_checkpoints_steps, save_checkpoints_secs)
-        as_given: dict[str, Any] = {name: given[name] for name in _AS_GIVEN}
-        as_given |= {name: value or None for name, value in cadences.items()}
+        engine.update((name, value or None) for name, value in cadences.items())
         engine.setdefault("cluster", place)
         engine.setdefault("summaries_from_first_step", True)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
         super().__init__(
             model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
             tf_random_seed=_seed(tf_random_seed, place),
-            **as_given,
+            **{name: given[name] for name in _AS_GIVEN},
             train_distribute=train_distribute,
             eval_distribute=eval_distribute,
             **engine,
