@@ -97,7 +97,7 @@ def test_its_train_op_takes_the_step_of_the_estimator(tmp_path: Path) -> None:
         v1.train.import_meta_graph(f"{tmp_path}/model.ckpt-1.meta").restore(session, f"{tmp_path}/model.ckpt-1")
         inputs = [one.outputs[0] for one in graph.get_operations() if one.type == "Placeholder"]
         batch = iter([X[4:], X[4:, :1]])
-        feeds = {one: next(batch) for one in inputs if one.dtype == tf.float32}
+        feeds: dict[Any, Any] = {one: next(batch) for one in inputs if one.dtype == tf.float32}
         feeds |= {"runner/part:0": 0, "runner/counts:0": [4], "runner/global_count:0": 4}
         session.run(v1.get_collection("train_op"), feeds)
         after = session.run("dense/kernel/Read/ReadVariableOp:0")
