@@ -262,7 +262,7 @@ def one_by_one() -> Any:
 
 
 # name -> input function, `w` after three steps, mean `x` of five, first predictions, all of tf.estimator 2.15; types of
-# features, of labels.
+# features, of labels: also those of 2.15, but for lists of numbers, which are tensors here.
 OF_A_SESSION: dict[str, Any] = {
     "constants": (lambda _: (tf.constant([[1.0]]), tf.constant([2.0])), 3.0, 1.0, [1, 1, 1], None, None),
     "arrays": (lambda _: ({"a": np.ones([1, 1])}, np.ones([1])), 3.0, 1.0, [1, 1, 1], {"a": None}, None),
