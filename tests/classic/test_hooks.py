@@ -385,7 +385,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
     return Estimator(line, tmp_path_factory.mktemp("model"), RunConfig(), {}).train(points(), steps=1)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("hooks", [["text"], [Hook], Hook(), 5, "text", [None], [Mock()]], ids=repr)
+@pytest.mark.parametrize(
+    "hooks", [["text"], [Hook], Hook(), 5, "text", [None], [Mock()]],
+    ids=["texts", "class", "one hook", "number", "text", "none", "mock"],
+)  # fmt: skip
 def test_a_list_of_hooks_has_hooks(hooks: Any, model: Estimator, tmp_path: Path) -> None:
     new = Estimator(line, tmp_path, RunConfig(), {})
     uses: list[Callable[[], Any]] = [
@@ -403,7 +406,9 @@ def test_a_list_of_hooks_has_hooks(hooks: Any, model: Estimator, tmp_path: Path)
     assert new.latest_checkpoint() is None
 
 
-@pytest.mark.parametrize("listeners", [["text"], [Hook()], Listener(), [Mock()]], ids=repr)
+@pytest.mark.parametrize(
+    "listeners", [["text"], [Hook()], Listener(), [Mock()]], ids=["texts", "hook", "one listener", "mock"]
+)
 def test_a_list_of_listeners_has_listeners(listeners: Any, tmp_path: Path) -> None:
     new = Estimator(line, tmp_path, RunConfig(), {})
     for use in (functools.partial(new.train, steps=1), tf.estimator.TrainSpec):
