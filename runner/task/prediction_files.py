@@ -1,6 +1,6 @@
 """Files of predictions, written batch by batch: JSON Lines, CSV, .npz, Parquet, TFRecord.
 
-A file is written under a temporary name, and renamed after the last example.
+Only TFRecord needs TensorFlow. A file is written under a temporary name, and renamed after the last example.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from runner.config.schema import PREDICTION_FORMATS, ConfigError
 from runner.system.files import HALF_WRITTEN
@@ -368,10 +367,14 @@ class TFRecord(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
+        import tensorflow as tf
+
         super().__init__(target)
         self._writer = tf.io.TFRecordWriter(str(target.temporary))
 
     def write(self, batch: Any) -> None:
+        import tensorflow as tf
+
         columns = {name: self._features(name, array) for name, array in _named(batch).items()}
         for row in zip(*columns.values(), strict=True):
             feature = dict(zip(columns, row, strict=True))
@@ -385,6 +388,8 @@ class TFRecord(PredictionWriter):
 
     def _features(self, name: str, array: np.ndarray) -> list[Any]:
         """Return the feature of each example."""
+        import tensorflow as tf
+
         rows = [list(_flat(row)) for row in array.tolist()]
         of_object = next((type(value) for row in rows for value in row), bytes)
         kind = {"O": of_object, "f": float}.get(array.dtype.kind, int)
