@@ -30,7 +30,7 @@ WITHOUT_TENSORFLOW = (
     "checkpoint.retention", "distribute.cluster",
     "distribute.cluster_resolver", "distribute.errors", "distribute.kubernetes", "distribute.local_cluster",
     "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
-    "task.error_report", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
+    "task.error_report", "task.prediction_files", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
     "classic.compat.check", "classic.compat.differences", "classic.compat.install", "classic.compat.installed_names",
     "classic.compat.estimator_paths", "classic.compat.names", "classic.compat.old_modules", "classic.compat.source",
     "classic.compat.tf1_imports", "classic.contrib.names",

@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.estimator.estimator import Estimator
 from runner.export.exporters import Exporter
-from runner.system.files import read_json, write_json
+from runner.system.files import read_json, remove, write_json
 
 FILE = "exporting.json"
 """File in model_dir that names the checkpoint that is being evaluated and exported."""
@@ -46,7 +46,7 @@ class RunExports:
     def note_end(self) -> None:
         """Remove the note of `note_begin`, because the checkpoint was exported."""
         if self._is_chief:
-            self._file.unlink(missing_ok=True)
+            remove(self._file)
 
     def is_open(self, checkpoint: str) -> bool:
         """Report whether exports of this checkpoint began and were not completed."""

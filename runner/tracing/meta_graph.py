@@ -5,7 +5,6 @@ All of it is written as protos: to make the operations in a graph took ten times
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -153,8 +152,8 @@ class _Nodes:
         return str(node.name)
 
     def _unique(self, name: str) -> str:
-        """Take a name for a node: `name`, with a number at its end if another node has it."""
-        numbered = (f"{name}_{number}" for number in itertools.count(1))
-        free = next(one for one in itertools.chain([name], numbered) if one not in self._taken)
-        self._taken.add(free)
-        return free
+        """Take a name for a node: `name`, with `_1` at its end if another node has it."""
+        while name in self._taken:
+            name += "_1"
+        self._taken.add(name)
+        return name
