@@ -223,16 +223,11 @@ class CheckpointWriter:
                 continue
             kinds[worker] = "skip" if state is None else "saved"
         manifest.write_manifest(path, snapshot.step, self._clock(), kinds)
-        # Not in the manifest: a checkpoint whose graph is damaged or removed is as good as before.
-        if self._meta_graph:
-            self._write_meta(Path(f"{path}.meta"))
-
-    def _write_meta(self, path: Path) -> None:
-        """Write the `.meta` file, or link that of the checkpoint before, which is equal."""
-        try:
-            os.link(self._last_meta, path)
-        except OSError:  # this is the first, the last one has expired, or the disk has no links
-            path.write_bytes(self._meta_graph)
+        if self._meta_graph:  # not in the manifest: a checkpoint whose graph is damaged or removed is as good as before
+            try:
+                os.link(self._last_meta, f"{path}.meta")
+            except OSError:  # this is the first, the last one has expired, or the disk has no links
+                Path(f"{path}.meta").write_bytes(self._meta_graph)
 
     def _disk_full(self, path: str, snapshot: Snapshot, inputs: Inputs, free: int) -> str:
         latest, states = layout.latest_checkpoint(self.model_dir), sum(map(_size_of, inputs.values()))

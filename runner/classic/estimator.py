@@ -17,7 +17,6 @@ from runner.classic.compat.tf1_operators import as_classic, as_classic_input
 from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.inputs import named_only
 from runner.classic.run_config import RunConfig
-from runner.classic.training import TrainSpec
 from runner.classic.warm_start import as_warm_start
 from runner.data.inputs import Input
 from runner.estimator import estimator as engine
@@ -133,16 +132,12 @@ class Estimator(engine.Estimator):
             )
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
-        given = inspect.signature(super().train_run).bind(input_fn, hooks, *args, **kwargs).arguments
-        spec = TrainSpec(input_fn, None, hooks, given.get("saving_listeners"))  # which checks their types
-        return super().train_run(**{**given, "hooks": spec.hooks, "saving_listeners": spec.saving_listeners})
+        return super().train_run(input_fn, hooks, *args, **kwargs)
 
     def _own_journal(self, *args: Any) -> LoggedJournal:
         return LoggedJournal(super()._own_journal(*args))
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
-        if not callable(getattr(input_fn, "fn", input_fn)):
-            raise TypeError(f"input_fn={input_fn!r}: it must be a function.")
         return input_fn if isinstance(input_fn, Input) else as_classic_input(named_only(input_fn))
 
     @property
