@@ -49,7 +49,7 @@ class KeptMetrics:
       changes_model: updating a metric writes to variables of the model.
 
     Raises:
-      ValueError: the value of a (value, update) pair depends on one batch, or a Keras metric is not updated.
+      ValueError: the value of a (value, update) pair depends on one batch, or in EVAL a Keras metric is not updated.
     """
 
     def __init__(self, trace: Trace, store: VariableStore, metrics: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class KeptMetrics:
         self._handles = {handle.name: name for handle, name in trace.handles(replica=0) if name in own or is_eval}
         writes = {name: self._writes(metric) for name, metric in self._metrics.items()}
         for name, metric in self._metrics.items():
-            if is_keras_metric(metric) and not writes[name]:
+            if is_eval and is_keras_metric(metric) and not writes[name]:  # an eager step has no writes to look at
                 what = f"eval_metric_ops[{name!r}]: the {type(metric).__name__} is not updated"
                 raise ValueError(f"{what}. Call its update_state in model_fn, and not in tf.cond or a tf.function.")
         written = list(
