@@ -141,9 +141,8 @@ class EstimatorSpec(_Fields):
           mode: the mode that model_fn was called with. As in tf.estimator, it counts, not that of the spec.
         """
         fields = {**self._asdict(), **vars(self), "mode": mode}
-        if not fields.pop(
-            "_has_own_outputs", True
-        ):  # the runner makes default outputs of the predictions that it exports
+        # The runner itself makes the default outputs, of the predictions that it exports.
+        if not fields.pop("_has_own_outputs", True):
             fields["export_outputs"] = None
         return model_fn.EstimatorSpec(**fields)
 

@@ -134,7 +134,7 @@ class _Nodes:
             for place, (one, dtype) in enumerate(zip(variables, dtypes, strict=True))
         ]
         all_restored = self._add("save/restore_all", "NoOp", *(f"^{name}" for name in assigned))
-        return tf.compat.v1.train.SaverDef(
+        return v1.train.SaverDef(
             filename_tensor_name=f"{path}:0", save_tensor_name=f"{saved}:0", restore_op_name=all_restored,
             max_to_keep=5, keep_checkpoint_every_n_hours=10000, version=v1.train.SaverDef.V2,
         )  # fmt: skip
