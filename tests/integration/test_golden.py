@@ -74,13 +74,19 @@ class Golden:
         self._process.wait()
 
 
+def require_golden() -> None:
+    """Skip the test without TensorFlow 2.15; fail where it is required."""
+    if PYTHON.exists():
+        return
+    message = f"no TensorFlow 2.15 at {PYTHON}: make golden"
+    if os.environ.get("RUNNER_REQUIRE_GOLDEN") == "1":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
 @pytest.fixture(scope="module")
 def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Golden]:
-    if not PYTHON.exists():
-        message = f"no TensorFlow 2.15 at {PYTHON}: make golden"
-        if os.environ.get("RUNNER_REQUIRE_GOLDEN") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+    require_golden()
     golden = Golden("write", tmp_path_factory.mktemp("golden"), names=sorted(trained_by(request.session.items)))
     yield golden
     golden.end()
@@ -248,9 +254,9 @@ def test_tf_estimator_goes_on_from_our_checkpoints(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PYTHON.exists(), reason=f"no TensorFlow 2.15 at {PYTHON}: make golden")
 def test_goes_on_from_model_dirs_of_keras_models_whatever_their_optimizer(tmp_path: Path) -> None:
     """After five of ten steps, with slots and settings of optimizers that only such models were trained with."""
+    require_golden()
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir()
     process = Golden("optimizers", theirs)
@@ -306,8 +312,7 @@ def test_every_member_of_a_family_is_in_its_model(family: str, pattern: str, nam
 @pytest.mark.parametrize("table", contract.TABLES)
 def test_calls_of_the_contract_come_to_what_is_written_there(table: str) -> None:
     """tests/classic/test_contract.py makes the same calls of the runner."""
-    if not PYTHON.exists():
-        pytest.skip(f"no TensorFlow 2.15 at {PYTHON}: make golden")
+    require_golden()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     command = [str(PYTHON), "-m", "tests.golden.contract", table]
     found = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, check=True, timeout=TIMEOUT_SECS)
