@@ -80,14 +80,15 @@ class OpenIterators:
             self._leave(handles)
             return
         # A daemon thread, so that the end of the process need not wait for it.
-        thread = threading.Thread(target=self._drop_last, args=(handles,), name="iterator-end", daemon=True)
-        self._threads.add(thread)
-        thread.start()
+        threading.Thread(target=self._drop_last, args=(handles,), name="iterator-end", daemon=True).start()
 
     def _drop_last(self, handles: list[tf.Tensor]) -> None:
         """Delete the iterator by dropping the last reference to its handle, once the Python iterator has dropped its
         own.
         """
+        # By itself, since only a started thread can be joined. It comes before the look at `_is_ending`: so either
+        # `_end` finds this thread, or this thread finds that the process ends and deletes nothing.
+        self._threads.add(threading.current_thread())
         while sys.getrefcount(handles[0]) > _OURS and not self._is_ending.is_set():
             time.sleep(_POLL_SECS)
         if self._is_ending.is_set():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from runner.data.iterators import handle_of, iterate
+from runner.data.iterators import OpenIterators, handle_of, iterate
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +36,22 @@ def test_is_deleted_in_another_thread_when_nobody_has_it_any_more() -> None:
     assert reference() is not None and not deleted
     del another
     assert done.wait(60) and deleted == ["iterator-end"]
+
+
+def test_a_process_that_ends_between_the_making_and_the_start_of_such_a_thread_deletes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    iterators, start, ended = OpenIterators(), threading.Thread.start, []
+
+    def end_before(thread: threading.Thread) -> None:
+        ended.append(iterators.have_ended())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", end_before)
+    iterator = iterators.iterate(tf.data.Dataset.range(3).repeat())
+    reference = weakref.ref(handle_of(iterator))
+    del iterator
+    assert ended == [True] and iterators.have_ended() and reference() is not None
 
 
 @pytest.mark.processes

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 VICTIMS = ("supervisor", "task", "watchdog")
 """Of several tasks or watchdogs any: the chief's or a worker's."""
-GONE_SECS = 10.0
+GONE_SECS = 40.0
 END_SECS = 240.0
 MAX_STARTS = 8
 
