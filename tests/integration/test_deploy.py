@@ -70,7 +70,7 @@ def entrypoint() -> list[str]:
 
 def pods(name: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Host name of each pod that a manifest makes -> its arguments, and what Kubernetes sets in its environment."""
-    found = {}
+    found: dict[str, tuple[list[str], dict[str, str]]] = {}
     for owner in documents(name):
         if owner["kind"] in ("JobSet", "TrainJob"):
             found |= pods_of_job_set(owner, documents(name))
