@@ -134,9 +134,6 @@ class EagerLoop:
         steps = tf.nest.map_structure(lambda *each: np.stack(each), *outputs) if outputs else {"loss": np.zeros(0)}
         return LoopResult(len(outputs), steps.pop("loss"), examples, steps, data_ended=ended)
 
-    def trace(self, iterator: Any) -> None:
-        """Do nothing: there is no graph to build."""
-
 
 class EagerTrainProgram(TrainProgram):
     """Training of one model_fn that runs eagerly. Its trace holds no graph, only names and shapes known of the model.

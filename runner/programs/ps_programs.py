@@ -94,10 +94,6 @@ class Requests:
         self.repeated_steps = 0
         """Number of steps of the last `take` that were requested again because their worker was lost."""
 
-    def trace(self, element_spec: Any) -> None:
-        """Build the graph functions for elements of `element_spec`, without running them."""
-        self._of_element.get_concrete_function(element_spec, tf.TensorSpec([], tf.int64))
-
     def take(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Return the workers' results for the next `num_steps` batches, or for the remaining ones.
 
@@ -263,10 +259,6 @@ class RangeLoop:
             losses = losses[np.argsort(~np.isfinite(losses), kind="stable")]
         examples = sum(int(result["examples"]) for result in results)
         return LoopResult(len(losses), losses, examples, outputs, ended, self._requests.repeated_steps)
-
-    def trace(self, iterator: RangeIterator) -> None:
-        """Build the loop, without taking a step."""
-        self._requests.trace(iterator.dataset.element_spec)
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 
