@@ -16,7 +16,7 @@ import tensorflow as tf
 from runner.data import sharding
 from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors, with_lists
 from runner.data.iterators import iterate
-from runner.data.ps_ranges import PsDataset
+from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
 from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
@@ -139,8 +139,10 @@ class InputPipeline:
     model_fn: Any = None
 
     def open(self, skipped: int = 0) -> Any:
-        """Return an iterator over the dataset without its first `skipped` elements."""
+        """Return an iterator over the dataset without its first `skipped` elements; a RangeIterator of a PsDataset."""
         dataset = self.dataset.skip(skipped) if skipped else self.dataset
+        if isinstance(dataset, PsDataset):
+            return RangeIterator(dataset)
         if self.prefetch is not None:
             # TensorFlow requires this to be the last transformation, so `skip` comes before it.
             dataset = dataset.apply(tf.data.experimental.prefetch_to_device(self.prefetch.device, self.prefetch.number))

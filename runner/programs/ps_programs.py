@@ -329,7 +329,7 @@ class RangeEvaluation(EvalProgram):
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
         reason = self._reason if in_loops else "a session hook looks at each batch"
         if reason is None:
-            return iter(PsDataset([dataset], self._coordinator.workers))
+            return RangeIterator(PsDataset([dataset], self._coordinator.workers))
         if reason not in self._said:
             _log.info("The coordinator evaluates the model itself, without the workers: %s.", reason)
         self._said.add(reason)
