@@ -22,7 +22,6 @@ from runner.model_log import LoggedValues, logging_to
 from runner.programs import ema, learning_rate, support_checks
 from runner.programs.batch_losses import PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
-from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
@@ -319,9 +318,9 @@ class TrainProgram(Program):
             return values
         updating = self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
         running = needed(self.trace.graph, operations(updating))
-        rates = RatesOfUpdates(self.trace.updates_of(0, running))
-        self._rates = dict(rates.constants)
-        return {**values, **rates.tensors}
+        rates = learning_rate.rates_of_updates(self.trace.updates_of(0, running))
+        self._rates = {name: rate for name, rate in rates.items() if isinstance(rate, float)}
+        return {**values, **{name: rate for name, rate in rates.items() if name not in self._rates}}
 
     @property
     def rate_variable(self) -> str:
