@@ -177,7 +177,7 @@ class EagerTrainProgram(TrainProgram):
         """Return the values of a step, packed as those of a traced one."""
         zero = (0.0, 0.0)
         of_step = {name: (value, 1.0) for name, value in taken.made.values.items()} if taken.made else {}
-        sums = {**of_step, **taken.scalars.metric_sums, **taken.scalars.logged_sums}
+        sums = {**of_step, **taken.scalars.step_sums}
         left_out = set(sums) - set(self.scalars.metrics) - self._left_out
         if left_out:
             self._left_out |= left_out

@@ -350,9 +350,7 @@ class TrainProgram(Program):
 
     def _metrics_with_state(self) -> KeptMetrics:
         metrics: dict[str, Any] = {}
-        for name in self.outputs[0].scalars.left_out:
-            logged = name in self.outputs[0].scalars.names_logged
-            what = f"runner.log({{{name!r}: ...}})" if logged else f"eval_metric_ops[{name!r}]"
+        for name, what in self.outputs[0].scalars.left_out.items():
             _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
