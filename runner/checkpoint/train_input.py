@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint import reader
-from runner.data.inputs import InputPipeline, check_examples, say_small_batches
+from runner.data.inputs import InputPipeline, check_examples
 from runner.run_config import DrawnSeed
 from runner.system.console import format_bytes
 from runner.tf_private import datasets
@@ -147,9 +147,7 @@ class TrainInput:
           ValueError: as in `check_examples`.
         """
         position, num_batches = self.position, num_steps + repeated_steps
-        check_examples(self.pipeline, num_batches, examples)
-        if position.elements == 0:
-            say_small_batches(self.pipeline, num_batches, examples)
+        check_examples(self.pipeline, num_batches, examples, are_first=position.elements == 0)
         read = position.elements + num_steps * self.pipeline.division.elements_per_step
         # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so that
         # training with a larger max_epochs continues at the right element.
