@@ -436,7 +436,8 @@ def train_replica(
     metrics = spec.eval_metric_ops if is_reported else None
     scalars = replica_scalars(summarized, metrics, logged if is_logged else None, replica)
     images = tuple(collected.images) if collected is not None else ()
-    summaries = (_v2_summaries(), tuple(summarized), images, scalars)
+    v2 = [write for one in operations(v1.summary.all_v2_summary_ops() or []) for write in _writes_of(one)]
+    summaries = (v2, tuple(summarized), images, scalars)
     if spec.optimizer is None:
         # After model_fn: operations on a variable run in program order, so the averages follow the new weights.
         moved = ema.update(replica, config.ema_decay)
@@ -459,21 +460,14 @@ def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBa
     return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
 
 
-def _v2_summaries() -> list[tf.Operation]:
-    """Return the operations of `tf.summary` in this replica.
-
-    TensorFlow's collection lists one output for each: a constant with a control dependency on the write, or the output
-    of a branch if the writer records conditionally.
-    """
-    listed = operations(v1.summary.all_v2_summary_ops() or [])
-    behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
-    return [*listed, *behind, *(write for operation in listed for write in operation.control_inputs)]
-
-
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
-    """Return the operations that write a scalar of `tf.summary`, given the operation in TensorFlow's collection."""
+    """Return the operations that write a summary of `tf.summary`, given the operation in TensorFlow's collection.
+
+    That is a constant with a control dependency on the write (and on whatever else model_fn put before it), or the
+    output of a branch if the writer records conditionally.
+    """
     branches = [tensor.op for tensor in operation.inputs if tensor.op.type.endswith("If")]
-    return [operation, *branches, *(one for one in operation.control_inputs if one.type == "WriteSummary")]
+    return [operation, *branches, *(one for one in operation.control_inputs if one.type.startswith("Write"))]
 
 
 def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:
