@@ -16,6 +16,7 @@ from runner.data.replica_batches import RoundRobin
 from runner.distribute.collectives import Collectives
 from runner.model_fn import ModeKeys
 from runner.programs.mixed_precision import ModelCall
+from runner.programs.optimizer_step import loss_sum
 from runner.programs.program import (
     ModelToTrace,
     Program,
@@ -273,15 +274,9 @@ def in_float64(sums: Any) -> Any:
 
 def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Replica) -> EvaluatedReplica:
     spec = model_call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
-    count = tf.cast(replica.weights.counts[replica.index], spec.loss.dtype)
-    weight = count if spec.loss_weight is None else tf.reduce_sum(tf.cast(spec.loss_weight, spec.loss.dtype))
-    metrics = spec.eval_metric_ops or {}
-    return EvaluatedReplica(
-        spec,
-        loss=tf.reduce_sum(spec.loss) if spec.loss.shape.rank == 1 else spec.loss * weight,
-        weight=weight,
-        sums={name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)},
-    )
+    count, metrics = replica.weights.counts[replica.index], spec.eval_metric_ops or {}
+    sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
+    return EvaluatedReplica(spec, *loss_sum(spec, replica), sums)
 
 
 def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
