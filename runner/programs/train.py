@@ -279,9 +279,7 @@ class TrainProgram(Program):
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             losses, extra = function(*step_inputs(batches, global_count), *values)
-            loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
-            loss.set_shape([])  # TensorFlow does not know that the mean of a tensor of unknown rank is a scalar
-            return {"loss": loss, **fetched.packed(extra)}
+            return {"loss": tf.add_n(losses), **fetched.packed(extra)}
 
         return Step(take, specs)
 
@@ -391,7 +389,7 @@ class TrainProgram(Program):
             return self._kept(self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *fed]))
 
         update = self.trace.function(
-            ([cut.loss for cut in cuts], list(values)),
+            ([cut.made.loss for cut in cuts], list(values)),
             [op for op in self.trace.all_effects() if op in updates],
             with_inputs=False,
             feeds=[*(tensor for cut in cuts for tensor in cut.fed), *scales],
@@ -448,7 +446,7 @@ def train_replica(
         update = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
         return TrainedReplica(spec, update.loss, *summaries, update)
     cut = trace_cut(tape, spec, replica, config)
-    return TrainedReplica(spec, cut.loss, *summaries, cut.made, cut=cut, totals=part.totals)
+    return TrainedReplica(spec, cut.made.loss, *summaries, cut.made, cut=cut, totals=part.totals)
 
 
 def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:
