@@ -321,8 +321,7 @@ class RangeEvaluation(EvalProgram):
         self._said: set[str] = set()
         self._state: Mapping[str, Any] | None = None
         if self._reason is None:
-            self._check_no_collective([*updates, *tf.nest.flatten(fetches)])
-            self._batch = self.trace.function(fetches, updates, feeds=list(self._handles.values()))
+            self._batch = self._replica_function(0, feeds=list(self._handles.values()))
             self._initial = {name: store.initial_value(name).numpy() for name in self._handles}
             self._requests = Requests(coordinator, self._range, self._element)
 
@@ -387,7 +386,8 @@ class RangeEvaluation(EvalProgram):
     ) -> tuple[tf.Tensor, Any]:
         """Evaluate one batch; return (its number of examples, its sums)."""
         batches, inputs = read_batches(self._division, 1, element, iterator, number)
-        return batches[0].count, in_float64(self._batch(*inputs, *handles))
+        sums, _ = self._batch(*inputs, *handles)
+        return batches[0].count, in_float64(sums)
 
     def _own_metrics(self) -> list[tf.Tensor]:
         """Create new variables on the worker for the metrics, and return their handles in the order of `_handles`."""
