@@ -114,18 +114,20 @@ class Reader:
         values = self.get_many(set(sources.values()))
         return {name: values[source] for name, source in sources.items()}
 
-    def entries_in_parts(self, sources: Mapping[str, str]) -> Iterator[list[tensor_bundle.Entry]]:
+    def entries_in_parts(self, sources: Mapping[str, str] | None = None) -> Iterator[list[tensor_bundle.Entry]]:
         """Yield the values of variables in parts of bounded size, as entries for a new bundle.
 
         A variable that parameter servers wrote may be larger than this host's memory, so it comes in slices of rows.
 
         Args:
-          sources: name in the new bundle -> name in the checkpoint.
+          sources: name in the new bundle -> name in the checkpoint; None: all that the checkpoint has, by their keys.
         """
+        keys = {key: key for key in self._entries}
+        if sources is not None:
+            keys = {name: self.key(source) for name, source in sources.items()}
         servers = max(1, manifest.num_shards(self.path) - 1)  # the coordinator wrote one of the shards
         requests: list[tuple[str, tuple[str, str, tf.DType], int]] = []
-        for name, source in sources.items():
-            key = self.key(source)
+        for name, key in keys.items():
             shape, dtype = self._entries[key]
             size = tensor_bundle.size_of(shape, dtype)
             pieces = tensor_bundle.pieces(tf.TensorShape(shape), servers if size > tensor_bundle.PART_BYTES else 1)

@@ -114,29 +114,25 @@ class Model:
         if self._coordinator is not None:
             # The workers take the steps; this process, the coordinator, only requests them.
             kind = functools.partial(kind, loop_type=functools.partial(RangeLoop, coordinator=self._coordinator))
-        build = functools.partial(
-            kind, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
-        )
-        return self._program(("train", stop_at_nan), pipeline, build)
+        kind = functools.partial(kind, summary_writer=summary_writer, stop_at_nan=stop_at_nan)
+        return self._program(("train", stop_at_nan), pipeline, kind)
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
         """Return the evaluation program for inputs like those of `pipeline`; with parameter servers, workers run it."""
-        build: Callable[[], EvalProgram] = functools.partial(EvalProgram, self._to_trace, pipeline)
         if self._coordinator is not None:
-            build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
-        return self._program(("eval",), pipeline, build)
+            return self._program(("eval",), pipeline, RangeEvaluation, self._coordinator)
+        return self._program(("eval",), pipeline, EvalProgram)
 
     def predict_program(self, pipeline: InputPipeline, *keys: Any) -> PredictProgram:
         """Return the prediction program for inputs like those of `pipeline`; `keys` as in `PredictProgram`."""
-        build = functools.partial(PredictProgram, self._to_trace, pipeline, *keys)
-        return self._program(("predict", *keys), pipeline, build)
+        return self._program(("predict", *keys), pipeline, PredictProgram, *keys)
 
-    def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
-        key = (*kind, repr(pipeline.dataset.element_spec), pipeline.division)
+    def _program(self, what: tuple[Any, ...], pipeline: InputPipeline, kind: Callable[..., Any], *more: Any) -> Any:
+        key = (*what, repr(pipeline.dataset.element_spec), pipeline.division)
         if key not in self._programs:
             before = set(self.store.saved)
             with self._journal.phase("trace"):
-                self._programs[key] = build()
+                self._programs[key] = kind(self._to_trace, pipeline, *more)
             if set(self.store.saved) - before:
                 self.values_of = None  # new variables have initial values, not the checkpoint's
         return self._programs[key]
