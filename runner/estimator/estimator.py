@@ -452,8 +452,7 @@ class Estimator:
         """
         if model.shown is program:
             return
-        savers = program.trace.collections.get(tf.compat.v1.GraphKeys.SAVERS, ())
-        scaffold = ModelScaffold(program.spec.scaffold, savers)
+        scaffold = ModelScaffold(program.spec.scaffold, program.trace.graph, program.trace.requested)
         model.restore(path, scaffold.keys, partly=scaffold.restores, for_a_while=True)
         self._say_what_saver_lacks(scaffold, model, program)
         if scaffold.runs:
