@@ -7,14 +7,13 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
 from runner.data.inputs import InputPipeline
-from runner.data.replica_batches import RoundRobin
 from runner.model_fn import ModeKeys
 from runner.programs.program import (
     ModelToTrace,
@@ -80,7 +79,6 @@ class PredictProgram(Program):
         self._predictions = [output.spec.predictions for output in self.outputs]
         # A partial, not a method; see EvalProgram.
         self._loop = tf.function(functools.partial(self._run_loop), autograph=False)
-        self._fetching: dict[Any, Callable[..., Any]] = {}
 
     def runs_in_loops(self, dataset: Any) -> bool:
         """Report whether one call of TensorFlow may take several steps on `dataset`.
@@ -139,8 +137,7 @@ class PredictProgram(Program):
         return inputs[-2], *function(*inputs, *fed)  # the counts; see `step_signature`
 
     def _read(self, element: Any, iterator: Any, step: tf.Tensor) -> list[tf.Tensor]:
-        division = cast(RoundRobin, self._pipeline.division)
-        return read_batches(division, len(self._predictions), element, iterator, step)[1]
+        return read_batches(self._division, len(self._predictions), element, iterator, step)[1]
 
     def _run_loop(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor) -> Any:
         """Predict up to `max_steps` steps after `first_step`.
