@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from runner.checkpoint import layout, reader
 from runner.checkpoint.integrity import VerifiedCheckpoints

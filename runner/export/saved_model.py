@@ -225,11 +225,8 @@ def _check_keys(reader: Reader, graphs: Sequence[ExportGraph]) -> None:
     Raises:
       ValueError: a variable has different keys, or there are several graphs and a saver overrides `restore`.
     """
-    keys = [_renamed(reader, graph) for graph in graphs]
-    sources = [
-        {name: reader.key(one.get(name, name)) for name in graph.variables}
-        for one, graph in zip(keys, graphs, strict=True)
-    ]
+    keys = ((graph, _renamed(reader, graph)) for graph in graphs)
+    sources = [{name: reader.key(one.get(name, name)) for name in graph.variables} for graph, one in keys]
     differ = [
         name for one in sources for name, key in one.items() if any(other.get(name, key) != key for other in sources)
     ]

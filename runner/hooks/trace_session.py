@@ -221,8 +221,8 @@ class TraceSession(v1_bridge.ActsAsSession):
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
             elif self.take_batch is None:
                 raise ValueError(
-                    f"session.run({fetches!r}) depends on a batch, but there is none before the hooks of a run. Request "
-                    "the fetches in before_run of a hook: SessionRunArgs(fetches)."
+                    f"session.run({fetches!r}) depends on a batch, but there is none before the hooks of a run. "
+                    "Request the fetches in before_run of a hook: SessionRunArgs(fetches)."
                 )
             else:
                 request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])

@@ -357,7 +357,8 @@ def check_shapes(
     if renamed:
         raise ValueError(
             f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
-            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: {', '.join(reader.names())}."
+            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: "
+            f"{', '.join(reader.names())}."
         )
     if missing:
         raise ValueError(
