@@ -238,7 +238,7 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
     """
     # A draw takes an element of this dataset, which has one for each step.
     each, iterator_over = tf.compat.v1.data.Dataset.from_tensors(0).repeat(), tf.compat.v1.data.make_one_shot_iterator
-    token = _under_way.set(True)
+    token = _under_way.set(as_in_session)
     try:
         with (
             GraphFromHere() as rest,
@@ -268,12 +268,12 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
     return tf.data.Dataset.zip(datasets).map(_function_of_rest(rest, result))
 
 
-def calls_input_fn() -> bool:
-    """Report whether an input function is being called."""
-    return _under_way.get()
+def calls_input_fn(*, in_session: bool = False) -> bool:
+    """Report whether an input function is being called; with `in_session`, one whose tensors are those of a session."""
+    return _under_way.get() is not None and (not in_session or bool(_under_way.get()))
 
 
-_under_way: contextvars.ContextVar[bool] = contextvars.ContextVar("input_fn", default=False)
+_under_way: contextvars.ContextVar[bool | None] = contextvars.ContextVar("input_fn", default=None)
 _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 

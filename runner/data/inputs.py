@@ -354,8 +354,10 @@ def build_input_pipeline(
     if isinstance(division, RoundRobin):
         if math.isfinite(num_batches):
             of_all = int(num_batches) * (1 if source.batch_size is not None else place.total)
-            # Before `own`: this counts the batches of the whole input.
-            dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
+            # Before `own`: this counts the batches of the whole input. Not if `max_steps` is enough: a session hook may
+            # take batches that are no steps.
+            if division.elements_per_step > 1:
+                dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
             max_steps = math.ceil(division.share(of_all) / place.num_replicas)
         dataset = dataset if sharded.is_own else division.own(dataset)
         if mode == "infer" and datasets.may_change_meanwhile(dataset):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from runner.checkpoint import layout, reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
@@ -452,8 +451,7 @@ class Estimator:
         """
         if model.shown is program:
             return
-        savers = program.trace.collections.get(tf.compat.v1.GraphKeys.SAVERS, ())
-        scaffold = ModelScaffold(program.spec.scaffold, savers)
+        scaffold = ModelScaffold(program.spec.scaffold, program.trace.graph, program.trace.requested)
         model.restore(path, scaffold.keys, partly=scaffold.restores, for_a_while=True)
         self._say_what_saver_lacks(scaffold, model, program)
         if scaffold.runs:

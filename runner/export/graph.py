@@ -100,7 +100,7 @@ def build_graph(
         if not receiver.asks_for_all:
             for signature in signatures.values():
                 _leave_out_unused(graph, signature)
-        scaffold = ModelScaffold(spec.scaffold, v1.get_collection(_KEYS.SAVERS))
+        scaffold = ModelScaffold(spec.scaffold, graph, made.requested)
         exported = _cut(graph, made, signatures, train_op, _initializers(spec))
         restore = functools.partial(_restored, made, scaffold.saver) if scaffold.restores else None
         return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)

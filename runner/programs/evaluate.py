@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,7 +22,6 @@ from runner.programs.program import (
     Program,
     TracedReplica,
     over_elements,
-    read_batches,
     replica_inputs,
     split_fetches,
 )
@@ -105,11 +104,11 @@ class EvalProgram(Program):
         self.changes_model = self.trace.may_write_in_branches or self._kept.changes_model
         unmerged = ", ".join(map(repr, self._kept.unmerged))
         self.why_one_replica = f"the runner cannot merge the state of metric {unmerged}" if unmerged else None
-        self._division = RoundRobin(0, 1, 1) if unmerged else cast(RoundRobin, pipeline.division)
+        if unmerged:
+            self._division = RoundRobin(0, 1, 1)
         # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all objects of its class, and
         # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
-        self._fetching: dict[Any, Callable[..., Any]] = {}
         self._so_far = EvalResult()
 
     @functools.cached_property
@@ -161,6 +160,10 @@ class EvalProgram(Program):
         total = added(self._so_far.sums, on_host(sums))
         return self._counted(total, int(examples), data_ended=False), [value.numpy() for value in values]
 
+    def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
+        self._check_no_collective(request.fetches)
+        return super().fetch(iterator, step, request)
+
     def _run_one(
         self, functions: Sequence[Callable[..., Any]], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]
     ) -> Any:
@@ -192,7 +195,7 @@ class EvalProgram(Program):
         """
         examples, sums = before
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
-        batches, inputs = read_batches(self._division, len(self.outputs), element, iterator, step)
+        batches, inputs = self._read_batches(element, iterator, step)
         fetched: list[tf.Tensor] = []
         for batch, function in zip(batches, functions, strict=False):  # one batch, if one replica evaluates
 

@@ -18,7 +18,7 @@ from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
 from runner.programs.evaluate import EvalProgram, EvalResult, added, in_float64, on_host
-from runner.programs.program import ModelToTrace, read_batches
+from runner.programs.program import ModelToTrace
 from runner.programs.train_loop import LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
@@ -385,7 +385,7 @@ class RangeEvaluation(EvalProgram):
         self, element: Any, iterator: Any, number: tf.Tensor, handles: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, Any]:
         """Evaluate one batch; return (its number of examples, its sums)."""
-        batches, inputs = read_batches(self._division, 1, element, iterator, number)
+        batches, inputs = self._read_batches(element, iterator, number)
         sums, _ = self._batch(*inputs, *handles)
         return batches[0].count, in_float64(sums)
 

@@ -7,7 +7,7 @@ its case.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -73,26 +73,3 @@ def begin_update(optimizer: Any) -> Any:
     """
     getattr(optimizer, "_compute_current_learning_rate", lambda: None)()
     return getattr(optimizer, "learning_rate", None)
-
-
-def with_slots_in(optimizer: Any, folder: str) -> Any:
-    """Return the v1 optimizer, changed to name its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
-
-    Private: `_create_slots`, which every v1 optimizer overrides, since TF 1.
-    """
-    create_slots = optimizer._create_slots
-
-    def create(var_list: Sequence[Any]) -> None:
-        primaries = {variable.name.partition(":")[0] for variable in var_list}
-
-        def renamed(next_creator: Any, **kwargs: Any) -> Any:
-            owner, _, slot = str(kwargs.get("name")).rstrip("/").rpartition("/")
-            if owner in primaries:
-                kwargs["name"] = f"{owner}/{folder}/{slot}"
-            return next_creator(**kwargs)
-
-        with graphs.creator_scope(renamed):
-            create_slots(var_list)
-
-    optimizer._create_slots = create
-    return optimizer

@@ -17,10 +17,14 @@ from tensorflow.python.framework import stack
 from tensorflow.python.ops import gradients_util, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.summary import summary
+from tensorflow.python.training import basic_session_run_hooks
 
 from runner.tf_private.replaced import all_replaced, replaced
 
 v1 = tf.compat.v1
+
+SessionProfilerHook: Any = basic_session_run_hooks.ProfilerHook
+"""`tf.compat.v1.train.ProfilerHook`, whose public name runner.classic replaces. When it moves: take it before that."""
 
 ActsAsSession: Any = SessionInterface
 """Base class of objects that `tf.compat.v1.train.Saver.save` accepts as a session.

@@ -345,6 +345,16 @@ def test_profiler_hook_profiles_each_nth_step(
         ProfilerHook()
 
 
+def test_a_profiler_hook_of_a_graph_writes_timelines_in_its_session(tmp_path: Path) -> None:
+    """TensorFlow 2.15: the same steps."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step().assign_add(1)
+        hook = tf.estimator.ProfilerHook(save_steps=2, output_dir=str(tmp_path))
+        with tf.train.SingularMonitoredSession(hooks=[hook]) as session:
+            written = [(session.run(step), len(list(tmp_path.glob("timeline-*"))))[1] for _ in range(5)]
+    assert written == [0, 1, 1, 2, 2]
+
+
 @pytest.mark.long
 def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path, messages: Messages) -> None:
     """Under Mirrored tf.estimator's failed (tensorflow issue 23525)."""
