@@ -149,9 +149,10 @@ def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
             "n_classes or label_dimension; convert one-hot labels to classes with tf.argmax(labels, -1)."
         )
     wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
-    right = tf.reduce_all(tf.equal(tf.shape(labels), wanted)) if labels.shape.rank is not None else False
     message = "labels have a wrong shape; their shape and the one that the head takes:"
-    return after(tf.debugging.Assert(right, [message, tf.shape(labels), wanted]), labels)
+    labels = after(tf.debugging.Assert(_are(labels, wanted), [message, tf.shape(labels), wanted]), labels)
+    labels.set_shape(expected)  # so that losses and metrics know the rank of labels of an unknown shape
+    return labels
 
 
 def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> tf.Tensor:
@@ -164,22 +165,15 @@ def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> 
     """
     right = tf.logical_and(labels >= 0, labels <= num_classes - 1)
     message = f"{what} must be from 0 to {num_classes - 1}; these are not:"
-    wrong = tf.boolean_mask(labels, tf.logical_not(right))
+    wrong = tf.gather_nd(labels, tf.where(tf.logical_not(right)))
     return after(tf.debugging.Assert(tf.reduce_all(right), [message, wrong], summarize=10), labels)
 
 
 def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
-    """Return `losses`, the result of a loss_fn, as a tensor `[batch, ..., dimension]`.
-
-    Raises:
-      ValueError: it has another shape. If the shape is known only in a step, the step fails.
+    """Return `losses`, the result of a loss_fn, as a tensor. A step fails if its shape is not `[batch, ..., dimension]`,
+    as in tf.estimator not before.
     """
     losses = tf.convert_to_tensor(losses)
-    expected = logits.shape[:-1].concatenate(dimension)
-    if not losses.shape.is_compatible_with(expected):
-        raise ValueError(
-            f"loss_fn returned losses of the shape {losses.shape} for logits {logits.shape}; it must return {expected}."
-        )
     wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
     right = tf.reduce_all(tf.equal(tf.shape(losses), wanted))
     message = "loss_fn returned losses of a wrong shape; their shape and the required one:"
@@ -220,7 +214,17 @@ def example_weights(
     if not any(weights.shape.is_compatible_with(shape) for shape in allowed):
         shapes = " or ".join(map(str, allowed))
         raise ValueError(f"weights have the shape {weights.shape} for logits {logits.shape}; it must be {shapes}.")
-    return weights
+    size = tf.shape(logits)
+    fits = _are(weights, tf.concat([size[:-1], [1]], axis=0))
+    fits = tf.logical_or(fits, _are(weights, size)) if one_each_logit else fits
+    message = "weights have a wrong shape; their shape and that of the logits:"
+    return after(tf.debugging.Assert(fits, [message, tf.shape(weights), size]), weights)
+
+
+def _are(values: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Return a bool scalar: whether `values` have the shape `shape`. Both may be known only in a step."""
+    same = tf.raw_ops.Equal(x=tf.shape(values), y=shape, incompatible_shape_error=False)
+    return tf.logical_and(tf.equal(tf.rank(values), tf.size(shape)), tf.reduce_all(same))
 
 
 def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
@@ -251,7 +255,7 @@ def divisor(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -
 
 
 def _of_each(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    return tf.ones_like(losses) if weights is None else weights * tf.ones_like(losses)
+    return tf.ones_like(losses) if weights is None else tf.cast(weights, losses.dtype) * tf.ones_like(losses)
 
 
 def after(check: Any, value: tf.Tensor) -> tf.Tensor:
