@@ -61,8 +61,8 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
       learning_rate: used with a name; None: Keras's default, 0.001 (0.01 for SGD).
 
     Raises:
-      ValueError: there is no optimizer of that name; `given` has another type; or it is an optimizer of Keras whose class
-        cannot make it again from its `get_config`.
+      ValueError: there is no optimizer of that name; `given` has another type; or it is an optimizer of Keras whose
+        class cannot make it again from its `get_config`.
     """
     if isinstance(given, str):
         if given not in _BY_NAME:
@@ -88,10 +88,10 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
             settings = made.get_config()
         return type(made).from_config(settings)
     except Exception as error:
-        kind = f"{type(made).__module__}.{type(made).__name__}"
+        kind = type(made).__name__
         raise ValueError(
-            f"optimizer={kind}: its variables must be made in model_fn, but {type(made).__name__}.from_config(get_config())"
-            f" fails: {error!r}. Give a function that makes the optimizer: optimizer=lambda: {type(made).__name__}(...)."
+            f"optimizer={type(made).__module__}.{kind}: its variables must be made in model_fn, but from_config("
+            f"get_config()) fails: {error!r}. Give a function that makes it instead: optimizer=lambda: {kind}(...)."
         ) from error
 
 

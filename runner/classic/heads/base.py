@@ -159,7 +159,7 @@ class Head(abc.ABC):
                 train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
             train_op = tf.group(train_op, *update_ops) if update_ops else train_op
         self._summarise(labels, logits, features)
-        if self._summary_key("loss") != "loss":  # the runner itself writes "loss"
+        if self._summary_key("loss") != "loss" or summaries.is_of_session():  # the runner itself writes "loss"
             summaries.scalar(self._summary_key("loss"), loss)
         if regularization_losses is not None:
             summaries.scalar(self._summary_key("regularization_loss"), tf.add_n(list(regularization_losses)))

@@ -9,6 +9,8 @@ from typing import Any
 import keras  # must be imported before a trace, in which the runner watches the writes of Keras metrics
 import tensorflow as tf
 
+from runner.classic.heads.checks import of_each
+
 v1 = tf.compat.v1
 
 Metrics = dict[str, tuple[Callable[[str], Any], Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]]]
@@ -68,7 +70,7 @@ def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
     """
     flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
     if weights is not None:
-        weights = tf.reshape(tf.cast(weights, tf.float64) * tf.ones_like(values[0], tf.float64), [-1])
+        weights = tf.reshape(of_each(tf.cast(values[0], tf.float64), weights), [-1])
     graph = v1.get_default_graph()
     before = 0 if tf.executing_eagerly() else len(graph.get_operations())
     metric.update_state(*flat, sample_weight=weights)
