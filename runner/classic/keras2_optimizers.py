@@ -1,8 +1,7 @@
 """The Keras 2 optimizers with which tf.estimator 2 trained: the same updates, and the same variable names.
 
-The classes are `tf.compat.v1.train.Optimizer`s. The optimizers of tf_keras do not support parameter servers and central
-storage, and the runner cannot weight replicas by their examples in a `train_op` of theirs. The updates are those of
-`tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/classic/test_keras_named.py compares them).
+The classes are `tf.compat.v1.train.Optimizer`s, so they need no tf_keras and support parameter servers. The updates are
+those of `tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/classic/test_keras_named.py compares them).
 """
 
 from __future__ import annotations
