@@ -109,8 +109,8 @@ def test_an_optimizer_that_cannot_be_made_again_is_asked_for_as_a_function(messa
 
 
 def test_an_optimizer_of_the_users_own_class_of_a_known_name_is_not_replaced() -> None:
-    own = type("Adam", (legacy.Adam,), {"__module__": "users"})
-    found = optimizer_of(own(0.3))
+    own: Any = type("Adam", (legacy.Adam,), {"__module__": "users"})
+    found: Any = optimizer_of(own(0.3))
     assert type(found) is own and found.get_config()["learning_rate"] == pytest.approx(0.3)
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_optimizer_is_refused(given: Any, messages: Messages) -> None
 # --- optimizers of the users' own classes -----------------------------------------------------------------------------
 
 
-class OwnMomentum(legacy.Optimizer):
+class OwnMomentum(legacy.Optimizer):  # type: ignore[name-defined]
     def __init__(self, rate: float, name: str = "Own") -> None:
         super().__init__(name)
         self._set_hyper("learning_rate", rate)
@@ -169,11 +169,11 @@ class OwnUpdates(OwnMomentum):
             return [self.iterations.assign_add(1)]
 
 
-class OwnAdam(legacy.Adam):
+class OwnAdam(legacy.Adam):  # type: ignore[name-defined]
     pass
 
 
-class NewMomentum(tf_keras.optimizers.Optimizer):
+class NewMomentum(tf_keras.optimizers.Optimizer):  # type: ignore[name-defined]
     """As OwnMomentum, by the methods that the newer optimizers have."""
 
     def __init__(self, rate: float, name: str = "Own", **settings: Any) -> None:

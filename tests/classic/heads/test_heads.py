@@ -242,7 +242,7 @@ def test_a_spec_gives_a_session_what_that_of_2_15_gave(name: str) -> None:
 def test_a_spec_of_train_has_the_users_update_and_the_summaries_of_2_15() -> None:
     tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
 
-    class Mine(tf_keras.optimizers.legacy.Optimizer):  # type: ignore[misc, name-defined]
+    class Mine(tf_keras.optimizers.legacy.Optimizer):  # type: ignore[name-defined]
         def get_updates(self, loss: Any, params: Any) -> list[Any]:
             assert [one.name for one in params] == ["v:0"]
             return [tf.strings.as_string(loss, precision=3)]
