@@ -100,6 +100,7 @@ PRIVATE_NAMES = [
     "tf_keras.src.engine.base_layer_utils:tf1.executing_eagerly_outside_functions",
     "tf_keras.src.engine.base_layer_utils:tf.compat.v1.executing_eagerly_outside_functions",
     "tf_keras.src.legacy_tf_layers.base:tf",
+    "tf_keras.src.optimizers.legacy.optimizer_v2:OptimizerV2._aggregate_gradients",
     "tf_keras.src.optimizers.optimizer:Optimizer._apply_weight_decay",
     "tf_keras.src.optimizers.optimizer:Optimizer._compute_current_learning_rate",
     "tf_keras.src.optimizers.optimizer:Optimizer._distributed_apply_gradients_fn",

@@ -18,6 +18,7 @@ from runner.classic import inputs
 from runner.classic.estimator import add_metrics
 from runner.classic.premade import logits
 from tests.support import premade_cases
+from tests.support.line import read_events
 from tests.support.messages import Messages
 from tests.support.models import strategies
 from tests.support.tiers import slow_but
@@ -75,6 +76,14 @@ def test_arguments_are_those_of_2_15() -> None:
     for name, expected in REFERENCE["arguments"].items():
         assert found[name][: len(expected)] == expected, name
         assert set(found[name]) - set(expected) <= {"warm_start_from"}, name  # 2.15 had it for all but some
+
+
+@pytest.mark.long
+def test_each_optimizer_reports_one_learning_rate(tmp_path: Path) -> None:
+    estimator = V2.DNNRegressor([2], [fc.numeric_column("age")], str(tmp_path), config=RunConfig(save_summary_steps=1))
+    estimator.train(premade_cases.input_fn("number"), steps=1)
+    found = {event.tag: event.value for event in read_events(tmp_path) if "rate" in event.tag}
+    assert found == {"train/learning_rate": pytest.approx(0.001)}
 
 
 @pytest.mark.long
