@@ -6,6 +6,7 @@ its case.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -96,3 +97,21 @@ def with_slots_in(optimizer: Any, folder: str) -> Any:
 
     optimizer._create_slots = create
     return optimizer
+
+
+def renewed_in(optimizer: Any, scope: str) -> Any:
+    """Return a v1 optimizer like `optimizer`, without state, which makes its variables other than slots in the name
+    scope `scope`.
+
+    Private: `_create_slots`, as above; `_slots` and `_non_slot_dict`, the state, which cannot be copied in a graph.
+    """
+    made = copy.copy(optimizer)
+    made._slots, made._non_slot_dict = {}, {}
+    create_slots = made._create_slots
+
+    def create(var_list: Sequence[Any]) -> None:
+        with v1.name_scope(f"{scope}/"):
+            create_slots(var_list)
+
+    made._create_slots = create
+    return made
