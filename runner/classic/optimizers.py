@@ -163,6 +163,26 @@ class Clipped:
         return self._optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
 
+class InParts:
+    """Applies each of several optimizers to its own part of the variables; others are not updated.
+
+    Args:
+      optimizers: the optimizers.
+      names: for each of them, the names of its variables.
+    """
+
+    def __init__(self, optimizers: Sequence[Any], names: Sequence[Collection[str]]) -> None:
+        self._parts = list(zip(optimizers, names, strict=True))
+
+    def scale_rate(self, factor: tf.Tensor) -> None:
+        for optimizer, _ in self._parts:
+            optimizer.scale_rate(factor)
+
+    def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+        for optimizer, names in self._parts:
+            optimizer.apply_gradients([(g, v) for g, v in grads_and_vars if v.name.partition(":")[0] in names])
+
+
 def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
     """Return a function that makes the counterpart of a Keras optimizer in `keras2_optimizers`, with its clipping.
     None if there is no counterpart that supports its settings.

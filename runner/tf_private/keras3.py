@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.tf_private.legacy_keras import tf_keras_of_graphs
+from runner.tf_private.legacy_keras import keras_2_of_graphs
 from runner.tf_private.replaced import all_replaced, replaced
 from runner.tf_private.variables import begin_with
 
@@ -77,7 +77,7 @@ def keras_trace(
       become initial values; an assignment in the step would undo all training so far.
     """
     trace = KerasTrace(reduce)
-    with tf_keras_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
+    with keras_2_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
         with _watching_keras_3(trace, traced, seeds) if "keras" in sys.modules else contextlib.nullcontext():
             yield trace
 

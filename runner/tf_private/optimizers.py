@@ -6,6 +6,7 @@ its case.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -73,3 +74,21 @@ def begin_update(optimizer: Any) -> Any:
     """
     getattr(optimizer, "_compute_current_learning_rate", lambda: None)()
     return getattr(optimizer, "learning_rate", None)
+
+
+def renewed_in(optimizer: Any, scope: str) -> Any:
+    """Return a v1 optimizer like `optimizer`, without state, which makes its variables other than slots in the name
+    scope `scope`.
+
+    Private: `_create_slots`, which every v1 optimizer overrides, since TF 1; `_slots` and `_non_slot_dict`, the state, which cannot be copied in a graph.
+    """
+    made = copy.copy(optimizer)
+    made._slots, made._non_slot_dict = {}, {}
+    create_slots = made._create_slots
+
+    def create(var_list: Sequence[Any]) -> None:
+        with v1.name_scope(f"{scope}/"):
+            create_slots(var_list)
+
+    made._create_slots = create
+    return made

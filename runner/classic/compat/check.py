@@ -198,7 +198,8 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
     if _is_private_path(use.name):
         yield CHANGED, "a private module of tf.estimator: only names that are public under tf.estimator exist", use.said
     elif use.is_private:
-        yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it", use.said
+        only = _IN_MODEL_FN if use.name.startswith("tensorflow.python.keras.") else ""
+        yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it{only}", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
@@ -218,6 +219,9 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
 _WEIGHTED_LOSS = (
     "on several replicas, the weighted mean is over the global batch, as on one device; in tf.estimator each replica "
     "divided by the sum of its own weights"
+)
+_IN_MODEL_FN = (
+    "; its layers and models work in a model_fn, but not in fit and model_to_estimator: import from tensorflow.keras"
 )
 _OF_1 = (
     "this file is written for TensorFlow 1: under `python -m runner.classic`, `tensorflow` means tensorflow.compat.v1 "

@@ -239,6 +239,16 @@ def test_private_modules_are_looked_for() -> None:
     ]
 
 
+def test_the_copy_of_keras_in_tensorflow_is_told_from_other_private_modules() -> None:
+    source = """
+        from tensorflow.python.keras.layers import Dense
+        from tensorflow.python.framework import ops
+    """
+    assert [(one.verdict, "model_to_estimator" in one.text) for one in found(source)] == [
+        ("changed", True), ("changed", False),
+    ]  # fmt: skip
+
+
 def test_messages_of_protos_are_looked_for() -> None:
     source = """
         from tensorflow.core.protobuf import rewriter_config_pb2
