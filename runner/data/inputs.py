@@ -189,8 +189,8 @@ class InputPipeline:
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
-        """The TensorSpecs (features, labels or None) of one replica's micro-batch; `as_given` makes of them the structure
-        that model_fn gets.
+        """The TensorSpecs (features, labels or None) of one replica's micro-batch; `as_given` makes of them what
+        model_fn gets.
 
         The leading dimension is None unless it is static and divides evenly; the other dimensions and the dtypes are
         the dataset's.
