@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.data import sharding
-from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors, with_lists
+from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors
 from runner.data.iterators import iterate
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
@@ -191,13 +191,14 @@ class InputPipeline:
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
-        """The TensorSpecs (features, labels or None) of one replica's micro-batch, in the structure that model_fn gets.
+        """The TensorSpecs (features, labels or None) of one replica's micro-batch; `as_given` makes of them what
+        model_fn gets.
 
         The leading dimension is None unless it is static and divides evenly; the other dimensions and the dtypes are
         the dataset's.
         """
         spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
-        spec = with_lists(part_spec(self.division.replica_spec(spec), self.num_micro_batches))
+        spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
     @contextlib.contextmanager

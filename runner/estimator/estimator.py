@@ -499,7 +499,7 @@ class Estimator:
 
     def export_saved_model(
         self,
-        export_dir_base: str | os.PathLike[str],
+        export_dir_base: str | bytes | os.PathLike[str],
         serving_input_receiver_fn: Callable[[], ServingInputReceiver | SupervisedInputReceiver],
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
@@ -508,8 +508,9 @@ class Estimator:
     ) -> bytes:
         """Write a SavedModel with a signature for each of `export_outputs`.
 
-        It contains the variables that the signatures need. If the run keeps moving averages of the weights, it contains
-        these instead of the weights. Files of lookup tables are copied into it.
+        It contains the variables that the signatures need, and all trainable ones if the receiver is one of
+        tf.estimator's, from which a warm start may load them. If the run keeps moving averages of the weights, it
+        contains these instead of the weights. Files of lookup tables are copied into it.
 
         Args:
           export_dir_base: parent folder; the new folder is named by the seconds since 1970.
@@ -536,7 +537,7 @@ class Estimator:
 
     def experimental_export_all_saved_models(
         self,
-        export_dir_base: str | os.PathLike[str],
+        export_dir_base: str | bytes | os.PathLike[str],
         input_receiver_fn_map: Mapping[str, Callable[[], Any]],
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
@@ -551,14 +552,14 @@ class Estimator:
         Returns:
           The path of the new folder as bytes.
         """
-        path = os.fspath(checkpoint_path) if checkpoint_path is not None else self.latest_checkpoint()
+        path = os.fsdecode(checkpoint_path) if checkpoint_path else self.latest_checkpoint()
         if self.config.warm_start is None:
             self._checkpoint(path, "export_saved_model")
         source = saved_model.Source(with_precision(self._context.model_fn, self.config.precision), path, self.config)
         with self.recording("export", trains=False):
             with self._context.journal.phase("export"):
                 written = saved_model.write_saved_model(
-                    os.fspath(export_dir_base),
+                    os.fsdecode(export_dir_base),
                     input_receiver_fn_map,
                     source,
                     assets_extra=assets_extra,
@@ -577,7 +578,7 @@ class Estimator:
 
     def export_savedmodel(
         self,
-        export_dir_base: str | os.PathLike[str],
+        export_dir_base: str | bytes | os.PathLike[str],
         serving_input_receiver_fn: Callable[[], ServingInputReceiver],
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,

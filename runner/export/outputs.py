@@ -114,7 +114,7 @@ class _SupervisedOutput(ExportOutput):
     Args:
       loss: scalar; None: no loss.
       predictions: a tensor or a dict of tensors; None: no predictions.
-      metrics: name -> (value, update) tensors; None: no metrics.
+      metrics: name -> (value, update) tensors, or an operation as the update; None: no metrics.
     """
 
     method_name = ""
@@ -124,6 +124,9 @@ class _SupervisedOutput(ExportOutput):
         self.predictions = {} if predictions is None else _prefixed("predictions", predictions)
         self.metrics: dict[str, Any] = {}
         for name, (value, update) in (metrics or {}).items():
+            if isinstance(update, tf.Operation):  # a signature has tensors only
+                with tf.control_dependencies([update]):
+                    update = tf.constant([])
             self.metrics |= {f"metrics/{name}/value": value, f"metrics/{name}/update_op": update}
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:

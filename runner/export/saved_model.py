@@ -99,7 +99,7 @@ def write_saved_model(
         raise ValueError(
             f"nothing to export: give a receiver function for at least one of the modes {', '.join(map(repr, TAGS))}."
         )
-    extra = assets_extra or {}
+    extra = {os.fsdecode(name): os.fsdecode(file) for name, file in (assets_extra or {}).items()}
     for name, file in extra.items():
         if not tf.io.gfile.exists(file):
             raise ValueError(f"assets_extra[{name!r}]={file!r}: there is no such file.")

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+from runner.data.dataset_adapter import as_given
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch, RoundRobin
 from runner.model_fn import EstimatorSpec
@@ -207,7 +208,8 @@ def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]
     for spec in pipeline.replica_spec:
         size = 0 if spec is None else len(tf.nest.flatten(spec, expand_composites=True))
         part = list(replica.inputs[flat : flat + size])
-        parts.append(None if spec is None else tf.nest.pack_sequence_as(spec, part, expand_composites=True))
+        packed = None if spec is None else tf.nest.pack_sequence_as(spec, part, expand_composites=True)
+        parts.append(as_given(packed))
         flat += size
     return parts[0], parts[1]
 

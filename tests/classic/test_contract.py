@@ -26,6 +26,9 @@ DIFFERS: dict[str, Any] = {
     # 0 turns a cadence off, and so both may be 0. Workers without a chief may have an evaluator.
     "est.RunConfig(save_checkpoints_steps=0, save_checkpoints_secs=0)": "RunConfig",
     'task("evaluator", 0, {"worker": ["h0:1"]})': "RunConfig",
+    # An evaluator needs no cluster; a task needs a type.
+    'place(in_tf_config({"task": {"type": "evaluator", "index": 0}}))': ["evaluator", 0, False, 0, 0, None, "", "", []],
+    'place(in_tf_config({"task": {"index": 0}}))': "raises ValueError",
     # tf.estimator says that this is a TypeError, and stumbles over it.
     'evaluated(eval_metric_ops={"a": (1.0, 2.0)})': "raises TypeError",
     # Seen when model_fn has been traced, in which a metric of Keras 3 can be seen to be updated or not.

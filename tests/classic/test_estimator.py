@@ -91,7 +91,7 @@ def test_model_fn_gets_the_config_it_was_made_with(tmp_path: Path) -> None:
     config = RunConfig(session_config=tf.ConfigProto(), save_summary_steps=7)
     Estimator(model_fn, str(tmp_path), config).train(batches(), steps=1)
     assert {(one.save_summary_steps, one.task_type, one.model_dir) for one in configs} == {(7, "worker", str(tmp_path))}
-    assert configs[0].session_config is config.session_config  # type: ignore[attr-defined]
+    assert configs[0].session_config is config.session_config
 
 
 def test_arguments_without_effect_are_said(
