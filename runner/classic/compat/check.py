@@ -86,11 +86,7 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         for verdict, reason, name in judged:
             if verdict == UNSUPPORTED and use.line in elsewhere:
                 verdict, reason = CHANGED, f"{reason}; the code around it supports several versions"
-            elif (
-                verdict == UNSUPPORTED
-                and (use.line, use.column) in imports
-                and (use.api_name.partition(".")[0] == "contrib" or space_of(estimator_paths.SPACES, use.name))
-            ):
+            elif verdict == UNSUPPORTED and (use.line, use.column) in imports and _is_refused_late(use):
                 verdict, reason = CHANGED, f"only its use raises an error, not this import: {reason}"
             elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
                 reason = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
@@ -278,6 +274,11 @@ def _gone(use: Use, installed: Installed) -> str | None:
     if not hint and installed.lacks_keras_2(f"{V1}.{use.api_name}"):
         hint = "it is in Keras 2, the package tf_keras: pip install 'estimator-runner[classic]'"
     return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
+
+
+def _is_refused_late(use: Use) -> bool:
+    space, _ = space_of(estimator_paths.SPACES, use.name) or (contrib.SPACE, "")
+    return space.is_refused_late and (space is not contrib.SPACE or use.api_name.partition(".")[0] == "contrib")
 
 
 def _of_estimator(name: str) -> str | None:

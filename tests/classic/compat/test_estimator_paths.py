@@ -189,7 +189,7 @@ WEIGHTS = {
 
 def sequences(batch: int, *, of_steps: bool = False) -> tf.data.Dataset:
     mask = np.arange(4) < np.array([1 + index % 4 for index in range(23)])[:, None]
-    values = np.float32(np.sin(np.arange(23 * 4)).reshape(23, 4))
+    values = np.sin(np.arange(23 * 4)).reshape(23, 4).astype(np.float32)
     labels, weights = np.int64(values[:, 0] > 0), np.float32(30 * (1 + np.arange(23) % 3))
 
     def in_a_batch(mask: Any, values: Any, weights: Any, labels: Any) -> Any:
@@ -271,8 +271,8 @@ def test_rnn_estimators_are_the_same_on_two_replicas(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize(("reduction", "loss"), [("SUM", 5.3630004), ("SUM_BY_NONZERO_WEIGHTS", None)])
 def test_heads_of_tensorflow_1_are_the_same_on_two_replicas(reduction: str, loss: float | None) -> None:
     heads = importlib.import_module(f"{ESTIMATOR}.canned.head")
-    x = np.float32(np.sin(np.arange(46)).reshape(23, 2))
-    y, w = np.int64(x[:, :1] > 0), np.float32(1 + np.arange(23) % 3)[:, None]
+    x = np.sin(np.arange(46)).reshape(23, 2).astype(np.float32)
+    y, w = np.int64(x[:, :1] > 0), (1 + np.arange(23) % 3).astype(np.float32)[:, None]
 
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
         head = heads._binary_logistic_head_with_sigmoid_cross_entropy_loss(
