@@ -31,8 +31,12 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
       settings: the arguments that are variables, besides the learning rate and its decay.
       slots: name of a slot -> argument of the op. Slots start with `initial_<slot>_value`, or else 0. A slot "momentum"
         exists only if the momentum is not 0.
+      iterations, clipnorm: what model functions of TensorFlow 2.15 set: the global step, and the norm to which each
+        replica clips each of its gradients; None: not set.
     """
 
+    iterations: Any = None
+    clipnorm: float | None = None
     operation: str
     defaults: ClassVar[Mapping[str, Any]]
     settings: tuple[str, ...] = ()
@@ -59,6 +63,12 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
     def count_by(self, counter: Any) -> None:
         """Set the variable that counts updates; None: this optimizer makes its own, `training/<name>/iter`."""
         self._counter = counter
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        computed = super().compute_gradients(*args, **kwargs)
+        if self.clipnorm is None:
+            return computed
+        return [(one if one is None else tf.clip_by_norm(one, self.clipnorm), variable) for one, variable in computed]
 
     # --- methods that tf.compat.v1.train.Optimizer calls --------------------------------------------------------
 

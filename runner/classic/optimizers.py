@@ -68,6 +68,8 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
         if given not in _BY_NAME:
             raise ValueError(f"optimizer={given!r} is unknown. Use {', '.join(_BY_NAME)}, or an optimizer object.")
         return _BY_NAME[given](**({} if learning_rate is None else {"learning_rate": learning_rate}))
+    if isinstance(given, v1.train.Optimizer) and getattr(given, "iterations", None) is not None:
+        return given  # a model function of TensorFlow 2.15 has made it, in this call
     made = made_apart(given) if _is_function(given) else given
     # `given` itself would keep the slots of this trace. Of variables of this trace, such as `iterations`, there is one.
     if isinstance(made, v1.train.Optimizer) or hasattr(made, "get_updates"):

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.tf_private.v1 import IsExportOutput
+
 _log = logging.getLogger(__name__)
 
 saved_model = tf.compat.v1.saved_model
@@ -21,7 +23,7 @@ SINGLE_RECEIVER = "input"
 """Name of the input if `receiver_tensors` is one tensor instead of a dict."""
 
 
-class ExportOutput(abc.ABC):
+class ExportOutput(IsExportOutput, abc.ABC):
     """Base class: the outputs of one signature of an exported model."""
 
     @abc.abstractmethod

@@ -33,6 +33,7 @@ PRIVATE_NAMES = [
     "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended._num_replicas_in_sync",
     "tensorflow.python.eager.context:Context._set_global_seed",
     "tensorflow.python.client.session:SessionInterface",
+    "tensorflow.python.saved_model.model_utils.export_output:ExportOutput",
     "tensorflow.python.framework.func_graph:FuncGraph",
     "tensorflow.python.framework.func_graph:override_func_graph_name_scope",
     "tensorflow.python.training.saver:Saver.restore",
