@@ -42,8 +42,8 @@ def keras_2_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextMa
 
     Private, in tf_keras 2.21: `tf` and `tf1` of `base_layer_utils`, whose `executing_eagerly_outside_functions` it
     calls; `_UNSAFE_GRAPH_OP_LAYER_CREATION`, which uses constants between layers without evaluating them in a session;
-    `tf` of `legacy_tf_layers.base`. When they move: see what `backend.placeholder` checks. In TensorFlow 2.21:
-    `tensorflow.python.keras`, whose modules call the same function by their `ops`.
+    `tf` of `legacy_tf_layers.base` and `metrics.base_metric`. When they move: see what `backend.placeholder` checks. In
+    TensorFlow 2.21: `tensorflow.python.keras`, whose modules call the same function by their `ops`.
     """
     in_tensorflow = _in_tensorflow(is_eager_outside)
     if "tf_keras" not in sys.modules and not (is_asked_for(os.environ) and is_installed()):
@@ -55,11 +55,14 @@ def keras_2_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextMa
     # Otherwise tf.layers with a regularizer expects variables of a v1 graph.
     layers: Any = importlib.import_module("tf_keras.src.legacy_tf_layers.base")
     v1 = Overlay(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
+    # In such a graph the update of a user's metric would be a tf.function, whose writes cannot be seen from outside.
+    metrics: Any = importlib.import_module("tf_keras.src.metrics.base_metric")
     return all_replaced(
         *in_tensorflow,
         *((module, name, lambda: is_eager_outside) for module in modules.values()),
         (base_layer_utils, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True),
         (layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))),
+        (metrics, "tf", Overlay(metrics.tf, function=lambda update: update)),
     )
 
 

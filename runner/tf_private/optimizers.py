@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -80,7 +80,8 @@ def renewed_in(optimizer: Any, scope: str) -> Any:
     """Return a v1 optimizer like `optimizer`, without state, which makes its variables other than slots in the name
     scope `scope`.
 
-    Private: `_create_slots`, which every v1 optimizer overrides, since TF 1; `_slots` and `_non_slot_dict`, the state, which cannot be copied in a graph.
+    Private: `_create_slots`, which every v1 optimizer overrides, since TF 1; `_slots` and `_non_slot_dict`, the state,
+    which cannot be copied in a graph.
     """
     made = copy.copy(optimizer)
     made._slots, made._non_slot_dict = {}, {}
