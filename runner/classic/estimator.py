@@ -55,7 +55,7 @@ class Estimator(engine.Estimator):
         warm_start_from: Any = None,
         **others: Any,
     ) -> None:
-        self._assert_members_are_not_overridden()
+        type(self)._assert_members_are_not_overridden(self)  # AdaNet replaces it with a staticmethod of one argument
         if model_fn is None:
             raise ValueError("Estimator(model_fn=None): it must be a function.")
         # The engine, whose params are never None, takes {} for none.
