@@ -330,7 +330,7 @@ OF_A_SESSION: dict[str, Any] = {
     ),
     "nested": (
         lambda _: ({"a": [tf.ones([1]), (tf.ones([1]), [tf.ones([1])])], "b": [[3.0]]}, None),
-        3.0, 1.0, [1, 1, 1], {"a": [None, (None, [None])], "b": None}, None,
+        3.0, 1.0, [1, 1, 1], {"a": [None, (None, [None])], "b": [[None]]}, None,
     ),
     "lists of an iterator": (
         lambda _: (lambda n: ([n, n + 1], {"y": [n]}))(one_by_one()), 3.0, 2.0, [0, 1, 2], [None, None], {"y": [None]},

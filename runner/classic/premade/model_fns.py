@@ -150,12 +150,12 @@ def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
 def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "") -> ModelFn:
     """Return the model_fn that adds the logits of `parts`; `scope` is as in `Family.update`."""
 
-    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> EstimatorSpec:
+    def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> EstimatorSpec:
         layers.forget_shared_embeddings(*(part.made_by.feature_columns for part in parts))
         each, trained = [], []
         for part in parts:
             name = part.made_by.name
-            with family.scope(name, config.num_ps_replicas), _trained() as variables:
+            with family.scope(name, getattr(config, "num_ps_replicas", 0)), _trained() as variables:
                 each.append(part.made_by.logits(features, mode, head.logits_dimension, scope=f"{name}/"))
             if name == "linear" and not scope:
                 with family.scope("linear/"):
