@@ -158,6 +158,15 @@ class Estimator(engine.Estimator):
 
         return model_fn
 
+    @property
+    def _model_fn(self) -> Callable[..., Any]:  # neural-structured-learning replaces it
+        return self._context.model_fn.fn
+
+    @_model_fn.setter
+    def _model_fn(self, model_fn: Callable[..., Any]) -> None:
+        changed = dataclasses.replace(self._context.model_fn, fn=as_classic(model_fn))
+        self._use(dataclasses.replace(self._context, model_fn=changed))
+
 
 def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
     """Return an Estimator like `estimator`, in the same model_dir, whose evaluations have additional metrics.

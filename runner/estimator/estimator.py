@@ -98,7 +98,7 @@ class Estimator:
         # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
         if isinstance(config.seed, DrawnSeed):
             config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
-        self._context = EstimatorContext(
+        context = EstimatorContext(
             config,
             params,
             ModelFn(model_fn, params, config),
@@ -106,10 +106,15 @@ class Estimator:
             script_progress(config) if is_scripts and progress is None else progress or NullProgress(),
             collectives,
         )
-        self._record = record_of_script(self._context) if is_scripts else NullRecord()
-        self._checkpoints = VerifiedCheckpoints(self.model_dir)
-        self._models = Models(self._context, self._as_input)
-        self._train_setups = TrainSetupBuilder(self._context, self._models, self._warm_start)
+        self._record = record_of_script(context) if is_scripts else NullRecord()
+        self._checkpoints = VerifiedCheckpoints(context.model_dir)
+        self._use(context)
+
+    def _use(self, context: EstimatorContext) -> None:
+        """Take the settings and the model_fn of `context`. Nothing is traced yet."""
+        self._context = context
+        self._models = Models(context, self._as_input)
+        self._train_setups = TrainSetupBuilder(context, self._models, self._warm_start)
         self._summarised: Any = None  # the program described by model_summary.txt
 
     def _own_journal(self, config: RunConfig, collectives: Collectives) -> Journal | NullJournal:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import inspect
 import logging
 import os
 from pathlib import Path
@@ -433,3 +434,33 @@ def test_gradients_that_an_optimizer_takes_in_a_loop_are_those_of_2_15(tmp_path:
     estimator.train(lambda: tf.data.Dataset.from_tensors((x, 3 * x)), steps=1)
     assert estimator.get_variable_value("w").tolist() == [[4.0]]
     assert estimator.evaluate(lambda: tf.data.Dataset.from_tensors((x, 3 * x)))["gradient"] == 60.0
+
+
+def test_a_library_may_replace_the_model_fn(tmp_path: Path) -> None:
+    """As neural-structured-learning does, which adds a loss to that of any Estimator and calls the one that was there
+    twice."""
+    numbers = {"x": np.zeros([4, 1], np.float32)}, np.ones([4, 1], np.float32)
+    column = tf.feature_column.numeric_column("x")
+    make = functools.partial(tf.train.GradientDescentOptimizer, 1 / 16)
+    estimator: Any = tf.estimator.LinearRegressor([column], model_dir=str(tmp_path), optimizer=make)
+
+    def bias_after_a_step() -> Any:
+        estimator.train(lambda: tf.data.Dataset.from_tensors(numbers), steps=1)
+        return estimator.get_variable_value("linear/linear_model/bias_weights").tolist()
+
+    assert bias_after_a_step() == [0.5]
+    inner = estimator._model_fn
+    assert "config" in inspect.signature(inner).parameters
+
+    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+        with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
+            spec = inner(features, labels, mode, config=config)
+            if mode != tf.estimator.ModeKeys.TRAIN:
+                return spec
+            loss = spec.loss + inner(features, labels, mode, config=config).loss
+        return spec._replace(loss=loss, train_op=make().minimize(loss, tf.train.get_global_step()))
+
+    estimator._model_fn = model_fn
+    assert bias_after_a_step() == [1.0]  # 0.75 with the loss that was there
+    assert estimator.evaluate(lambda: tf.data.Dataset.from_tensors(numbers))["loss"] == 0.0
+    assert estimator.get_variable_value("global_step") == 2
