@@ -121,10 +121,11 @@ def _is_in_job_set(env: Mapping[str, str], hostname: str, service: str | None) -
             for variable in missing
         )
         job = hostname.rpartition("-")[0]
-        alone = "" if has_role or not seems else f" If it is a Job named {job}, set cluster.service={job}, its Service."
+        own = f"\nIf it is a Job named {job}, set cluster.service={job}, its Service."
+        alone = own if seems and not has_role else ""
         raise ConfigError(
             f"Kubernetes: HOSTNAME={hostname} seems to be a pod of a JobSet or TrainJob, whose manifest does not say "
-            f"which. Add to the container of each replicated job:\nenv:\n{lines}{alone and chr(10)}{alone.strip()}"
+            f"which. Add to the container of each replicated job:\nenv:\n{lines}{alone}"
         )
     return is_meant
 

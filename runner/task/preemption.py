@@ -95,7 +95,8 @@ def eviction_by_azure() -> bool | float:
     ends = [event for event in events if event["EventType"] in ("Preempt", "Terminate")]
     if not ends:
         return False
-    # All machines of a scale set or availability set are told of the events of each.
+    # All machines of a scale set or availability set are told of the events of each. NotBefore is "" of an event that
+    # has begun: True, which as a number is 1 s, so it counts before later events.
     name = _read(f"{metadata}/instance/compute/name?api-version=2021-02-01&format=text", header)
     times = [event["NotBefore"] for event in ends if name in event["Resources"]]
     return min((_seconds_until(parsedate_to_datetime(time)) if time else True for time in times), default=False)
