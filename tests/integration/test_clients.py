@@ -24,6 +24,7 @@ from tests.integration.test_golden import PYTHON, ROOT, assert_same
 LIBRARIES = ROOT / "build" / "clients"
 pytestmark = [
     pytest.mark.world,
+    pytest.mark.timeout(3600),  # the first waits for all the pipelines in both TensorFlows
     pytest.mark.skipif(not (LIBRARIES / ".installed").exists(), reason="no libraries in build/clients"),
 ]
 
