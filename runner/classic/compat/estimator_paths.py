@@ -99,12 +99,12 @@ def _execute(module: types.ModuleType, below: str) -> None:
     for name, value in list(vars(module).items()):
         place, instead = _find(f"{below}.{name}"), _NOT_SERVED.get(f"{below}.{name}")
         if instead:
-            value.__init__ = functools.partial(_refuse, f"{module.__name__}.{name} is not available: {instead}.")
+            value.__init__ = functools.partialmethod(_refuse, f"{module.__name__}.{name} is not available: {instead}.")
         elif place not in (None, MODULE, SOURCE) and not name.startswith("__"):
             setattr(module, name, load(str(place), name))
 
 
-def _refuse(text: str, *args: Any, **kwargs: Any) -> None:
+def _refuse(of: Any, text: str, *args: Any, **kwargs: Any) -> None:
     raise NotServed(text)
 
 
