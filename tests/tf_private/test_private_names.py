@@ -55,6 +55,7 @@ PRIVATE_NAMES = [
     "tensorflow.python.ops.gen_nn_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.gen_random_ops:pywrap_tfe.TFE_Py_FastPathExecute",
     "tensorflow.python.ops.losses.losses_impl:compute_weighted_loss",
+    "tensorflow.python.ops.embedding_ops:array_ops.unique",
     "tensorflow.python.ops.metrics_impl:_aggregate_across_replicas",
     "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._set_save_slice_info",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable
@@ -12,11 +13,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from runner import Hook, Input, RunConfig
 from runner.classic import inputs
 from runner.classic.estimator import add_metrics
 from runner.classic.premade import logits
+from runner.programs import program
 from tests.support import premade_cases
 from tests.support.line import read_events
 from tests.support.messages import Messages
@@ -341,3 +344,36 @@ def test_variables_of_v1_are_parts_as_in_tf_estimator(tmp_path: Path) -> None:
     assert [value.shape for value in hook.values] == [(2, 1), (1,)]
     assert estimator.get_variable_value(table).shape == (8, 2)
     assert np.isfinite(estimator.evaluate(lambda: tf.data.Dataset.from_tensors((features, labels)))["loss"])
+
+
+def test_lookups_read_only_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grappler would join a lookup into a read of the whole table, which a variable with sparse updates copies."""
+    words = tf.feature_column.categorical_column_with_hash_bucket("word", 50)
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(({"word": [["a", "b"], ["b", ""], ["c", "a"]]}, [[1], [0], [1]])).repeat(4)
+
+    found: list[dict[str, np.ndarray]] = []
+    for reads_rows in (False, True):
+        if reads_rows:
+            monkeypatch.undo()
+        else:
+            monkeypatch.setattr(program, "lookups_of_rows", contextlib.nullcontext)
+        model = tf.estimator.DNNLinearCombinedClassifier(
+            str(tmp_path / str(reads_rows)),
+            linear_feature_columns=[words],
+            dnn_feature_columns=[tf.feature_column.embedding_column(words, 2)],
+            dnn_hidden_units=[3],
+            config=tf.estimator.RunConfig(tf_random_seed=1),
+        )
+        eager = context.context()
+        eager.enable_run_metadata()
+        model.train(input_fn)
+        metrics = model.evaluate(input_fn)
+        graphs = [part for one in eager.export_run_metadata().function_graphs for part in one.partition_graphs]
+        eager.disable_run_metadata()
+        whole = [node for graph in graphs for node in graph.node if "SimplifyEmbeddingLookup" in node.name]
+        assert bool(whole) != reads_rows
+        found.append({name: model.get_variable_value(name) for name in model.get_variable_names()} | metrics)
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(value, found[1][name], err_msg=name)
