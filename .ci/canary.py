@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "canary"
 NEWEST = ("tensorflow", "keras", "mlflow", "optuna", "hydra-core", "omegaconf")
 PRE_RELEASES = {"keras": "keras-nightly"}
-"""Distributions that have the pre-releases of others, in the same folder: that which is installed last is imported."""
+"""Distributions that have the pre-releases of others, in the same folder."""
 PINNED = ("tensorflow-serving-api", "tf-keras")
 """They demand the TensorFlow of our lock, but work with the next one: installed as locked, without dependencies."""
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
@@ -56,6 +56,8 @@ def locked() -> list[str]:
 def install() -> None:
     subprocess.run([*PIP, "--upgrade", *requirements()], check=True)
     last = [*locked(), *map(newest, PRE_RELEASES.values())]
+    # Both would stay in one folder, files of the older one among those of the newer.
+    subprocess.run([*PIP[:-2], "uninstall", "--quiet", "--yes", *PRE_RELEASES, *PRE_RELEASES.values()], check=True)
     subprocess.run([*PIP, "--no-deps", "--force-reinstall", *last], check=True)
     subprocess.run([*PIP, "--no-deps", "--no-build-isolation", "-e", str(ROOT)], check=True)
 
@@ -163,7 +165,7 @@ def gone() -> list[str]:
 
 def print_names() -> None:
     """Print the versions and the names that are gone. The tests fail for these names, not this command."""
-    versions = {name: metadata.version(name) for name in (*NEWEST, *PRE_RELEASES.values())}
+    versions = {name: metadata.version(name) for name in (PRE_RELEASES.get(one, one) for one in NEWEST)}
     print(", ".join(map(" ".join, versions.items())), f"on Python {sys.version.split()[0]}")
     show(gone())
 

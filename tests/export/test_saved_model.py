@@ -414,7 +414,7 @@ def test_a_receiver_may_ask_a_saved_model_of_tensorflow_2_that_has_a_table(words
 
     class Lookup(tf.Module):
         def __init__(self) -> None:
-            file = tf.saved_model.Asset(str(vocabulary))  # type: ignore[attr-defined]
+            file = tf.saved_model.Asset(str(vocabulary))
             self.file, key = file, tf.lookup.TextFileIndex.WHOLE_LINE
             table = (file.asset_path, tf.string, key, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
             self.table = tf.lookup.StaticHashTable(tf.lookup.TextFileInitializer(*table), -1)
