@@ -180,8 +180,8 @@ def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
     `secs` is a float scalar. An element is fetched only when it is requested.
 
     Private: `structure.to_tensor_list`, which flattens an element to the tensors of tf.data. When it moves:
-    `Dataset.map` over `get_next_as_optional()`, `take_while` and `map`, which cost 220 us per element instead of 40 (TensorFlow 2.21),
-    because functions of `Dataset.map` run in other threads and fail at the end of the data.
+    `Dataset.map` over `get_next_as_optional()`, `take_while` and `map`, which cost 220 us per element instead of 40
+    (TensorFlow 2.21), because functions of `Dataset.map` run in other threads and fail at the end of the data.
     """
     spec = iterator.element_spec
 
