@@ -117,8 +117,7 @@ def _read(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.D
         return tf.stack(variants), count
 
     spec = (tf.TensorSpec([size], tf.variant), tf.TensorSpec([], tf.int32))
-    types, shapes = [one.dtype for one in spec], [one.shape for one in spec]
-    variant = map_in_caller(tf.data.Dataset.range(number), read, types, shapes)
+    variant = map_in_caller(tf.data.Dataset.range(number), read)
     return tf.data.experimental.from_variant(variant, spec)
 
 

@@ -26,8 +26,6 @@ v1 = tf.compat.v1
 PRIVATE_NAMES = [
     "tensorflow.python.eager.context:_context",
     "tensorflow.python.pywrap_tfe:TFE_ClearScalarCache",
-    "tensorflow.python.data.util.structure:get_flat_tensor_shapes",
-    "tensorflow.python.data.util.structure:get_flat_tensor_types",
     "tensorflow.python.data.util.structure:to_tensor_list",
     "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
     "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended._num_replicas_in_sync",
