@@ -125,7 +125,7 @@ ONLY ?=
 COMPARE ?=
 bench: $(STAMP)
 ifeq ($(COMPARE),)
-	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out benchmarks/compare.py,$(wildcard benchmarks/[a-z]*.py))); do \
+	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out benchmarks/compare.py benchmarks/table_memory.py,$(wildcard benchmarks/[a-z]*.py))); do \
 		echo "== $$script"; $(BIN)/python "$$script" $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS) || exit 1; done
 else
 	$(BIN)/python benchmarks/compare.py $(COMPARE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(ARGS),-- $(ARGS))
