@@ -98,7 +98,9 @@ class _Named:
 
 
 def _load(variable: Any, value: Any, session: Any = None) -> None:
-    del session
+    session = v1.get_default_session() if session is None else session
+    if hasattr(session, "begin_to_write"):  # the session of hooks
+        session.begin_to_write()
     with tf.init_scope():
         variable.assign(value)
 
