@@ -866,7 +866,7 @@ def test_an_evaluation_keeps_values_only_for_a_session_hook_that_writes(
 ) -> None:
     """Values that are kept cost a copy of each table that is looked up. Training goes on with its own in any case."""
 
-    class Evaluates(v1.train.SessionRunHook):
+    class Evaluates(tf.compat.v1.train.SessionRunHook):
         """Fetches in `before_run`, and acts after the batch."""
 
         def __init__(self, fetched: Any = None, acts: Any = None) -> None:
@@ -897,7 +897,13 @@ def test_an_evaluation_keeps_values_only_for_a_session_hook_that_writes(
     undisturbed = estimator(tmp_path / "undisturbed", train_distribute=distribute())
     undisturbed.train(points(repeat=True), steps=2).train(points(repeat=True), steps=2)
     trained, kept = estimator(tmp_path / "evaluated", train_distribute=distribute()), []
-    monkeypatch.setattr(Model, "values", lambda self: [kept.append(1), values(self)][1])
+    values = Model.values
+
+    def counted(self: Model) -> Any:
+        kept.append(1)
+        return values(self)
+
+    monkeypatch.setattr(Model, "values", counted)
     trained.train(points(repeat=True), steps=2)
     expected = trained.evaluate(points())
     for name, (hook, writes) in hooks.items():
@@ -908,6 +914,3 @@ def test_an_evaluation_keeps_values_only_for_a_session_hook_that_writes(
         assert results["global_step"] == 2
     trained.train(points(repeat=True), steps=2)
     assert trained.get_variable_value("weight") == undisturbed.get_variable_value("weight")
-
-
-values = Model.values
