@@ -135,9 +135,10 @@ $(DOCS)/.installed: requirements-docs.lock
 # `make bench COMPARE=<revision>` compares with another revision: ONLY="tiny_step startup" chooses scripts, ROUNDS=5 is how often each runs.
 ONLY ?=
 COMPARE ?=
+ONLY_BY_NAME := compare table_memory wide_deep
 bench: $(STAMP)
 ifeq ($(COMPARE),)
-	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out benchmarks/compare.py benchmarks/wide_deep.py,$(wildcard benchmarks/[a-z]*.py))); do \
+	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out $(ONLY_BY_NAME:%=benchmarks/%.py),$(wildcard benchmarks/[a-z]*.py))); do \
 		echo "== $$script"; $(BIN)/python "$$script" $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS) || exit 1; done
 else
 	$(BIN)/python benchmarks/compare.py $(COMPARE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(ARGS),-- $(ARGS))

@@ -146,11 +146,13 @@ class TraceSession(v1_bridge.ActsAsSession):
     Attributes:
       take_batch: runs a request on the next batch of the input and returns the values of its tensors. None: requests
         that depend on a batch cannot be run.
+      before_write: called once, before hooks run what may write to a variable. None: nobody asks.
       is_ending: hooks are called for the last time; what they fetch then has the values of the last step.
       hooked: the run whose hooks are called, for `runner.log`; None: hooks log nothing.
     """
 
     take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
+    before_write: Callable[[], None] | None = None
     is_ending = False
     hooked: Any = None
 
@@ -162,6 +164,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         self._last: dict[int, Any] = {}
         self._has_stepped = False
         self._fed: dict[int, list[tf.Tensor]] = {}
+        self._reading: set[tuple[int, ...]] = set()
 
     @property
     def graph(self) -> Any:
@@ -186,7 +189,20 @@ class TraceSession(v1_bridge.ActsAsSession):
 
     def elements(self, fetches: Any) -> list[Any]:
         """Return the tensors and operations of `fetches` as a flat list; a variable means its value before the step."""
-        return [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
+        elements = [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
+        key = tuple(map(id, elements))  # the graph holds them
+        if self.before_write is not None and key not in self._reading:
+            self._reading.add(key)
+            if self._trace.changes_variables(elements):
+                self.begin_to_write()
+        return elements
+
+    def begin_to_write(self) -> None:
+        """Announce that a variable is about to change."""
+        announce, self.before_write = self.before_write, None
+        if announce is not None:
+            with tf.init_scope():
+                announce()
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
         """Return the structure `fetches`, with each element replaced by its value from `values`."""

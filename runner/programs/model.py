@@ -27,7 +27,7 @@ from runner.programs.program import ModelToTrace, Program
 from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
-from runner.tracing.partitioned_variable import assign, restore, value_of
+from runner.tracing.partitioned_variable import assign, restore, update, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
 from runner.tracking.journal import Journal, NullJournal
@@ -196,8 +196,7 @@ class Model:
             # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
             self.values_of = None
             read = {name: reader.entry(keys_there.get(name, name)) for name in saved if name not in new}
-            with self.store.scope():
-                restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
+            self.read(reader.path, read)
             self._begin(new, read)  # afterwards, because it may copy values that were read
             self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys
@@ -209,7 +208,16 @@ class Model:
           ValueError: as in `warm_start.load`.
         """
         with seeded(self._config.seed):
-            return warm_start.load(settings, self.store.saved_specs, self._value, self.assign)
+            return warm_start.load(settings, self.store.saved_specs, self)
+
+    def read(self, path: str, entries: Mapping[str, tuple[str, tf.DType]]) -> None:
+        """Load variables from the checkpoint `path`, in parts: name -> (key, dtype) there."""
+        with self.store.scope():
+            restore(path, {name: self.store.saved[name] for name in entries}, entries.__getitem__)
+
+    def update(self, name: str, places: np.ndarray, values: tf.Tensor) -> None:
+        """Set slices of a variable, as in `partitioned_variable.update`."""
+        update(self.store.saved[name], places, values)
 
     def _value(self, name: str) -> np.ndarray:
         """Return the whole value of a variable that belongs in a checkpoint, an array of its shape and dtype."""

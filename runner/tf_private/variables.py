@@ -98,7 +98,9 @@ class _Named:
 
 
 def _load(variable: Any, value: Any, session: Any = None) -> None:
-    del session
+    session = v1.get_default_session() if session is None else session
+    if hasattr(session, "begin_to_write"):  # the session of hooks
+        session.begin_to_write()
     with tf.init_scope():
         variable.assign(value)
 
@@ -172,13 +174,13 @@ def constrain(variable: Any, constraint: Callable[[tf.Variable], Any] | None) ->
     Private: `BaseResourceVariable._constraint`, which `constraint` returns, since TF 1. When it moves: pass it to the
     constructor; the constraint of the first call of model_fn then stays.
     """
-    for copy in _copies(variable):
+    for copy in copies_of(variable):
         copy._constraint = constraint
 
 
 def belongs_to(variable: Any, owner: Any) -> None:
     """Set the `keras.Variable` that requested the variable, on each of its copies."""
-    for copy in _copies(variable):
+    for copy in copies_of(variable):
         copy.keras_variable = owner
 
 
@@ -189,7 +191,7 @@ def share_on_read(variable: Any) -> None:
     need its size in memory once more. The next such update copies the buffer if a reader still holds it.
     `tf.train.Checkpoint` does the same before it reads.
     """
-    for copy in _copies(variable):
+    for copy in copies_of(variable):
         tf.raw_ops.DisableCopyOnRead(resource=copy.handle)
 
 
@@ -198,7 +200,7 @@ def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
 
     For variables so large that both values do not fit into memory. If `read` fails, the variable becomes zeros.
     """
-    copies = _copies(variable)
+    copies = copies_of(variable)
 
     def fill(value: tf.Tensor) -> None:
         for copy in copies:
@@ -214,7 +216,8 @@ def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
     fill(value)
 
 
-def _copies(variable: Any) -> list[Any]:
+def copies_of(variable: Any) -> list[Any]:
+    """Return the variables that hold a variable: one for each replica or part, or only itself."""
     copies = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
     return [getattr(copy, "_v", copy) for copy in copies]
 

@@ -138,6 +138,12 @@ class Trace:
         among = set(running)
         return self._of_tensors(names, among.__contains__)
 
+    def changes_variables(self, elements: Iterable[Any]) -> bool:
+        """Report whether an operation that `elements` need may write to a variable of model_fn or a hook."""
+        names = self._captured([variable for variable, _ in self.requested.requests.values()])
+        running = needed(self.graph, operations(elements))
+        return any(changes_state(one) and any(tensor.name in names for tensor in one.inputs) for one in running)
+
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
         return self._of_tensors(self._captured(variables), lambda operation: operation.type in CALLS)
 
