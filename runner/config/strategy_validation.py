@@ -116,8 +116,8 @@ def check_min_workers(config: Config, num_replicas: int | None = None, why: str 
         raise NoEffect(f"{given} has no effect with strategy={config.strategy.name}, only with multi_worker.")
     if why or config.cluster.resolver not in ("auto", "local"):
         raise Conflict(
-            f"{given} with {why or f'cluster.resolver={config.cluster.resolver}.'} Only a command that starts all "
-            "workers itself may go on with fewer; Slurm and Kubernetes start lost ones again. Remove the key."
+            f"{given}: {why or f'cluster.resolver={config.cluster.resolver}.'} Only a command that starts all workers "
+            "itself may go on with fewer; Slurm and Kubernetes start lost ones again. Remove the key."
         )
     if least > most:
         raise OutOfRange(f"{given} is more than cluster.num_workers={most}. Use 1 to {most}.")

@@ -263,7 +263,12 @@ def test_fewer_workers_are_refused_where_the_environment_starts_them(
         "command=evaluate strategy=default cluster.min_workers=1 model_dir=run",  # the config is that of a run
     ],
 )
-def test_a_least_number_of_workers_is_accepted_where_numbers_do_not_depend_on_theirs(asked: str) -> None:
+def test_a_least_number_of_workers_is_accepted_where_numbers_do_not_depend_on_theirs(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/checkpoint").write_text("")
     assert parsed(*asked.split()).cluster.min_workers is not None
 
 
