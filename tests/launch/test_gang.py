@@ -484,7 +484,7 @@ def test_a_worker_that_freezes_or_cannot_start_counts_as_lost(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(gang, "SILENCE_SECS", 6.0)
 
-    def start(task: gang.Task, start_cold: Callable[..., Any] = task_starter.start_cold) -> Any:
+    def start(task: gang.Task, start_cold: Callable[..., Any] = gang.start_cold) -> Any:
         if code == "not started" and task.place.name == "worker:0":
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return start_cold(task)
