@@ -67,6 +67,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         **{name: facts.get(name) for name in ("num_replicas", "devices", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),
         **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},
+        "lost_workers": facts.get("lost_workers", []),
         "mlflow_run_id": run_id,
     }
 
