@@ -180,8 +180,9 @@ class ModelFn:
         with user_code(self.fn), contextlib.nullcontext() if mode == ModeKeys.TRAIN else logging_to(None):
             with self._explaining_inputs(features, labels, mode, "labels" in declared):
                 result = self.fn(**{name: available[name] for name in declared})
-            if hasattr(result, "as_runner_spec"):  # a spec of tf.estimator
-                result = result.as_runner_spec(mode)
+            if hasattr(result, "as_runner_spec"):  # a spec of tf.estimator, which may call functions of the model
+                with self.operators():
+                    result = result.as_runner_spec(mode)
             if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
                 result = spec_of_keras_model(result, features, labels, mode, sample_weight)
             elif sample_weight is not None:

@@ -337,7 +337,7 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
         raise ValueError(f"Estimator(config={config!r}): it must be a RunConfig.")
     config = config or RunConfig()
     if model_dir is not None:
-        given = os.fspath(model_dir)
+        given = os.fsdecode(model_dir)
         if not given:
             raise ValueError("Estimator(model_dir=''): give a folder, or None for a temporary one.")
         if config.model_dir is not None and config.model_dir != given:

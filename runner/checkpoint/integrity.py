@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint import layout, manifest
-from runner.checkpoint.reader import input_path
-from runner.tf_private import tensor_bundle
+from runner.checkpoint.reader import Reader, input_path
 
 _log = logging.getLogger(__name__)
 
@@ -91,22 +91,10 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
         parts += [str(input_path(Path(path), int(worker)))] if how == "saved" else []
     for part in parts:
         try:
-            _read(part)
+            collections.deque(Reader(part).entries_in_parts(), maxlen=0)  # reads each part, and keeps none
         except tf.errors.ResourceExhaustedError as error:
             error.add_note(f"while reading {part} tensor by tensor to find damage: a tensor does not fit into memory")
             raise
         except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as error:
             return f"{os.path.basename(part)} cannot be read: {getattr(error, 'message', error)}"
     return None
-
-
-def _read(path: str) -> None:
-    """Read all of a bundle tensor by tensor, so that it needs little memory. If parameter servers wrote the bundle,
-    read slices of rows, since a variable may be larger than this host's memory.
-    """
-    reader = tensor_bundle.open_reader(path)
-    shapes, writers = reader.get_variable_to_shape_map(), manifest.num_shards(path)
-    for name, dtype in reader.get_variable_to_dtype_map().items():
-        # The coordinator wrote one shard, and each parameter server one.
-        for rows in tensor_bundle.pieces(tf.TensorShape(shapes[name]), max(1, writers - 1)):
-            tensor_bundle.read_entries(path, "CPU:0", [(name, rows, dtype)])

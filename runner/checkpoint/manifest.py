@@ -122,28 +122,17 @@ def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...
 
 
 def time_of(path: str | os.PathLike[str]) -> float | None:
-    """Return when the checkpoint `path` was written, in seconds since 1970; None if it has no manifest and no index."""
-    path = Path(path)
-    try:
-        return time_in(path.parent, path.name, [f"{path.name}.index"])
-    except FileNotFoundError:
-        return None
-
-
-def time_in(directory: Path, name: str, files: list[str]) -> float:
-    """Return when the checkpoint `name` was written, in seconds since 1970: the time in its manifest, else the
-    modification time of its index, else that of its first file.
-
-    Args:
-      directory: the folder of the checkpoint.
-      name: its name.
-      files: names of its files.
+    """Return when the checkpoint `path` was written, in seconds since 1970: the time in its manifest, else the
+    modification time of its index, else that of its first file. None: it has no file.
     """
-    manifest = read_manifest(directory / name)
+    manifest = read_manifest(path)
     if manifest is not None:
         return float(manifest["time"])
-    index = f"{name}.index"
-    return (directory / (index if index in files else files[0])).stat().st_mtime
+    path = Path(path)
+    for name in sorted(sizes_of(path), key=lambda name: name != f"{path.name}.index"):
+        with contextlib.suppress(FileNotFoundError):  # another process deletes it
+            return place_of(path.parent / name).stat().st_mtime
+    return None
 
 
 def sizes_of(path: Path) -> dict[str, int]:

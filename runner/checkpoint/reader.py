@@ -73,6 +73,10 @@ class Reader:
     def has(self, name: str) -> bool:
         return self.key(name) in self._entries
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of `name`; None: the checkpoint does not have it."""
+        return self._entries.get(self.key(name), (None,))[0]
+
     def entry(self, name: str) -> tuple[str, tf.DType]:
         """Return (key of `name` in the bundle, dtype)."""
         key = self.key(name)
@@ -114,18 +118,20 @@ class Reader:
         values = self.get_many(set(sources.values()))
         return {name: values[source] for name, source in sources.items()}
 
-    def entries_in_parts(self, sources: Mapping[str, str]) -> Iterator[list[tensor_bundle.Entry]]:
+    def entries_in_parts(self, sources: Mapping[str, str] | None = None) -> Iterator[list[tensor_bundle.Entry]]:
         """Yield the values of variables in parts of bounded size, as entries for a new bundle.
 
         A variable that parameter servers wrote may be larger than this host's memory, so it comes in slices of rows.
 
         Args:
-          sources: name in the new bundle -> name in the checkpoint.
+          sources: name in the new bundle -> name in the checkpoint; None: all that the checkpoint has, by their keys.
         """
+        keys = {key: key for key in self._entries}
+        if sources is not None:
+            keys = {name: self.key(source) for name, source in sources.items()}
         servers = max(1, manifest.num_shards(self.path) - 1)  # the coordinator wrote one of the shards
         requests: list[tuple[str, tuple[str, str, tf.DType], int]] = []
-        for name, source in sources.items():
-            key = self.key(source)
+        for name, key in keys.items():
             shape, dtype = self._entries[key]
             size = tensor_bundle.size_of(shape, dtype)
             pieces = tensor_bundle.pieces(tf.TensorShape(shape), servers if size > tensor_bundle.PART_BYTES else 1)
@@ -184,7 +190,20 @@ def checkpoint_step(path: str | os.PathLike[str]) -> int:
     return step
 
 
-def numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
+def keys_in(reader: Reader, shapes: Mapping[str, tf.TensorShape], keys: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> key in the checkpoint, for variables of the model that are not stored under their name there.
+
+    Args:
+      reader: the checkpoint.
+      shapes: variable name -> shape, of the model's variables.
+      keys: variable name -> key, by a Scaffold's saver. The path of an object counts if the checkpoint has it: else
+        the variable is found by its name, as before the Scaffold had a `tf.train.Checkpoint`.
+    """
+    keys = {name: key for name, key in keys.items() if not key.endswith(graphs.VALUE) or reader.has(key)}
+    return {**_numbered(reader, {name: shape for name, shape in shapes.items() if name not in keys}), **keys}
+
+
+def _numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str, str]:
     """Return name -> name in the checkpoint, for variables of the model that have another name there.
 
     In a checkpoint of tf.estimator, the name may end in `_1`. Input and model shared a graph in TensorFlow 2.15, and

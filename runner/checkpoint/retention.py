@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from runner.checkpoint import layout, manifest
@@ -123,7 +123,7 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
         return
     ordered = _by_age(model_dir, groups, latest)
     whole = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
-    kept = {name for name, reasons in _reasons(model_dir, whole, groups, keep, began).items() if reasons}
+    kept = {name for name, reasons in _reasons(model_dir, whole, keep, began).items() if reasons}
     # Before files are deleted, so that the state file never names a checkpoint that is gone.
     layout.write_state(model_dir, [name for name in whole if name in kept], began)
     limit = ordered.index(whole[-keep.newest]) if len(whole) >= keep.newest else 0
@@ -145,43 +145,39 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
         for name in _by_age(model_dir, groups, state.latest)
         if layout.step_of(name) is not None and manifest.what_is_missing(model_dir / name) is None
     ]
-    return _reasons(model_dir, whole, groups, keep, _began(model_dir, state, groups))
+    return _reasons(model_dir, whole, keep, _began(model_dir, state, groups))
 
 
-def _began(model_dir: Path, state: layout.State, groups: Mapping[str, list[str]]) -> float:
+def _began(model_dir: Path, state: layout.State, groups: Iterable[str]) -> float:
     """Return the time of the first save: that in the state file, else that of the oldest checkpoint."""
     if state.began is not None:
         return state.began
-    return min((manifest.time_in(model_dir, name, files) for name, files in groups.items()), default=math.inf)
+    return min((manifest.time_of(model_dir / name) or math.inf for name in groups), default=math.inf)
 
 
-def _by_age(model_dir: Path, groups: Mapping[str, list[str]], latest: str | None) -> list[str]:
+def _by_age(model_dir: Path, groups: Iterable[str], latest: str | None) -> list[str]:
     """Return the names of checkpoints, oldest first and `latest` last.
 
     They are sorted by time, not by step: after a rollback to an earlier step, new checkpoints must outlive abandoned
     ones with higher steps.
     """
     ages = {
-        name: (name == latest, manifest.time_in(model_dir, name, files), layout.step_of(name) or 0)
-        for name, files in groups.items()
+        name: (name == latest, manifest.time_of(model_dir / name) or 0.0, layout.step_of(name) or 0) for name in groups
     }
     return sorted(groups, key=lambda name: ages[name])
 
 
-def _reasons(
-    model_dir: Path, whole: list[str], groups: Mapping[str, list[str]], keep: Keep, began: float
-) -> dict[str, list[str]]:
+def _reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -> dict[str, list[str]]:
     """Return name -> reasons why the checkpoint is kept, for each of `whole`.
 
     Args:
       model_dir: the folder of the checkpoints.
       whole: names of the complete checkpoints, oldest first.
-      groups: name -> names of its files.
       keep: the reasons to look for.
       began: the time of the first save, in seconds since 1970.
     """
     leased = str((read_json(model_dir / LEASE) or {}).get("checkpoint"))
-    times = {name: manifest.time_in(model_dir, name, groups[name]) for name in whole}
+    times = {name: manifest.time_of(model_dir / name) or 0.0 for name in whole}
     kept = [
         (f"last {keep.newest}" if keep.newest else "all are kept", whole[-keep.newest :] if keep.newest else whole),
         (f"best {keep.best.metric if keep.best else ''}", _best(model_dir, whole, keep.best)),

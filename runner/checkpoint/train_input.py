@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint import reader
-from runner.data.inputs import InputPipeline, check_examples, say_small_batches
+from runner.data.inputs import InputPipeline, check_examples
 from runner.run_config import DrawnSeed
 from runner.system.console import format_bytes
 from runner.tf_private import datasets
@@ -147,9 +147,7 @@ class TrainInput:
           ValueError: as in `check_examples`.
         """
         position, num_batches = self.position, num_steps + repeated_steps
-        check_examples(self.pipeline, num_batches, examples)
-        if position.elements == 0:
-            say_small_batches(self.pipeline, num_batches, examples)
+        check_examples(self.pipeline, num_batches, examples, are_first=position.elements == 0)
         read = position.elements + num_steps * self.pipeline.division.elements_per_step
         # The last step of the data may read fewer elements than a step takes. Count only elements that exist, so that
         # training with a larger max_epochs continues at the right element.
@@ -323,16 +321,15 @@ def state_is_exact(pipeline: InputPipeline) -> bool:
 
     After `shuffle().batch().repeat()` with a smaller last batch, it does not: between that batch and the next epoch,
     the state of the shuffle is in no iterator, and after a restore TensorFlow 2.21 repeats the order of the first
-    epoch. `shuffle().repeat().batch()` and `drop_remainder=True` are exact. The stages are parsed from
-    `__debug_string__`, which has no fixed format; if TensorFlow changes it, this function returns True.
+    epoch. `shuffle().repeat().batch()` and `drop_remainder=True` are exact. A stage is told by its text, which has no
+    fixed format; if TensorFlow changes it, this function returns True.
     """
     if pipeline.why_no_state is not None:
         return False
-    debug_string = getattr(pipeline.given, "__debug_string__", lambda: "")()
-    stages = [line.lstrip("-<") for line in debug_string.splitlines()]
-    repeated = itertools.dropwhile(lambda stage: not stage.startswith("_RepeatDataset"), stages)
+    stages = map(repr, datasets.stages(pipeline.given))
+    repeated = itertools.dropwhile(lambda stage: not stage.startswith("<_RepeatDataset"), stages)
     batched = itertools.dropwhile(lambda stage: not ("BatchDataset" in stage and "shape=(None" in stage), repeated)
-    return not any(stage.startswith("_ShuffleDataset") for stage in batched)
+    return not any(stage.startswith("<_ShuffleDataset") for stage in batched)
 
 
 _SMALL_BYTES = 1 << 20

@@ -22,6 +22,7 @@ from runner.hooks.hook import Every, Hook, Run
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
+_REASON = "an early stopping hook requested it"
 
 
 def make_early_stopping_hook(
@@ -119,25 +120,37 @@ def read_eval_metrics(eval_dir: str) -> Mapping[int, Mapping[str, float]]:
     return {step: found[step] for step in sorted(found) if found[step]}
 
 
-class _StopWhen(Hook):
-    """Calls `should_stop_fn` and, if it returns True, requests the stop of training."""
+class _StopWhen(Hook, tf.compat.v1.train.SessionRunHook):
+    """Calls `should_stop_fn` and, if it returns True, requests the stop of training.
+
+    It is a native hook, which allows loops of many steps, and in a MonitoredSession of TensorFlow a SessionRunHook.
+    """
 
     def __init__(self, should_stop_fn: Callable[[], bool], every: Every, *, is_chief: bool) -> None:
         self.every = Every(steps=every.steps)  # loops end at these steps; seconds are only checked between loops
         self._should_stop_fn, self._cadence, self._is_chief = should_stop_fn, every, is_chief
-        self._asked = time.monotonic()
+        self._asked, self._calls = time.monotonic(), 0
 
-    def begin(self, run: Run) -> None:
-        self._ask(run)
+    def begin(self, run: Run | None = None) -> None:
+        self._calls = 0
+        if run is not None and self._ends():  # a session, which gives no run, asks after its first step
+            run.request_stop(_REASON)
 
     def after_step(self, run: Run, result: StepResult) -> None:
-        if self._cadence.due(result.first_step - 1, result.last_step, time.monotonic() - self._asked):
-            self._ask(run)
+        if self._is_due(result.first_step - 1, result.last_step) and self._ends():
+            run.request_stop(_REASON)
 
-    def _ask(self, run: Run) -> None:
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._calls += 1
+        if (self._calls == 1 or self._is_due(self._calls - 1, self._calls)) and self._ends():
+            run_context.request_stop()
+
+    def _is_due(self, before: int, after: int) -> bool:
+        return self._cadence.due(before, after, time.monotonic() - self._asked)
+
+    def _ends(self) -> bool:
         self._asked = time.monotonic()
-        if self._is_chief and self._should_stop_fn():
-            run.request_stop("an early stopping hook requested it")
+        return self._is_chief and bool(self._should_stop_fn())
 
 
 def _watching(

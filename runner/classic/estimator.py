@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import time
@@ -16,7 +17,7 @@ from runner.classic import script_run
 from runner.classic.compat.tf1_operators import as_classic, as_classic_input
 from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.inputs import named_only
-from runner.classic.run_config import RunConfig
+from runner.classic.run_config import RunConfig, default_session_config
 from runner.classic.warm_start import as_warm_start
 from runner.data.inputs import Input
 from runner.estimator import estimator as engine
@@ -54,15 +55,18 @@ class Estimator(engine.Estimator):
         warm_start_from: Any = None,
         **others: Any,
     ) -> None:
-        self._assert_members_are_not_overridden()
+        type(self)._assert_members_are_not_overridden(self)  # AdaNet replaces it with a staticmethod of one argument
         if model_fn is None:
             raise ValueError("Estimator(model_fn=None): it must be a function.")
         # The engine, whose params are never None, takes {} for none.
         if "params" not in declared_arguments(model_fn) and params is not None:
             raise ValueError(f"Estimator(params={params!r}): model_fn has no argument 'params'. Add it.")
-        if model_dir == "" and getattr(config, "model_dir", None) is None:
+        if model_dir in ("", b"") and getattr(config, "model_dir", None) is None:
             model_dir = None
-        config, model_dir = script_run.current.given(RunConfig() if config is None else config, model_dir)
+        config = RunConfig() if config is None else config
+        if isinstance(config, RunConfig) and config.session_config is None:
+            config = config.replace(session_config=default_session_config())
+        config, model_dir = script_run.current.given(config, model_dir)
         if warm_start_from is not None and isinstance(config, run_config.RunConfig):
             config = config.replace(warm_start=as_warm_start(warm_start_from))
         others.setdefault("progress", LoggedProgress())
@@ -97,7 +101,7 @@ class Estimator(engine.Estimator):
           tf.errors.NotFoundError: the checkpoint has no variable of that name.
         """
         try:
-            return super().get_variable_value(name)
+            return super().get_variable_value(name.removesuffix(":0"))
         except KeyError as error:
             raise tf.errors.NotFoundError(None, None, error.args[0]) from None
 
@@ -124,10 +128,11 @@ class Estimator(engine.Estimator):
         cluster = self.config.cluster
         # A worker of a parameter server cluster is a server, to which the coordinator sends the steps.
         is_asked = cluster.is_server and self.config.train_distribute is None
-        if cluster.is_evaluator or is_asked:
-            beside = " beside parameter servers" if cluster.task_type == "worker" else ""
+        kind = self.config.task_type  # a subclass of RunConfig may say what it is
+        if is_asked or kind in ("evaluator", "ps"):
+            beside = " beside parameter servers" if kind == "worker" else ""
             raise ValueError(
-                f"Estimator.train: in TF_CONFIG, this process is the {cluster.task_type}{beside}, which does not "
+                f"Estimator.train: in TF_CONFIG, this process is the {kind}{beside}, which does not "
                 "train. Call train_and_evaluate in every process: it does what the task of the process requires."
             )
         if isinstance(self.config, RunConfig):
@@ -145,10 +150,22 @@ class Estimator(engine.Estimator):
         """A function (features, labels, mode, config=None) that calls the user's model_fn with its params."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
-            spec = self._context.model_fn(features, labels, mode)
+            call = (
+                self._context.model_fn if config is None else dataclasses.replace(self._context.model_fn, config=config)
+            )
+            spec = call(features, labels, mode)
             return EstimatorSpec(**{**spec._asdict(), "export_outputs": spec.export_outputs or None})
 
         return model_fn
+
+    @property
+    def _model_fn(self) -> Callable[..., Any]:  # neural-structured-learning replaces it
+        return self._context.model_fn.fn
+
+    @_model_fn.setter
+    def _model_fn(self, model_fn: Callable[..., Any]) -> None:
+        changed = dataclasses.replace(self._context.model_fn, fn=as_classic(model_fn))
+        self._use(dataclasses.replace(self._context, model_fn=changed))
 
 
 def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:

@@ -15,6 +15,7 @@ from runner.estimator.specs import check_positive
 from runner.estimator.train_loop import TrainingRun
 from runner.hooks.builtin_hooks import checked
 from runner.hooks.hook import Every, Hook, Run
+from runner.tf_private.v1 import SessionProfilerHook
 from runner.types import StepResult
 
 
@@ -29,19 +30,24 @@ class _EachNth(Every):
         return min(super().steps_until_due(step), super().steps_until_due(step + 1))
 
 
-class ProfilerHook(Hook):
-    """Profiles single steps for TensorBoard. The hook of tf.estimator wrote timelines of session runs instead.
+class ProfilerHook(Hook, tf.compat.v1.train.SessionRunHook):
+    """Profiles single steps for TensorBoard. The hook of tf.estimator wrote timelines of session runs instead; made in
+    a graph of TensorFlow 1, it is TensorFlow's own, for a MonitoredSession.
 
     Args:
       save_steps: profile each global step that is a multiple of this number; None: by seconds.
       save_secs: profile a loop of steps every N seconds; None: by steps.
       output_dir: write profiles to `plugins/profile` in this folder; "": in model_dir.
-      show_dataflow: ignored; an option of timelines.
-      show_memory: ignored; an option of timelines.
+      show_dataflow, show_memory: options of timelines.
 
     Raises:
       ValueError: both or neither of save_steps and save_secs are given.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() or tf.inside_function():
+            return super().__new__(cls)
+        return SessionProfilerHook(*args, **kwargs)
 
     def __init__(
         self,
@@ -73,7 +79,7 @@ class ProfilerHook(Hook):
             tf.profiler.experimental.stop()
 
 
-class InMemoryEvaluatorHook(Hook):
+class InMemoryEvaluatorHook(Hook, tf.compat.v1.train.SessionRunHook):
     """Evaluates during training in the same process: saves a checkpoint and evaluates it.
 
     Args:

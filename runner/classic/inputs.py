@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.data.dataset_adapter import calls_input_fn
 from runner.data.inputs import ARGUMENTS
 
 
@@ -21,8 +22,11 @@ def numpy_input_fn(
     shuffle: bool | None = None,
     queue_capacity: int = 1000,
     num_threads: int = 1,
-) -> Callable[[], tf.data.Dataset]:
+) -> Callable[[], Any]:
     """Return an input function over NumPy arrays, whose datasets have elements (features, labels), each `[batch, ...]`.
+
+    Called in another input function of a `tf.estimator` model or in a graph, it returns (features, labels) as tensors,
+    which have the values of the next batch in each step.
 
     Args:
       x: the features: an array `[examples, ...]`, or a dict of arrays.
@@ -70,8 +74,9 @@ def pandas_input_fn(
     queue_capacity: int = 1000,
     num_threads: int = 1,
     target_column: str = "target",
-) -> Callable[[], tf.data.Dataset]:
-    """Return an input function over a pandas DataFrame, whose columns are the features, each `[batch]`.
+) -> Callable[[], Any]:
+    """Return an input function over a pandas DataFrame, whose columns are the features, each `[batch]`. Like that of
+    `numpy_input_fn`, it returns tensors in another input function.
 
     Args:
       x: the DataFrame.
@@ -169,6 +174,7 @@ def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
       TypeError: `input_fn` cannot be called, or requires other arguments, as in tf.estimator.
     """
+    input_fn = getattr(input_fn, "as_dataset", input_fn)
     if not callable(input_fn):
         raise TypeError(f"input_fn={input_fn!r} is not a function.")
     try:
@@ -192,15 +198,20 @@ def named_only(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _input_fn(
-    features: Any, labels: Any, batch_size: int, num_epochs: int | None, shuffle: bool
-) -> Callable[[], tf.data.Dataset]:
-    def input_fn() -> tf.data.Dataset:
+def _input_fn(features: Any, labels: Any, batch_size: int, num_epochs: int | None, shuffle: bool) -> Callable[[], Any]:
+    def as_dataset() -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensor_slices(features if labels is None else (features, labels))
         if shuffle:
             dataset = dataset.shuffle(int(dataset.cardinality()))
         return dataset.repeat(num_epochs).batch(batch_size)
 
+    def input_fn() -> Any:
+        is_graph = not tf.executing_eagerly() and not tf.inside_function()
+        if is_graph or calls_input_fn(in_session=True):
+            return tf.compat.v1.data.make_one_shot_iterator(as_dataset()).get_next()
+        return as_dataset()
+
+    input_fn.as_dataset = as_dataset  # type: ignore[attr-defined]  # what `named_only` lets the runner call
     return input_fn
 
 

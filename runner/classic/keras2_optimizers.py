@@ -1,8 +1,7 @@
 """The Keras 2 optimizers with which tf.estimator 2 trained: the same updates, and the same variable names.
 
-The classes are `tf.compat.v1.train.Optimizer`s. The optimizers of tf_keras do not support parameter servers and central
-storage, and the runner cannot weight replicas by their examples in a `train_op` of theirs. The updates are those of
-`tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/classic/test_keras_named.py compares them).
+The classes are `tf.compat.v1.train.Optimizer`s, so they need no tf_keras and support parameter servers. The updates are
+those of `tf.keras.optimizers.legacy` in TensorFlow 2.15 (tests/classic/test_keras_named.py compares them).
 """
 
 from __future__ import annotations
@@ -32,8 +31,12 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
       settings: the arguments that are variables, besides the learning rate and its decay.
       slots: name of a slot -> argument of the op. Slots start with `initial_<slot>_value`, or else 0. A slot "momentum"
         exists only if the momentum is not 0.
+      iterations, clipnorm: what model functions of TensorFlow 2.15 set: the global step, and the norm to which each
+        replica clips each of its gradients; None: not set.
     """
 
+    iterations: Any = None
+    clipnorm: float | None = None
     operation: str
     defaults: ClassVar[Mapping[str, Any]]
     settings: tuple[str, ...] = ()
@@ -55,10 +58,17 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         self._factor: Any = None
         self._scope: str | None = None
         self._variables_by_name: dict[str, Any] = {}
+        self._rates: dict[Any, tf.Tensor] = {}
 
     def count_by(self, counter: Any) -> None:
         """Set the variable that counts updates; None: this optimizer makes its own, `training/<name>/iter`."""
         self._counter = counter
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        computed = super().compute_gradients(*args, **kwargs)
+        if self.clipnorm is None:
+            return computed
+        return [(one if one is None else tf.clip_by_norm(one, self.clipnorm), variable) for one, variable in computed]
 
     # --- methods that tf.compat.v1.train.Optimizer calls --------------------------------------------------------
 
@@ -90,6 +100,9 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
             initializer = v1.constant_initializer(value)
             self._variables_by_name[name] = v1.get_variable(name, [], tf.float32, initializer, trainable=False)
 
+    def _prepare(self) -> None:
+        self._rates = {}
+
     def _finish(self, update_ops: Sequence[Any], name_scope: str) -> Any:
         if "iter" not in self._variables_by_name:
             return super()._finish(update_ops, name_scope)
@@ -120,12 +133,17 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         return tf.cast(counter, like.dtype.base_dtype)
 
     def rate(self, like: Any) -> tf.Tensor:
-        """Return the learning rate of this update, a scalar with the dtype of the variable `like`."""
-        if self._schedule is not None:
-            rate = tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
-        else:
-            rate = self.setting("learning_rate", like) / (1 + self.setting("decay", like) * self.num_updates(like))
-        return rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
+        """Return the learning rate of this update, a scalar with the dtype of the variable `like`. It is one tensor for
+        all variables of a dtype and device, so that it is reported once.
+        """
+        place = v1.get_default_graph(), like.device, like.dtype.base_dtype
+        if place not in self._rates:
+            if self._schedule is not None:
+                rate = tf.cast(self._schedule(tf.cast(self.num_updates(like), tf.float32)), like.dtype.base_dtype)
+            else:
+                rate = self.setting("learning_rate", like) / (1 + self.setting("decay", like) * self.num_updates(like))
+            self._rates[place] = rate if self._factor is None else rate * tf.cast(self._factor, rate.dtype)
+        return self._rates[place]
 
     def scale_rate(self, factor: tf.Tensor) -> None:
         """Multiply the learning rate by the float scalar `factor`, for `train.warmup_steps` and the like."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,16 +15,18 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint.layout import latest_checkpoint
-from runner.checkpoint.reader import Reader
+from runner.checkpoint.reader import GLOBAL_STEP, Reader
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
-from runner.classic.optimizers import clipped_as_before
+from runner.classic.optimizers import InParts, clipped_as_before
 from runner.export.outputs import DEFAULT, PredictOutput
 from runner.model_fn import EstimatorSpec, MissingFeatureError, ModeKeys
 from runner.programs.model import Model
 from runner.programs.program import Program
 from runner.run_config import RunConfig, WarmStart, with_model_dir
 from runner.tf_private import keras_models, tensor_bundle
+from runner.tf_private.keras3 import keras_trace
+from runner.tf_private.optimizers import renewed_in
 
 v1 = tf.compat.v1
 
@@ -44,10 +46,11 @@ def model_to_estimator(
 ) -> Estimator:
     """Return an Estimator that trains as `keras_model.fit` would, under any strategy.
 
-    The Estimator starts from the current weights of the model, if the model is built. It writes them to the checkpoint
-    `model_dir/keras/keras_model.ckpt`, which is also evaluated if no training came first. The optimizer starts with
-    fresh state. `keras_model` itself is not changed. If input_fn yields features as a dict
-    `{"features": .., "sample_weights": ..}`, the sample weights apply to the losses and the `weighted_metrics`.
+    The Estimator starts from the current weights of the model, if the model is built. They are in the checkpoint
+    `model_dir/keras/keras_model.ckpt`, which is also evaluated and exported if no training came first: at once if the
+    model is functional or sequential, else when the Estimator is first used. The optimizer starts with fresh state.
+    `keras_model` itself is not changed. If input_fn yields features as a dict `{"features": .., "sample_weights": ..}`,
+    the sample weights apply to the losses and the `weighted_metrics`.
 
     Args:
       keras_model: a compiled model: functional, sequential, or of a class with `get_config` and `from_config`.
@@ -56,14 +59,16 @@ def model_to_estimator(
       model_dir: as in `Estimator`.
       config: a RunConfig of tf.estimator or of the runner; None: `tf.estimator.RunConfig()`.
       checkpoint_format: ignored. New checkpoints have variable names as keys ("saver"); a model_dir of TensorFlow 2.15
-        can be resumed in this format and in the format "checkpoint".
+        can be resumed in this format and in the format "checkpoint", which a model of the user's class cannot have.
       metric_names_map: name of each metric given to `compile` -> its name in the results of evaluations.
       export_outputs: name of an output -> class of its signature, such as `tf.estimator.export.RegressionOutput`; or
         signature name -> ExportOutput. In addition to the predictions.
 
     Raises:
-      ValueError: both or neither of keras_model and keras_model_path are given, the model is not compiled, or it cannot
-        be rebuilt from its config. When model_fn is called: metric_names_map has other names than those of the metrics.
+      ValueError: both or neither of keras_model and keras_model_path are given, the model is not compiled, its class
+        has no config, or checkpoint_format is unknown. When model_fn is called: metric_names_map has other names than
+        those of the metrics, or sample weights do not fit the outputs.
+      Exception: what Keras raises if the model cannot be rebuilt from its config.
       KeyError: when model_fn is called: features, labels or export_outputs lack, or have, other names than the model.
     """
     if (keras_model is None) == (not keras_model_path):
@@ -79,8 +84,13 @@ def model_to_estimator(
         raise ValueError(
             f"model_to_estimator: {keras_model.name!r} is not compiled. Call model.compile(optimizer=, loss=) first."
         )
+    if checkpoint_format == "checkpoint" and not isinstance(keras_model, family.of_layers):
+        raise ValueError(
+            f"model_to_estimator(checkpoint_format='checkpoint'): {keras_model.name!r} is of a class of your own, "
+            "which needs the format 'saver'."
+        )
     config = with_model_dir(model_dir, run_config.RunConfig() if config is None else config)
-    optimizer = family.optimizer_of_before(keras_model, among_all=not _has_state_of_keras(str(config.model_dir)))
+    optimizer = family.optimizers_of_before(keras_model, among_all=not _has_state_of_keras(str(config.model_dir)))
     names, outputs, objects = metric_names_map or {}, export_outputs or {}, custom_objects or {}
     template = _Template(family, keras_model, optimizer, names, outputs, objects)
     return _KerasEstimator(template, config)
@@ -102,6 +112,8 @@ class _KerasEstimator(Estimator):
         path = os.path.join(str(config.model_dir), _WEIGHTS)
         super().__init__(template.model_fn, config=config.replace(warm_start=WarmStart(path, include=(".*",))))
         self._template = template
+        if template.weights and self.config.cluster.is_chief and latest_checkpoint(self.model_dir) is None:
+            self._write({GLOBAL_STEP: np.array(0, np.int64), **template.weights})
 
     def _warm_start(self, model: Model) -> None:
         self._write_weights(model)
@@ -121,12 +133,16 @@ class _KerasEstimator(Estimator):
         """Write a checkpoint with the weights of the Keras model, from which the traced `model` can be restored. The
         chief writes it; all workers call this together.
         """
-        path = Path(self.model_dir, _WEIGHTS)
         values = {**model.values(), **self._template.weights}
         if self.collectives.is_chief:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tensor_bundle.write_bundle(path, values)
+            self._write(values)
         self.collectives.sum([])  # a barrier: the file exists once it returns
+
+    def _write(self, values: Mapping[str, np.ndarray]) -> None:
+        path = Path(self.model_dir, _WEIGHTS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensor_bundle.write_bundle(path, values)
+        v1.train.update_checkpoint_state(str(path.parent), str(path))
 
 
 class _Template:
@@ -136,19 +152,23 @@ class _Template:
         self,
         family: _Family,
         model: Any,
-        optimizer: Callable[[], Any] | None,
+        optimizer: Callable[[], Sequence[Any]] | None,
         metric_names: Mapping[str, str],
         export_outputs: Mapping[str, Any],
         custom_objects: Mapping[str, Any],
     ) -> None:
         self._family, self._model = family, model
         self._metric_names, self._export_outputs, self._custom_objects = metric_names, export_outputs, custom_objects
-        self._compile_with = _compiled_with(model)
+        # `compile` requires an optimizer; this one makes no variables.
+        renewed = model.optimizer if optimizer is None else family.keras.optimizers.legacy.SGD()
+        self._compile_with = _compiled_with(model, renewed)
         self._optimizer = optimizer
-        if self._optimizer is not None:  # `compile` requires an optimizer; this one makes no variables
-            self._compile_with["optimizer"] = family.keras.optimizers.legacy.SGD
+        self._values = [np.array(one) for one in model.weights] if model.built else []
         self.weights: dict[str, np.ndarray] = {}
         """Variable name in a trace -> value in the given model; {} until a copy has been built."""
+        # As in tf.estimator, a model that cannot be rebuilt is refused at once. In a graph this makes no values.
+        with tf.Graph().as_default() as graph, keras_trace(graph), family.tracing():
+            self._note_weights(self._rebuilt())
 
     def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         sample_weights = None
@@ -156,14 +176,17 @@ class _Template:
             features, sample_weights = features["features"], features["sample_weights"]
         with self._family.tracing():
             model = self._rebuilt()
+            inputs = _named(model, features)
+            model = self._family.begun_with(model, inputs)
             model.compile(**{name: make() for name, make in self._compile_with.items()})
-            outputs = model(_named(model, features), training=mode == ModeKeys.TRAIN)
+            outputs = model(inputs, training=mode == ModeKeys.TRAIN)
             self._note_weights(model)
             predictions = dict(zip(_output_names(model, outputs), tf.nest.flatten(outputs), strict=True))
             spec = EstimatorSpec(mode, predictions, export_outputs=self._signatures(predictions))
             if mode == ModeKeys.PREDICT:
                 return spec
-            labels, sample_weights = (_by_outputs(model, outputs, one) for one in (labels, sample_weights))
+            labels = _by_outputs(model, outputs, labels)
+            sample_weights = _by_outputs(model, outputs, sample_weights, are_weights=True)
             training = {"training": mode == ModeKeys.TRAIN} if self._family.loss_takes_training else {}
             loss = model.compute_loss(features, labels, outputs, sample_weights, **training)
             if mode == ModeKeys.TRAIN:
@@ -181,10 +204,18 @@ class _Template:
 
     def _optimizer_of(self, model: Any) -> Any:
         if self._optimizer is None:
-            return model.optimizer
-        optimizer = self._optimizer()
-        optimizer.count_by(v1.train.get_global_step())
-        return optimizer
+            optimizers, parts = [model.optimizer], [model]
+        else:
+            optimizers = list(self._optimizer())
+            # The only models with several optimizers are those of the class WideDeepModel, which has one for each part.
+            parts = [model] if len(optimizers) == 1 else [model.linear_model, model.dnn_model]
+        for one in optimizers:
+            getattr(one, "count_by", lambda step: None)(v1.train.get_global_step())
+        names = [{self._family.name(one) for one in part.trainable_weights} for part in parts]
+        # tf_keras makes the variables of a frozen layer trainable, too.
+        if len(names) == 1 and names[0] >= {one.name.partition(":")[0] for one in v1.trainable_variables()}:
+            return optimizers[0]
+        return InParts(optimizers, names)
 
     def _rebuilt(self) -> Any:
         """Return a copy of the given model with new variables."""
@@ -193,30 +224,30 @@ class _Template:
                 if isinstance(self._model, self._family.of_layers):
                     return self._family.clone(self._model)
                 return type(self._model).from_config(self._model.get_config())
-        except (NotImplementedError, TypeError) as error:
-            raise ValueError(
-                f"model_to_estimator: a {type(self._model).__name__} cannot be rebuilt from its config: "
-                f"{' '.join(str(error).split())} Define get_config and from_config in the class, or build the model "
-                "in a model_fn."
-            ) from error
+        except Exception as error:
+            said = (
+                f"model_to_estimator: a {type(self._model).__name__} cannot be rebuilt from its config. Define "
+                "get_config and from_config in its class, give custom_objects=, or build the model in a model_fn."
+            )
+            if isinstance(error, NotImplementedError):
+                raise ValueError(said) from error
+            error.add_note(said)
+            raise
 
     def _note_weights(self, model: Any) -> None:
-        if self.weights or not self._model.built:
+        if self.weights or not self._values or not model.built:
             return
-        ours, theirs = list(model.weights), list(self._model.weights)
-        if [tuple(one.shape) for one in ours] != [tuple(one.shape) for one in theirs]:
+        ours, theirs = ([tuple(one.shape) for one in some] for some in (model.weights, self._values))
+        if ours != theirs:
             raise ValueError(
-                f"model_to_estimator: when {self._model.name!r} is rebuilt, its weights have the shapes "
-                f"{[tuple(one.shape) for one in ours]} instead of {[tuple(one.shape) for one in theirs]}. Call the "
-                "model on a batch first, so that all weights exist."
+                f"model_to_estimator: when {self._model.name!r} is rebuilt, its weights have the shapes {ours} instead "
+                f"of {theirs}. Call the model on a batch first, so that all weights exist."
             )
-        with tf.init_scope():
-            values = {self._family.name(one): np.array(other) for one, other in zip(ours, theirs, strict=True)}
-        self.weights = values
+        self.weights = {self._family.name(one): value for one, value in zip(model.weights, self._values, strict=True)}
 
     def _metrics(self, model: Any, labels: Any, outputs: Any) -> dict[str, Any]:
         found, names = self._family.metrics(model, labels, outputs), self._metric_names
-        if names and set(names) != set(found):
+        if names and found and set(names) != set(found):
             raise ValueError(f"metric_names_map names {[*names]}, but the metrics given to compile are {[*found]}.")
         return {names.get(name, name): metric for name, metric in found.items()}
 
@@ -239,10 +270,10 @@ class _Family:
 
     def name(self, weight: Any) -> str:
         """Return the name that a weight has in the checkpoint."""
-        return str(weight.value.name).partition(":")[0]
+        return str(weight.path)
 
-    def optimizer_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Any] | None:
-        """Return a function that makes the optimizer with which tf.estimator trained this model. None: the model's own
+    def optimizers_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Sequence[Any]] | None:
+        """Return a function that makes the optimizers with which tf.estimator trained this model. None: the model's own
         optimizer is used.
 
         Args:
@@ -257,6 +288,10 @@ class _Family:
         if given is not None and not given.built:
             given.build(labels, outputs)
         return {} if given is None else dict(zip(given.result(), given.metrics, strict=True))
+
+    def begun_with(self, model: Any, inputs: Any) -> Any:
+        """Return the copy of a model, ready to be called on `inputs`."""
+        return model
 
     def clone(self, model: Any) -> Any:
         """Return an uncompiled model with copies of the layers."""
@@ -279,8 +314,18 @@ class _Keras2(_Family):
 
     loss_takes_training = False
 
-    def optimizer_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Any] | None:
-        return clipped_as_before(model.optimizer, among_all=among_all)
+    def optimizers_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Sequence[Any]] | None:
+        given = model.optimizer if isinstance(model.optimizer, list | tuple) else [model.optimizer]
+        makers = [self._of_before(one, among_all=among_all) for one in given]
+        if makers == [None]:
+            return None
+        return lambda: [(make or _recipe(one))() for make, one in zip(makers, given, strict=True)]
+
+    def _of_before(self, optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
+        given = getattr(optimizer, "optimizer", None)  # `compile` wraps an optimizer of TensorFlow 1
+        if isinstance(given, v1.train.Optimizer):
+            return lambda: renewed_in(given, "training")
+        return clipped_as_before(optimizer, among_all=among_all)
 
     def is_compiled(self, model: Any) -> bool:
         return model.compiled_loss is not None
@@ -296,6 +341,13 @@ class _Keras2(_Family):
             model.compiled_metrics.build(outputs, labels)
         return {metric.name: metric for metric in model.compiled_metrics.metrics}
 
+    def begun_with(self, model: Any, inputs: Any) -> Any:
+        # As in tf.estimator, names in a sequential model have no scope, even if it learns its input only here.
+        if not isinstance(model, self.keras.Sequential) or model.built or not isinstance(inputs, tf.Tensor):
+            return model
+        begin = self.keras.Input(inputs.shape[1:], dtype=inputs.dtype)
+        return self.keras.Sequential([begin, *model.layers], name=model.name)
+
     def clone(self, model: Any) -> Any:
         return self.keras.models.clone_model(model)
 
@@ -304,6 +356,11 @@ def _family_of(model: Any) -> _Family:
     for name, family in (("keras", _Family), ("tf_keras", _Keras2)):
         if name in sys.modules and isinstance(model, sys.modules[name].Model):
             return family(sys.modules[name])
+    if any(one.__module__.startswith("tensorflow.python.keras") for one in type(model).__mro__):
+        raise ValueError(
+            f"model_to_estimator: {type(model).__name__} is a model of tensorflow.python.keras, which only works in a "
+            "model_fn: import its layers and models from tensorflow.keras."
+        )
     raise ValueError(f"model_to_estimator: {model!r} is not a model of Keras 3 or tf_keras.")
 
 
@@ -324,16 +381,24 @@ def _named(model: Any, features: Any) -> Any:
     return given[0] if len(given) == len(names) == 1 else given
 
 
-def _by_outputs(model: Any, outputs: Any, given: Any) -> Any:
+def _by_outputs(model: Any, outputs: Any, given: Any, *, are_weights: bool = False) -> Any:
     """Return labels or sample weights in the structure of the model's outputs. Those of a dict are chosen by the names
-    of the outputs, those of a list or tuple are in their order; others are returned unchanged.
+    of the outputs, those of a list or tuple are in their order; others are returned unchanged. An output may lack
+    sample weights: None.
 
     Raises:
       KeyError: the dict lacks the name of an output.
+      ValueError: sample weights have other names, or another number.
     """
     if not isinstance(given, Mapping | list | tuple) or isinstance(outputs, Mapping):
         return given
-    return tf.nest.pack_sequence_as(outputs, _chosen(given, _output_names(model, outputs), "the labels of input_fn"))
+    names = _output_names(model, outputs)
+    if are_weights:
+        if set(given) - set(names) if isinstance(given, Mapping) else len(given) != len(names):
+            shown = [*given] if isinstance(given, Mapping) else f"{len(given)} tensors"
+            raise ValueError(f"model_to_estimator: sample_weights has {shown}, but the model has the outputs {names}.")
+        given = {**dict.fromkeys(names), **given} if isinstance(given, Mapping) else given
+    return tf.nest.pack_sequence_as(outputs, _chosen(given, names, "the labels of input_fn"))
 
 
 def _chosen(given: Any, names: Iterable[str], what: str) -> list[Any]:
@@ -355,9 +420,9 @@ def _output_names(model: Any, outputs: Any) -> list[str]:
     return names if len(names) == len(flat) else [f"output_{number + 1}" for number in range(len(flat))]
 
 
-def _compiled_with(model: Any) -> dict[str, Callable[[], Any]]:
+def _compiled_with(model: Any, optimizer: Any) -> dict[str, Callable[[], Any]]:
     """Return argument of `compile` -> function that makes a new value for it, with fresh state."""
-    given = {**keras_models.compile_arguments(model), "optimizer": model.optimizer}
+    given = {**keras_models.compile_arguments(model), "optimizer": optimizer}
     renewed, kept = ("optimizer", "metrics", "weighted_metrics"), ("loss", "loss_weights")
     return {
         name: _recipe(given[name]) if name in renewed else functools.partial(given.get, name)
@@ -377,7 +442,8 @@ def _recipe(nest: Any) -> Callable[[], Any]:
         makers = [_recipe(one) for one in nest]
         return lambda: [make() for make in makers]
     if hasattr(nest, "get_config") and not isinstance(nest, type):
-        return functools.partial(type(nest).from_config, _without_number(type(nest), nest.get_config()))
+        config = _without_number(type(nest), nest.get_config())
+        return lambda: type(nest).from_config(dict(config))  # a metric of tf_keras takes values out of it
     return lambda: nest
 
 

@@ -7,6 +7,7 @@ have the same updates and names, and work with every strategy and with the runne
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -55,21 +56,25 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     """Return a new optimizer for one call of a model_fn.
 
     Args:
-      given: a name (Adagrad, Adam, Ftrl, RMSProp, SGD), an optimizer of tf.compat.v1.train, Keras 3 or tf_keras, or a
-        function without arguments that makes one.
+      given: a name (Adagrad, Adam, Ftrl, RMSProp, SGD), an optimizer of tf.compat.v1.train, Keras 3 or tf_keras, of a
+        class of theirs or of the user's, or a function without arguments that makes one.
       learning_rate: used with a name; None: Keras's default, 0.001 (0.01 for SGD).
 
     Raises:
-      ValueError: there is no optimizer of that name; `given` has another type; or `given` is an optimizer that has no
-        counterpart in `keras2_optimizers`, and is not a function that makes a Keras 3 optimizer.
+      ValueError: there is no optimizer of that name; `given` has another type; or it is an optimizer of Keras whose
+        class cannot make it again from its `get_config`.
     """
     if isinstance(given, str):
         if given not in _BY_NAME:
             raise ValueError(f"optimizer={given!r} is unknown. Use {', '.join(_BY_NAME)}, or an optimizer object.")
         return _BY_NAME[given](**({} if learning_rate is None else {"learning_rate": learning_rate}))
+    if isinstance(given, v1.train.Optimizer) and getattr(given, "iterations", None) is not None:
+        return given  # a model function of TensorFlow 2.15 has made it, in this call
     made = made_apart(given) if _is_function(given) else given
-    if isinstance(made, v1.train.Optimizer):
-        return made if made is not given else copy.deepcopy(made)  # `given` itself would keep the slots of this trace
+    # `given` itself would keep the slots of this trace. Of variables of this trace, such as `iterations`, there is one.
+    if isinstance(made, v1.train.Optimizer) or hasattr(made, "get_updates"):
+        found = None if isinstance(made, v1.train.Optimizer) else named_as_before(made)
+        return found or (made if made is not given else copy.deepcopy(made, {id(one): one for one in _variables()}))
     if not hasattr(made, "get_config"):
         raise ValueError(
             f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
@@ -78,17 +83,27 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     found = named_as_before(made)
     if found is not None:
         return found
-    if not _is_function(given) or not hasattr(made, "apply"):
+    if _is_function(given):
+        return given()  # called again, so that the variables of this optimizer belong to the model
+    try:
+        with tf.init_scope():
+            settings = made.get_config()
+        return type(made).from_config(settings)
+    except Exception as error:
+        kind = type(made).__name__
         raise ValueError(
-            f"optimizer={type(made).__module__}.{type(made).__name__}: this class or its settings are only supported "
-            "as a function that makes a Keras 3 optimizer: optimizer=lambda: keras.optimizers.Adam(..., clipnorm=1.0)."
-        )
-    return given()  # called again, so that the variables of this optimizer belong to the model
+            f"optimizer={type(made).__module__}.{kind}: its variables must be made in model_fn, but from_config("
+            f"get_config()) fails: {error!r}. Give a function that makes it instead: optimizer=lambda: {kind}(...)."
+        ) from error
 
 
-def v1_optimizer_of(given: Any, learning_rate: float) -> Any:
-    """Like `optimizer_of`, but a name means an optimizer of tf.compat.v1.train. Used by tf.compat.v1.estimator."""
+def v1_optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
+    """Like `optimizer_of`, but a name means an optimizer of tf.compat.v1.train, which needs a learning rate. Used by
+    tf.compat.v1.estimator.
+    """
     if isinstance(given, str) and given in _V1_BY_NAME:
+        if not learning_rate:
+            raise ValueError(f"optimizer={given!r}: learning_rate={learning_rate}; with a name, give a rate above 0.")
         return _V1_BY_NAME[given](learning_rate)
     return optimizer_of(given)
 
@@ -106,14 +121,19 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
     global_step = v1.train.get_global_step()
     if isinstance(optimizer, KerasNamed):
         optimizer.count_by(global_step if counts else None)
+    if hasattr(optimizer, "get_updates"):  # of Keras 2: a class may define it, and its `iterations` are a variable
+        if counts and global_step is not None:
+            with contextlib.suppress(RuntimeError):  # model_fn has set them already
+                optimizer.iterations = global_step
+        return optimizer.get_updates(loss, variables)[0]
     if isinstance(optimizer, v1.train.Optimizer):
         updated = optimizer.minimize(loss, var_list=variables)
     else:
         gradients = zip(tf.gradients(loss, variables), variables, strict=True)
         pairs = [(gradient, one) for gradient, one in gradients if gradient is not None]
-        optimizer.apply([gradient for gradient, _ in pairs], [one for _, one in pairs])
-        updated = tf.no_op()  # a Keras 3 optimizer returns no operation; the runner finds its writes in the trace
-    if not counts:
+        optimizer.apply_gradients(pairs)
+        updated = tf.no_op()  # a Keras optimizer returns no operation; the runner finds its writes in the trace
+    if not counts or global_step is None:
         return updated
     with tf.control_dependencies([updated]):
         return tf.group(global_step.assign_add(1, read_value=False))
@@ -145,6 +165,26 @@ class Clipped:
         return self._optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
 
 
+class InParts:
+    """Applies each of several optimizers to its own part of the variables; others are not updated.
+
+    Args:
+      optimizers: the optimizers.
+      names: for each of them, the names of its variables.
+    """
+
+    def __init__(self, optimizers: Sequence[Any], names: Sequence[Collection[str]]) -> None:
+        self._parts = list(zip(optimizers, names, strict=True))
+
+    def scale_rate(self, factor: tf.Tensor) -> None:
+        for optimizer, _ in self._parts:
+            optimizer.scale_rate(factor)
+
+    def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+        for optimizer, names in self._parts:
+            optimizer.apply_gradients([(g, v) for g, v in grads_and_vars if v.name.partition(":")[0] in names])
+
+
 def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
     """Return a function that makes the counterpart of a Keras optimizer in `keras2_optimizers`, with its clipping.
     None if there is no counterpart that supports its settings.
@@ -174,7 +214,7 @@ def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = N
       kind: class of the result; None: the class with the name of the optimizer's class.
     """
     kind = kind or {one.__name__: one for one in _BY_NAME.values()}.get(type(optimizer).__name__)
-    if kind is None:
+    if kind is None or type(optimizer).__module__.partition(".")[0] not in ("keras", "tf_keras", "tensorflow"):
         return None
     rate = schedule_of(optimizer)
     with tf.init_scope():
@@ -192,7 +232,11 @@ def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = N
 
 
 def _is_function(given: Any) -> bool:
-    return callable(given) and not isinstance(given, v1.train.Optimizer) and not hasattr(given, "apply_gradients")
+    return isinstance(given, type) or (callable(given) and not hasattr(given, "apply_gradients"))
+
+
+def _variables() -> list[Any]:
+    return [*v1.global_variables(), v1.train.get_global_step()]
 
 
 def _plain(variable: Any) -> Any:

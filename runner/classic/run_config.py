@@ -78,6 +78,7 @@ class RunConfig(run_config.RunConfig):
     """
 
     tf_config: str
+    session_config: Any
 
     def __init__(
         self,
@@ -132,6 +133,15 @@ class RunConfig(run_config.RunConfig):
         is_drawn = isinstance(tf_random_seed, run_config.DrawnSeed)
         for name, value in {**cadences, "tf_random_seed": None if is_drawn else tf_random_seed}.items():
             object.__setattr__(self, name, value)
+        if session_config is None and place.tasks:
+            object.__setattr__(self, "session_config", default_session_config(self.task_type, place.task_index))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in {*(field.name for field in dataclasses.fields(cls)), *_EXTRA}.intersection(vars(cls)):
+            own = vars(cls)[name]
+            if isinstance(own, property) and own.fset is None:  # the constructor's value gives way to it
+                setattr(cls, name, own.setter(lambda self, value: None))
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -181,8 +191,7 @@ class RunConfig(run_config.RunConfig):
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:
         """The processes that train or serve; empty for a single process or an evaluator."""
-        tasks = {} if self.cluster.is_evaluator else dict(self.cluster.tasks)
-        tasks.pop("evaluator", None)
+        tasks = {} if self.cluster.is_evaluator else self.cluster.tasks
         chief = "master" if "master" in (self._environment.get("cluster") or {}) else "chief"
         return tf.train.ClusterSpec({chief if kind == "chief" else kind: list(tasks[kind]) for kind in tasks})
 
@@ -215,13 +224,15 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def global_id_in_cluster(self) -> int | None:
-        """The index of this process among all processes in the order chief, workers, parameter servers; None in an
-        evaluator.
+        """The index of this process among all processes in the order chief, other types by name, parameter servers.
+
+        None in an evaluator.
         """
         if self.cluster.is_evaluator:
             return None
-        before = {"chief": (), "worker": ("chief",), "ps": ("chief", "worker")}[self.cluster.task_type]
-        return sum(len(self.cluster.tasks.get(kind, ())) for kind in before) + self.cluster.task_index
+        tasks, own = self.cluster.tasks, self.cluster.task_type
+        order = sorted(tasks, key=lambda kind: (kind != "chief", kind == "ps", kind))
+        return sum(len(tasks[kind]) for kind in order[: order.index(own) if own in order else 0]) + self.task_id
 
     def check_strategy(self) -> None:
         """Check that train_distribute is given if there are several processes. Without it, each process would train a
@@ -230,16 +241,17 @@ class RunConfig(run_config.RunConfig):
         Raises:
           ValueError: it is not given.
         """
-        if self.train_distribute is None and self.cluster.num_workers + self.cluster.num_ps > 1:
+        tasks = {kind: places for kind, places in self.cluster.tasks.items() if kind != "evaluator"}
+        if self.train_distribute is None and sum(map(len, tasks.values())) > 1:
             raise ValueError(
-                f"TF_CONFIG names a cluster of {self.cluster.num_workers} workers and {self.cluster.num_ps} parameter "
-                f"servers, but RunConfig has no train_distribute. {_SERVERS}"
+                f"TF_CONFIG names a cluster of {counted(tasks)}, but RunConfig has no train_distribute. {_SERVERS}"
             )
 
     def say_without_effect(self) -> None:
         """Warn about each argument that was given but has no effect."""
         for name, (default, reason) in WITHOUT_EFFECT.items():
-            if getattr(self, name) != default:
+            by_itself = default_session_config(), default_session_config(self.task_type, self.task_id)
+            if getattr(self, name) != default and not (name == "session_config" and self.session_config in by_itself):
                 _log.warning("RunConfig(%s=...) has no effect: %s.", name, reason)
 
     def say_who_evaluates(self) -> None:
@@ -249,6 +261,22 @@ class RunConfig(run_config.RunConfig):
                 "TF_CONFIG: cluster does not list this evaluator. If the chief's TF_CONFIG does not list it either, "
                 'the chief evaluates as well. List it in every task: "evaluator": ["host:port"].'
             )
+
+
+def default_session_config(task_type: str = "", index: int = 0) -> Any:
+    """Return the session_config of tf.estimator where none is given: in a task of a cluster with the devices that it
+    sees, None in a task of another type; without a task, that of an Estimator.
+    """
+    seen = {
+        "": [], "master": ["/job:ps", "/job:master"], "chief": ["/job:ps", "/job:chief"],
+        "worker": ["/job:ps", f"/job:worker/task:{index}"],
+        "ps": ["/job:ps", "/job:worker", "/job:chief", "/job:master"],
+    }  # fmt: skip
+    if task_type not in seen:
+        return None
+    config = tf.compat.v1.ConfigProto(allow_soft_placement=True, device_filters=seen[task_type])
+    config.graph_options.rewrite_options.meta_optimizer_iterations = 1  # RewriterConfig.ONE
+    return config
 
 
 def _cadences(steps: Any, secs: Any) -> Mapping[str, Any]:
@@ -321,7 +349,7 @@ def _place(tf_config: str, *, has_strategy: bool) -> Cluster:
     Raises:
       ValueError: TF_CONFIG is not valid, such as a cluster without a chief and without a strategy.
     """
-    place = read_tf_config(tf_config)
+    place = read_tf_config(tf_config, starts=has_strategy)
     if place.is_evaluator and "master" in (json.loads(tf_config).get("cluster") or {}):
         raise ValueError("TF_CONFIG: a master evaluates itself. Name it chief in all tasks to have an evaluator.")
     if place.is_evaluator:  # it reads checkpoints and needs no other process

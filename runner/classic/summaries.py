@@ -28,4 +28,9 @@ def _somebody_writes() -> bool:
 
     Replicas other than the first do not write summaries, but the runner collects their scalars for the mean.
     """
-    return is_collecting() or tf.summary.experimental.get_step() is not None
+    return is_collecting() or is_of_session() or tf.summary.experimental.get_step() is not None
+
+
+def is_of_session() -> bool:
+    """Report whether the graph is one that a program runs in a session of its own, without the runner."""
+    return not v1.executing_eagerly_outside_functions()

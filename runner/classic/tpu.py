@@ -15,6 +15,7 @@ from runner.classic.estimator import Estimator
 from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.inputs import named_only
 from runner.data.inputs import Input
+from runner.hooks.builtin_hooks import checked
 from runner.model_fn import ModeKeys
 from runner.types import copied_params
 
@@ -37,15 +38,21 @@ class TPUConfig(_TPUConfig):
     """Settings of infeed and sharding. They have no effect, and are kept for code that reads them.
 
     Raises:
-      ValueError: iterations_per_loop is not positive.
+      ValueError: a value is none that tf.estimator allowed.
     """
 
     __slots__ = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TPUConfig:
         config = super().__new__(cls, *args, **kwargs)
-        if config.iterations_per_loop < 1:
-            raise ValueError(f"TPUConfig(iterations_per_loop={config.iterations_per_loop}): it must be positive.")
+        kind = config.per_host_input_for_training
+        if isinstance(kind, bool):
+            config = config._replace(per_host_input_for_training=kind + 1)  # PER_HOST_V1 or PER_SHARD_V1
+        for name, number in zip(("iterations_per_loop", "num_shards"), config[:2], strict=True):
+            if isinstance(number, int) and number < 1:  # not a time such as "300s"
+                raise ValueError(f"TPUConfig({name}={number}): it must be positive.")
+        if config.num_cores_per_replica not in (None, 1, 2, 4, 8, 16, 32, 64, 128):
+            raise ValueError(f"TPUConfig(num_cores_per_replica={config[2]}): it must be a power of 2 up to 128.")
         return config
 
 
@@ -105,6 +112,7 @@ class TPUEstimatorSpec(_Fields):
 
     Raises:
       ValueError: eval_metrics or host_call is not a pair of a function and tensors.
+      TypeError: a hook is none.
     """
 
     __slots__ = ()
@@ -118,6 +126,8 @@ class TPUEstimatorSpec(_Fields):
                     f"TPUEstimatorSpec({name}={pair!r}): it must be (function, tensors), with a list or a dict of "
                     "tensors that are passed to the function."
                 )
+        for hooks in spec[8:]:
+            checked("hook", hooks)
         return spec
 
     def as_runner_spec(self, mode: str) -> Any:

@@ -26,8 +26,8 @@ _WORDS = WarmStartWords(
 class _WarmStartSettings(NamedTuple):
     ckpt_to_initialize_from: str
     vars_to_warm_start: str | Sequence[Any] | None = ".*"
-    var_name_to_vocab_info: Mapping[str, Any] | None = {}
-    var_name_to_prev_var_name: Mapping[str, str] | None = {}
+    var_name_to_vocab_info: Mapping[str, Any] = {}
+    var_name_to_prev_var_name: Mapping[str, str] = {}
 
 
 class WarmStartSettings(_WarmStartSettings):
@@ -49,13 +49,14 @@ class WarmStartSettings(_WarmStartSettings):
     __slots__ = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> WarmStartSettings:
-        settings = super().__new__(cls, *args, **kwargs)
+        given = _WarmStartSettings(*args, **kwargs)
+        settings = super().__new__(cls, *given[:2], *(mapping or {} for mapping in given[2:]))
         if not settings.ckpt_to_initialize_from:
             raise ValueError("WarmStartSettings: ckpt_to_initialize_from is empty. Name a checkpoint or a folder.")
         return settings
 
 
-def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmStart:
+def as_warm_start(source: str | bytes | os.PathLike[str] | WarmStartSettings) -> WarmStart:
     """Return the runner's WarmStart for the argument `warm_start_from`. A path loads all trainable variables.
 
     As in tf.estimator, it will be an error if the checkpoint lacks a variable to load.
@@ -64,21 +65,21 @@ def as_warm_start(source: str | os.PathLike[str] | WarmStartSettings) -> WarmSta
       ValueError: `source` has another type or an empty path, or vars_to_warm_start has another type.
     """
     words = _WORDS
-    if isinstance(source, str | os.PathLike):
-        source, words = WarmStartSettings(os.fspath(source)), dataclasses.replace(words, checkpoint="warm_start_from")
+    if isinstance(source, str | bytes | os.PathLike):
+        source, words = WarmStartSettings(os.fsdecode(source)), dataclasses.replace(words, checkpoint="warm_start_from")
     if not isinstance(source, WarmStartSettings):
         raise ValueError(f"warm_start_from={source!r}: it must be a path or a tf.estimator.WarmStartSettings.")
     patterns = source.vars_to_warm_start
     is_list = isinstance(patterns, list | tuple)
     include = {_pattern(one): one for one in _listed(patterns)}
-    previous = source.var_name_to_prev_var_name or {}
+    previous = source.var_name_to_prev_var_name
     renamed = {f"{re.escape(name)}$": name for name in previous}
     return WarmStart(
-        os.fspath(source.ckpt_to_initialize_from),
+        os.fsdecode(source.ckpt_to_initialize_from),
         include=tuple(include),
         # re.sub would expand group references in the new name, so escape its backslashes.
         rename={rule: previous[name].replace("\\", r"\\") for rule, name in renamed.items()},
-        vocabularies={name: _vocabulary(info) for name, info in (source.var_name_to_vocab_info or {}).items()},
+        vocabularies={name: _vocabulary(info) for name, info in source.var_name_to_vocab_info.items()},
         only_trainable=not is_list,
         optimizer_state=is_list,
         strict=True,

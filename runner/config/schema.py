@@ -27,8 +27,8 @@ TRAINING_RUNS = ("train_and_evaluate", "train")
 """Commands that make a model_dir and write its config."""
 UNRECORDED_COMMANDS = ("dry_run", "inspect")
 """Commands that only print something; they write no files. The result is in the journal of a temporary folder."""
-GCE = "gce"
-"""The value of `run.preemption_notice` that reads Compute Engine's metadata server; any other names a function."""
+CLOUDS = ("aws", "azure", "gce", "auto")
+"""The values of `run.preemption_notice` that read a cloud's metadata server; any other names a function."""
 EVALUATING_COMMANDS = ("train_and_evaluate", "evaluate", "dry_run")
 """Commands that need the functions of `input.eval`."""
 STRATEGY_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -602,7 +602,7 @@ class Config:
         found += [(f"{key}.fn", str(block.fn), "input_fn") for key, block in inputs.items()]
         if self.command in TRAINING_COMMANDS:
             found += [(f"train.hooks[{place}].fn", str(hook.fn), "Hook") for place, hook in enumerate(self.train.hooks)]
-            if self.run.preemption_notice not in (None, GCE):
+            if self.run.preemption_notice not in (None, *CLOUDS):
                 found.append(self.notice_function(str(self.run.preemption_notice)))
         if self.exports and self.export.receiver_fn:
             found.append(("export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"))

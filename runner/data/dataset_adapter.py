@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from runner.tf_private import v1
@@ -131,31 +130,70 @@ def none_spec(spec: Any) -> Any:
     return None if spec is None or spec.is_compatible_with(None) else spec
 
 
-# --- lists, of which tf.data makes one tensor -------------------------------------------------------------------------
+# --- what tf.data changes or refuses: lists, values that are no tensors, keys without an order ------------------------
 
 
 class _List(dict[int, Any]):
     """A list of tensors, index -> tensor, since tf.data keeps dicts of any type."""
 
 
-def keeping_lists(result: Any) -> Any:
-    """Return the result of an input function in a form in which tf.data keeps its lists of tensors; `with_lists` makes
-    lists of them again. A list of numbers or texts is left to tf.data, which makes one tensor of it.
+class _Keyed(dict["_Key", Any]):
+    """A dict whose keys have no order, such as "a" and 0. tf.data sorts those of this one."""
+
+
+class _Constant(dict["_Key", Any]):
+    """A value without tensors, the `given` of the only key. tf.data needs a tensor, which is a stand-in."""
+
+
+class _Key(str):
+    """A key that tf.data can sort and hash, for the key or value `given`."""
+
+    given: Any
+
+    def __new__(cls, given: Any, place: int = 0) -> _Key:
+        key = super().__new__(cls, f"{place:04}: {given!r}")
+        key.given = given
+        return key
+
+
+def _constant(value: Any) -> _Constant:
+    return _Constant({_Key(value): 0})
+
+
+def keeping_values(result: Any) -> Any:
+    """Return the result of an input function in a form in which tf.data keeps its lists of tensors and its values that
+    are no tensors, as in a session. `as_given` makes the same of it again.
     """
 
     def kept(value: Any) -> Any:
-        flat = tf.nest.flatten(value) if isinstance(value, list) else ()
-        if any(tf.is_tensor(leaf) or isinstance(leaf, np.ndarray) for leaf in flat):
-            return _List(enumerate(map(kept, value)))
-        return _of_items(value, kept)
+        if isinstance(value, _PLAIN):
+            return _constant(value)
+        items = _List(enumerate(map(kept, value))) if isinstance(value, list) else _of_items(value, kept)
+        if isinstance(value, dict | list | tuple):
+            parts = items.values() if isinstance(items, dict) else items
+            if all(one is None or isinstance(one, _Constant) for one in parts):
+                return _constant(value)
+        if isinstance(value, dict) and len({isinstance(key, str) for key in value}) > 1:
+            return _Keyed((_Key(key, place), item) for place, (key, item) in enumerate(items.items()))
+        return items
 
-    return kept(tuple(result) if isinstance(result, list) else result)  # (features, labels) may be a list, too
+    if not isinstance(result, tuple | list):
+        return _constant(None) if result is None else kept(result)
+    features, *others = map(kept, result)  # (features, labels) may be a list, too
+    return (_constant(None) if features is None else features, *others)
 
 
-def with_lists(structure: Any) -> Any:
-    """Return a structure that `keeping_lists` made, or one of the same type, with lists."""
-    items = _of_items(structure, with_lists)
-    return list(items.values()) if isinstance(structure, _List) else items
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+
+def as_given(structure: Any) -> Any:
+    """Return features or labels, or their specs, with the lists, values and keys that the input function returned."""
+    if isinstance(structure, _Constant):
+        return next(iter(structure)).given
+    items = _of_items(structure, as_given)
+    if isinstance(items, _Keyed):
+        return {key.given: item for key, item in items.items()}
+    return list(items.values()) if isinstance(items, _List) else items
 
 
 def _of_items(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -227,8 +265,8 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
       fn: the input function with its arguments bound.
       name: its name, for messages.
       training: the mode is TRAIN.
-      as_in_session: model_fn is one of tf.estimator: tensors are a batch for each step, without end, and lists stay
-        lists (`with_lists`).
+      as_in_session: model_fn is one of tf.estimator: tensors are a batch for each step, without end, and lists and
+        Python's values stay what they are (`as_given`).
 
     Returns:
       A tf.data.Dataset, or the structure of tensors or arrays that `fn` returned.
@@ -238,7 +276,7 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
     """
     # A draw takes an element of this dataset, which has one for each step.
     each, iterator_over = tf.compat.v1.data.Dataset.from_tensors(0).repeat(), tf.compat.v1.data.make_one_shot_iterator
-    token = _under_way.set(True)
+    token = _under_way.set(as_in_session)
     try:
         with (
             GraphFromHere() as rest,
@@ -258,9 +296,9 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
         _under_way.reset(token)
     if isinstance(result, tf.data.Dataset):
         # A dataset of what was drawn cannot be in a graph, and has one draw for all its elements.
-        return keeping_lists(fn()) if taken and taken[0].dataset is each else result
+        return keeping_values(fn()) if taken and taken[0].dataset is each else result
     if not taken and as_in_session:
-        return keeping_lists(result)
+        return keeping_values(result)
     if not taken:
         return _drawn(fn) if training and _may_change(fn, result) else result
     _check_taken_once(taken, name)
@@ -268,12 +306,12 @@ def call_input_fn(fn: Callable[[], Any], name: str, *, training: bool, as_in_ses
     return tf.data.Dataset.zip(datasets).map(_function_of_rest(rest, result))
 
 
-def calls_input_fn() -> bool:
-    """Report whether an input function is being called."""
-    return _under_way.get()
+def calls_input_fn(*, in_session: bool = False) -> bool:
+    """Report whether an input function is being called; with `in_session`, one whose tensors are those of a session."""
+    return _under_way.get() is not None and (not in_session or bool(_under_way.get()))
 
 
-_under_way: contextvars.ContextVar[bool] = contextvars.ContextVar("input_fn", default=False)
+_under_way: contextvars.ContextVar[bool | None] = contextvars.ContextVar("input_fn", default=None)
 _NO_PLACEHOLDER = "placeholder() is not compatible with eager execution"
 
 
@@ -329,7 +367,7 @@ class _LateIterator(Exception):
 
 def _function_of_rest(rest: GraphFromHere, result: Any) -> Callable[..., Any]:
     """Return a function from the placeholders' values to `result`; it computes only what `result` depends on."""
-    result = keeping_lists(result)
+    result = keeping_values(result)
     places = {id(placeholder): place for place, placeholder in enumerate(rest.inputs)}
     flat = tf.nest.flatten(result, expand_composites=True)
     computed = [leaf for leaf in flat if getattr(leaf, "graph", None) is rest.graph and id(leaf) not in places]
@@ -364,7 +402,7 @@ def _called_twice(fn: Callable[[], Any], name: str) -> tf.data.Dataset:
     def rest(*elements: Any) -> Any:
         remaining = iter(elements)
         with _iterators(lambda data: next(remaining)):
-            return keeping_lists(fn())
+            return keeping_values(fn())
 
     return tf.data.Dataset.zip(tuple(iterator.dataset for iterator in taken)).map(rest)
 

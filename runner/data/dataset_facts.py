@@ -40,8 +40,7 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
     params = plain_params(params)
     while isinstance(fn, functools.partial):
         fn = fn.func
-    function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-    files = list(_files(params))
+    files, function = list(_files(params)), pipeline.name
     source = {"input_fn": function, "params": masked(params) if isinstance(params, Mapping) else None, "files": files}
     described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
     return {

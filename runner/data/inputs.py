@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from runner.data import sharding
-from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors, with_lists
+from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors
 from runner.data.iterators import iterate
-from runner.data.ps_ranges import PsDataset
+from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
 from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
@@ -139,8 +139,10 @@ class InputPipeline:
     model_fn: Any = None
 
     def open(self, skipped: int = 0) -> Any:
-        """Return an iterator over the dataset without its first `skipped` elements."""
+        """Return an iterator over the dataset without its first `skipped` elements; a RangeIterator of a PsDataset."""
         dataset = self.dataset.skip(skipped) if skipped else self.dataset
+        if isinstance(dataset, PsDataset):
+            return RangeIterator(dataset)
         if self.prefetch is not None:
             # TensorFlow requires this to be the last transformation, so `skip` comes before it.
             dataset = dataset.apply(tf.data.experimental.prefetch_to_device(self.prefetch.device, self.prefetch.number))
@@ -189,13 +191,14 @@ class InputPipeline:
 
     @property
     def replica_spec(self) -> tuple[Any, Any]:
-        """The TensorSpecs (features, labels or None) of one replica's micro-batch, in the structure that model_fn gets.
+        """The TensorSpecs (features, labels or None) of one replica's micro-batch; `as_given` makes of them what
+        model_fn gets.
 
         The leading dimension is None unless it is static and divides evenly; the other dimensions and the dtypes are
         the dataset's.
         """
         spec = tf.nest.map_structure(none_spec, self.dataset.element_spec)
-        spec = with_lists(part_spec(self.division.replica_spec(spec), self.num_micro_batches))
+        spec = part_spec(self.division.replica_spec(spec), self.num_micro_batches)
         return spec[0], (spec[1] if len(spec) > 1 else None)
 
     @contextlib.contextmanager
@@ -232,55 +235,41 @@ class InputPipeline:
         return math.ceil((cardinality - elements) / self.division.elements_per_step)
 
 
-def say_small_batches(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
-    """Warn if the first training batches hold fewer examples than `batch_size`.
-
-    Users choose the number of steps and the learning rate for `batch_size`. Smaller batches are not an error: the data
-    may have no more examples, and the last batch of a pass is often smaller.
-
-    Args:
-      pipeline: the training input.
-      num_steps: number of steps of the first loop. Several steps may include a smaller batch at the end of a pass, so
-        they are reported only if their batches hold on average at most half of `batch_size`.
-      examples: number of examples of these steps.
-    """
-    size = pipeline.global_batch_size
-    if size is None or not examples or not pipeline.is_chief:
-        return
-    if examples >= num_steps * size or (num_steps > 1 and 2 * examples > num_steps * size):
-        return
-    each = f"{examples / num_steps:.1f}".removesuffix(".0")
-    first = "the first step had" if num_steps == 1 else f"the first {num_steps} steps had"
-    _log.warning(
-        "input.train.batch_size=%d, but the batches of %s hold fewer: %s %s examples%s. Unless the data has no more "
-        'examples, write .batch(params["batch_size"]), or set batch_size=null to keep these batches.',
-        size, pipeline.name, first, each, "" if num_steps == 1 else " each",
-    )  # fmt: skip
-
-
-def check_examples(pipeline: InputPipeline, num_steps: int, examples: int) -> None:
-    """Check that training steps had no more examples than `batch_size` allows.
+def check_examples(pipeline: InputPipeline, num_steps: int, examples: int, *, are_first: bool) -> None:
+    """Check that training steps had no more examples than `batch_size` allows, and warn if the first ones had fewer.
 
     `.batch(32)` without drop_remainder leaves the static batch size unknown, so a wrong size is seen only when batches
-    have been read.
+    have been read. Users choose the number of steps and the learning rate for `batch_size`. Smaller batches are not an
+    error: the data may have no more examples, and the last batch of a pass is often smaller.
 
     Args:
       pipeline: the training input.
       num_steps: number of steps of one loop.
       examples: number of examples of these steps.
+      are_first: these are the first steps of the input. Several steps may include a smaller batch at the end of a pass,
+        so they are reported only if their batches hold on average at most half of `batch_size`.
 
     Raises:
       ValueError: there were more examples than `num_steps` batches of `batch_size`.
     """
     size = pipeline.global_batch_size
-    if size is None or examples <= num_steps * size:
+    if size is None or not examples:
         return
     each = f"{examples / num_steps:.1f}".removesuffix(".0")
-    raise ValueError(
-        f"input.train.batch_size={size}, but the batches of {pipeline.name} hold more: {num_steps} "
-        f"{'step' if num_steps == 1 else 'steps'} had {examples} examples, {each} per step. Write "
-        '.batch(params["batch_size"]), or set batch_size=null to keep these batches.'
-    )
+    if examples > num_steps * size:
+        raise ValueError(
+            f"input.train.batch_size={size}, but the batches of {pipeline.name} hold more: {num_steps} "
+            f"{'step' if num_steps == 1 else 'steps'} had {examples} examples, {each} per step. Write "
+            '.batch(params["batch_size"]), or set batch_size=null to keep these batches.'
+        )
+    are_small = examples < size if num_steps == 1 else 2 * examples <= num_steps * size
+    if are_first and are_small and pipeline.is_chief:
+        first = "the first step had" if num_steps == 1 else f"the first {num_steps} steps had"
+        _log.warning(
+            "input.train.batch_size=%d, but the batches of %s hold fewer: %s %s examples%s. Unless the data has no "
+            'more examples, write .batch(params["batch_size"]), or set batch_size=null to keep these batches.',
+            size, pipeline.name, first, each, "" if num_steps == 1 else " each",
+        )  # fmt: skip
 
 
 def build_input_pipeline(
@@ -366,8 +355,10 @@ def build_input_pipeline(
     if isinstance(division, RoundRobin):
         if math.isfinite(num_batches):
             of_all = int(num_batches) * (1 if source.batch_size is not None else place.total)
-            # Before `own`: this counts the batches of the whole input.
-            dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
+            # Before `own`: this counts the batches of the whole input. Not if `max_steps` is enough: a session hook may
+            # take batches that are no steps.
+            if division.elements_per_step > 1:
+                dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
             max_steps = math.ceil(division.share(of_all) / place.num_replicas)
         dataset = dataset if sharded.is_own else division.own(dataset)
         if mode == "infer" and datasets.may_change_meanwhile(dataset):

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any
 
 import tensorflow as tf
 
@@ -39,15 +38,9 @@ class OpenIterators:
         self._is_ending = threading.Event()
         self._is_registered = False
 
-    def iterate(self, dataset: Any) -> Any:
-        """Return an iterator over `dataset`. If it is a tf.data.Dataset, a thread will delete the iterator.
-
-        Args:
-          dataset: a tf.data.Dataset of any element spec, or another iterable.
-        """
+    def iterate(self, dataset: tf.data.Dataset) -> tf.data.Iterator:
+        """Return an iterator over `dataset`; a thread will delete it."""
         iterator = iter(dataset)
-        if not isinstance(dataset, tf.data.Dataset):
-            return iterator
         weakref.finalize(iterator, self._drop, [handle_of(iterator)])
         if not self._is_registered:
             self._is_registered = True

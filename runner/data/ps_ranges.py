@@ -50,9 +50,6 @@ class PsDataset:
         """
         return dataclasses.replace(self, skipped=self.skipped + count)
 
-    def __iter__(self) -> RangeIterator:
-        return RangeIterator(self)
-
     def from_graph(self, graph: tf.Tensor) -> tf.data.Dataset:
         """Return a new dataset that begins after the skipped elements and whose shuffles start afresh.
 
@@ -67,7 +64,7 @@ class PsDataset:
 
 
 class RangeIterator:
-    """An iterator over a PsDataset that hands out ranges of its elements.
+    """Goes over a PsDataset and hands out ranges of its elements.
 
     Attributes:
       dataset: the data.
@@ -90,13 +87,6 @@ class RangeIterator:
             self.workers = iter(dataset.coordinator.create_per_worker_dataset(self._numbered))
         else:
             self._here = itertools.chain.from_iterable(one.skip(dataset.skipped) for one in dataset.datasets)
-
-    def __iter__(self) -> RangeIterator:
-        return self
-
-    def __next__(self) -> tuple[int, int]:
-        """Return (first, count) of the range that holds only the next element."""
-        return self.take(1, 1)[0]
 
     @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.9 s and find nothing to convert
     def _numbered(self) -> tf.data.Dataset:

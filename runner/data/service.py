@@ -7,7 +7,6 @@ import logging
 import socket
 import time
 import uuid
-from typing import Any
 
 import tensorflow as tf
 
@@ -53,7 +52,8 @@ class DataService:
         # The workers' graphs may differ in resource names, so all of them read the chief's dataset, in one job.
         ours = ""
         if collectives.is_chief:
-            ours = f"{_text(service.register_dataset(self.address, dataset))} {job or uuid.uuid4().hex}"
+            dataset_id = service.register_dataset(self.address, dataset).numpy().decode()
+            ours = f"{dataset_id} {job or uuid.uuid4().hex}"
         dataset_id, _, job = collectives.broadcast_text(ours).partition(" ")
         return service.from_dataset_id(self.processing_mode, self.address, dataset_id, dataset.element_spec, job)
 
@@ -72,8 +72,3 @@ class DataService:
                         "compute the input in the run itself."
                     ) from error
                 time.sleep(0.2)
-
-
-def _text(dataset_id: Any) -> str:
-    value = dataset_id.numpy() if tf.is_tensor(dataset_id) else dataset_id
-    return value.decode() if isinstance(value, bytes) else str(value)

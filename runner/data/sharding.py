@@ -146,23 +146,20 @@ def choose(
     Returns:
       This worker's part; None if shard="input_fn" and the function does not read its index or the number of pipelines.
     """
+    # For "auto", call the function as if there were one pipeline: most functions ignore their index, and need no second
+    # call.
+    first = "examples" if shard == "auto" else shard
+    plan, undivided = _plan(first, batch_size, place, training), _plan("off", batch_size, place, training)
+    dataset = build(plan)
     if place.num_workers == 1 or shard in ("examples", "off"):
         reason = "one worker reads all of it" if shard == "auto" else f"shard={shard}"
-        shard = "examples" if shard == "auto" else shard
-        plan = _plan(shard, batch_size, place, training)
-        dataset = build(plan)
         is_own = shard == "off" and place.num_workers > 1
         if is_own:
             reason = (
                 "shard=off: every worker reads all of the data. In training, a shuffle by run.seed or shuffle_seed has "
                 "a different order on each worker; without a shuffle all workers train on the same examples"
             )
-        return ShardedInput(shard, reason, plan.division, dataset, is_own, lambda: dataset)
-    # For "auto", call the function as if there were one pipeline: most functions ignore their index, and need no second
-    # call.
-    plan = _plan("examples" if shard == "auto" else shard, batch_size, place, training)
-    undivided = _plan("off", batch_size, place, training)
-    dataset = build(plan)
+        return ShardedInput(first, reason, plan.division, dataset, is_own, lambda: dataset)
     if shard != "auto" and plan.context.was_sharded:
         return ShardedInput(shard, f"shard={shard}", plan.division, dataset, True, lambda: build(undivided))
     if shard == "input_fn":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -32,13 +33,16 @@ class WaitTimer:
     A `tf.while_loop` takes one step after the other and requests the next element when the previous step has ended
     (TensorFlow 2.21). Training therefore waits for all of the time that is measured.
 
+    Args:
+      is_on: False: nothing is ever timed, as for input that cannot be timed, and on workers other than the chief.
+
     Attributes:
       share: seconds waited / seconds of all sampled steps, from 0 to 1; None: no sample has been completed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_on: bool) -> None:
         self.share: float | None = None
-        self._due_secs = FIRST_SECS
+        self._due_secs = FIRST_SECS if is_on else math.inf
         self._steps, self._secs = 0, 0.0  # of the current sample
         self._waited, self._total = 0.0, 0.0  # of all samples
         self._timed: tuple[Any, Any] = (None, None)
@@ -82,18 +86,3 @@ class WaitTimer:
         self.share = min(1.0, self._waited / self._total)
         self._steps, self._secs, self._due_secs = 0, 0.0, secs_of_training + EVERY_SECS
         return min(1.0, waited / of_sample)
-
-
-class NullWaitTimer:
-    """Times nothing: used for input that cannot be timed, and on workers other than the chief."""
-
-    share: float | None = None
-
-    def steps_to_sample(self, secs: float) -> int:
-        return 0
-
-    def timed(self, iterator: tf.data.Iterator) -> tf.data.Iterator:
-        return iterator
-
-    def took(self, num_steps: int, secs: float, secs_of_training: float) -> float | None:
-        return None

@@ -90,7 +90,7 @@ def _from_slurm(env: Mapping[str, str], settings: ClusterConfig, strategy: str) 
 
 
 def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
-    pod = kubernetes.read_pod(env)
+    pod = kubernetes.read_pod(env, settings.service)
     trainers = task_counts(settings, strategy)
     counts = {**trainers, **({"evaluator": 1} if settings.evaluator else {})}
     if pod.role:
@@ -102,19 +102,22 @@ def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: 
         tasks = {role: pod.addresses(role, count, settings.service, settings.port) for role, count in trainers.items()}
         place = Cluster(pod.role, pod.index, tasks)
     else:
-        total = sum(counts.values())
+        total = pod.total or sum(counts.values())
         if pod.index >= total:
-            raise ConfigError(
-                f"Kubernetes: HOSTNAME={env['HOSTNAME']} is pod {pod.index}, but strategy={strategy} has {total}, 0 "
-                f"to {total - 1}: {_counted_by(counts)} ({_keys(settings)}). Set these keys to match the Job's "
-                "completions."
+            said = "the manifest says" if pod.total else f"strategy={strategy} has"
+            fix = (
+                f"set {kubernetes.PODS_PER_JOB} and {kubernetes.NUM_JOBS} to the Jobs' completions and replicas."
+                if pod.total
+                else f"{_counted_by(counts)} ({_keys(settings)}). Set these keys to match the Job's completions."
             )
+            this = f"HOSTNAME={env['HOSTNAME']} is pod {pod.index}"
+            raise ConfigError(f"Kubernetes: {this}, but {said} {total}, 0 to {total - 1}: {fix}")
         addresses = pod.addresses("", total, settings.service, settings.port)
         place = _by_rank(pod.index, addresses, settings, strategy, "Kubernetes")
     index = "JOB_COMPLETION_INDEX and " if "JOB_COMPLETION_INDEX" in env else ""
-    why = (
-        f"{index}HOSTNAME={env['HOSTNAME']}: one pod of {_counted_by(counts)}, as the config says ({_keys(settings)})."
-    )
+    of = f"{_counted_by(counts)}, as the config says ({_keys(settings)})" if pod.total is None else f"{pod.total}"
+    in_set = f", {pod.replicated_job} of the JobSet {pod.owner}" if pod.replicated_job else ""
+    why = f"{index}HOSTNAME={env['HOSTNAME']}{in_set}: one pod of {of}."
     return Detected(_fitting(place, strategy, "Kubernetes"), "kubernetes", why, settings.evaluator)
 
 

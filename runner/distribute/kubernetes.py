@@ -1,7 +1,9 @@
-"""The pods of a run on Kubernetes, found from the name of this pod. They form an indexed Job, or StatefulSets.
+"""The pods of a run on Kubernetes, found from the name of this pod. They form an indexed Job, StatefulSets or a JobSet.
 
 Kubernetes tells a pod its own name, but not the number of pods. The config has these numbers (`cluster.num_workers`,
-`cluster.num_ps`).
+`cluster.num_ps`), or the manifest of a JobSet sets them. The pods of a JobSet, and of a Kubeflow TrainJob, which makes
+one, are named `<JobSet>-<replicated job>-<index of the Job>-<index of the pod>`. Which part of that is which, only the
+labels of the pod say.
 """
 
 from __future__ import annotations
@@ -16,25 +18,44 @@ from runner.distribute.tf_config import TASK_TYPES
 PORT = 2222
 """Default of `cluster.port`. All tasks can use the same port, because each pod has its own address."""
 
+JOB_SET = {
+    name: f"metadata.labels['jobset.sigs.k8s.io/{label}']"
+    for name, label in {
+        "JOBSET_NAME": "jobset-name", "JOBSET_REPLICATED_JOB": "replicatedjob-name", "JOBSET_JOB_INDEX": "job-index",
+    }.items()
+}  # fmt: skip
+"""Environment variable that the manifest of a JobSet sets -> the field of the pod that it is set to."""
+PODS_PER_JOB, NUM_JOBS = "JOBSET_PODS_PER_JOB", "JOBSET_REPLICAS"
+"""Environment variables with the numbers of a manifest: `completions` and `replicas` of the replicated job."""
+
 
 @dataclass(frozen=True)
 class Pod:
-    """This pod, from its host name `<owner>-<index>`.
+    """This pod, from its host name `<owner>-<index>`, or from the labels of a JobSet.
 
     Attributes:
-      owner: name of the Job or StatefulSet, without the role.
-      role: the task type if the owner's name ends in one (`digits-ps`); '': the index alone decides.
+      owner: name of the Job or StatefulSet, without the role; of a JobSet.
+      role: the task type if the owner's name ends in one (`digits-ps`), or that is the name of the replicated job; '':
+        the index alone decides.
       index: index among the owner's pods.
+      replicated_job: name of the replicated job in a JobSet; '': this pod is in none.
+      per_job: number of pods in each Job of the replicated job; None: all its pods are in one.
+      total: number of pods of the replicated job; None: the config says it.
     """
 
     owner: str
     role: str
     index: int
+    replicated_job: str = ""
+    per_job: int | None = None
+    total: int | None = None
 
     def addresses(self, role: str, count: int, service: str | None, port: int | None) -> Sequence[str]:
         """Return the addresses of the first `count` pods of the owner with `role`."""
-        name = f"{self.owner}-{role}" if role else self.owner
-        return [f"{name}-{index}.{service or self.owner}:{port or PORT}" for index in range(count)]
+        name = "-".join(filter(None, (self.owner, role or self.replicated_job)))
+        per_job = self.per_job or count
+        jobs = [f"{index // per_job}-{index % per_job}" if self.replicated_job else index for index in range(count)]
+        return [f"{name}-{index}.{service or self.owner}:{port or PORT}" for index in jobs]
 
 
 def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
@@ -47,7 +68,9 @@ def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
         name ends in an index, but Kubernetes' own variable is not set.
     """
     is_ordinal = bool(service) and re.fullmatch(r".+-\d+", env.get("HOSTNAME", "")) is not None
-    is_there = "JOB_COMPLETION_INDEX" in env or ("KUBERNETES_SERVICE_HOST" in env and is_ordinal)
+    is_there = not env.keys().isdisjoint(("JOB_COMPLETION_INDEX", *JOB_SET)) or (
+        "KUBERNETES_SERVICE_HOST" in env and is_ordinal
+    )
     if is_ordinal and not is_there:
         raise ConfigError(
             f"cluster.service={service} and HOSTNAME={env['HOSTNAME']} look like a pod of a StatefulSet, but "
@@ -57,13 +80,16 @@ def is_in_set(env: Mapping[str, str], service: str | None) -> bool:
     return is_there
 
 
-def read_pod(env: Mapping[str, str]) -> Pod:
-    """Return the pod in which this process runs, from its host name.
+def read_pod(env: Mapping[str, str], service: str | None) -> Pod:
+    """Return the pod in which this process runs, from its host name and, in a JobSet, from its labels.
 
     Raises:
-      ConfigError: the host name does not end in an index.
+      ConfigError: the host name does not end in an index, or seems to be that of a JobSet whose manifest does not pass
+        the labels on.
     """
     name = env.get("HOSTNAME", "")
+    if _is_in_job_set(env, name, service):
+        return _pod_of_job_set(env, name)
     match = re.fullmatch(r"(.+)-(\d+)", name)
     index = env.get("JOB_COMPLETION_INDEX")
     if match is None or (index is not None and index != match[2]):
@@ -76,3 +102,62 @@ def read_pod(env: Mapping[str, str]) -> Pod:
     if dash and role in TASK_TYPES:
         return Pod(owner, role, int(match[2]))
     return Pod(match[1], "", int(match[2]))
+
+
+def _is_in_job_set(env: Mapping[str, str], hostname: str, service: str | None) -> bool:
+    """Report whether this is a pod of a JobSet.
+
+    The Job `digits-7` alone also makes a pod `digits-7-0`. What it has and a JobSet's manifest need not have is a name
+    of the Service in the config, and no role before the number.
+    """
+    missing = [variable for variable in JOB_SET if not env.get(variable)]
+    index = env.get("JOB_COMPLETION_INDEX")
+    seems = re.fullmatch(rf"(.+?)-\d+-{re.escape(index)}", hostname) if index else None
+    has_role = seems is not None and seems[1].rpartition("-")[2] in TASK_TYPES
+    is_meant = len(missing) < len(JOB_SET) or (seems is not None and (has_role or not service))
+    if is_meant and missing:
+        lines = "\n".join(
+            f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{JOB_SET[variable]}"}}}}}}'
+            for variable in missing
+        )
+        job = hostname.rpartition("-")[0]
+        own = f"\nIf it is a Job named {job}, set cluster.service={job}, its Service."
+        alone = own if seems and not has_role else ""
+        raise ConfigError(
+            f"Kubernetes: HOSTNAME={hostname} seems to be a pod of a JobSet or TrainJob, whose manifest does not say "
+            f"which. Add to the container of each replicated job:\nenv:\n{lines}{alone}"
+        )
+    return is_meant
+
+
+def _pod_of_job_set(env: Mapping[str, str], hostname: str) -> Pod:
+    """Return the pod that the variables of JOB_SET describe.
+
+    Raises:
+      ConfigError: they contradict each other or the host name, or the number of pods is not known.
+    """
+    owner, replicated_job, job = (env[variable] for variable in JOB_SET)
+    index = env.get("JOB_COMPLETION_INDEX", "")
+    if hostname != f"{owner}-{replicated_job}-{job}-{index}":
+        raise ConfigError(
+            f"Kubernetes: HOSTNAME={hostname} is not {owner}-{replicated_job}-{job}-{index or '<index>'}, as "
+            f"{', '.join(JOB_SET)} and JOB_COMPLETION_INDEX say. Use completionMode: Indexed, without hostNetwork."
+        )
+    numbers = {variable: env[variable] for variable in (PODS_PER_JOB, NUM_JOBS) if variable in env}
+    for variable, number in numbers.items():
+        if not re.fullmatch("[1-9][0-9]*", number):
+            raise ConfigError(f"Kubernetes: {variable}={number} is not a number of 1 or more.")
+    per_job = int(numbers[PODS_PER_JOB]) if PODS_PER_JOB in numbers else None
+    role = replicated_job if replicated_job in TASK_TYPES else ""
+    if int(job) and (role or not per_job):
+        raise ConfigError(
+            f"Kubernetes: HOSTNAME={hostname} is in Job {job} of {replicated_job}. "
+            + (
+                f"Let {role} have one Job, with its pods as completions and parallelism: replicas: 1."
+                if role
+                else f"Add to env, with the number of pods of each Job (completions): {{name: {PODS_PER_JOB}, value: "
+                f'"..."}}, and {{name: {NUM_JOBS}, value: "..."}}.'
+            )
+        )
+    total = per_job * int(numbers.get(NUM_JOBS, 1)) if per_job and not role else None
+    return Pod(owner, role, int(job) * (per_job or 0) + int(index), replicated_job, None if role else per_job, total)

@@ -16,18 +16,22 @@ _CONTEXT = 20
 """Number of characters of an invalid TF_CONFIG that a message shows on each side of the mistake."""
 
 
-def read_tf_config(text: str) -> Cluster:
+def read_tf_config(text: str, *, starts: bool = True) -> Cluster:
     """Return the cluster in TF_CONFIG, and this process's place in it.
 
     The old task type `master` means the chief. An evaluator stays in `tasks` if TF_CONFIG's `cluster` names it. Without
     a `cluster`, this is a single process and `tasks` is empty.
 
+    Args:
+      text: the text of TF_CONFIG.
+      starts: the processes will be connected. False: it is only shown; types of tasks and addresses may be any.
+
     Raises:
       ConfigError: the text is not JSON, or has no task, an unknown task, or an invalid address.
     """
     tree = _parsed(text)
-    tasks = _tasks(tree.get("cluster") or {})
-    if tree.get("task") is None and not tasks:
+    tasks = _tasks(tree.get("cluster") or {}, starts)
+    if not tree.get("task") and not tasks:
         return Cluster()
     task_type, index = _task(tree.get("task"), tasks)
     return Cluster(task_type, index, tasks)
@@ -47,7 +51,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
     return tree
 
 
-def _tasks(cluster: Any) -> dict[str, Sequence[str]]:
+def _tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
     """Return task type -> addresses of the `cluster` in TF_CONFIG."""
     if not isinstance(cluster, Mapping):
         raise ConfigError(
@@ -58,9 +62,9 @@ def _tasks(cluster: Any) -> dict[str, Sequence[str]]:
     tasks: dict[str, Sequence[str]] = {}
     seen: dict[str, str] = {}
     for given, addresses in cluster.items():
-        task_type = _known_type(given, "cluster")
+        task_type = _known_type(given, "cluster") if starts else _canonical(given)
         listed = _listed(given, addresses)
-        for index, address in enumerate(listed):
+        for index, address in enumerate(listed if starts else ()):
             place = f"{given} {index}"
             _check_address(f"cluster.{given}[{index}]", address)
             if address in seen:
@@ -110,7 +114,8 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
         )
     if not isinstance(task, Mapping) or "type" not in task:
         raise ConfigError(f'TF_CONFIG: task={json.dumps(task)} must be {{"type": "worker", "index": 0}}.')
-    task_type = _known_type(task["type"], "task.type")
+    given = task["type"]
+    task_type = given if given in tasks else _known_type(given, "task.type")
     known = tasks.get(task_type, ())
     index = _index(task, is_only_one=len(known) < 2)
     # An evaluator is not part of the cluster: TensorFlow's own examples name it only in `task`.
@@ -135,7 +140,11 @@ def _index(task: Mapping[str, Any], *, is_only_one: bool) -> int:
 
 
 def _known_type(given: Any, where: str) -> str:
-    task_type = "chief" if given == "master" else given
+    task_type = _canonical(given)
     if task_type not in TASK_TYPES:
         raise ConfigError(f"TF_CONFIG: {where}: unknown task type {given!r}. Use one of: {', '.join(TASK_TYPES)}.")
     return str(task_type)
+
+
+def _canonical(given: Any) -> Any:
+    return "chief" if given == "master" else given

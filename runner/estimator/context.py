@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.metric_names import evaluation_prefix
+from runner.data.dataset_adapter import as_given
 from runner.data.dataset_facts import dataset_facts
 from runner.data.inputs import Input, InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
@@ -202,7 +203,7 @@ class Models:
         """Call an input function and return the TensorSpecs of its features; no strategy is used."""
         config = self._context.config
         with seeded(config.seed):
-            return self._pipeline(input_fn, mode, WorkerPlace(1), config).replica_spec[0]
+            return as_given(self._pipeline(input_fn, mode, WorkerPlace(1), config).replica_spec[0])
 
     def _pipeline(
         self, source: InputFn, mode: str, place: WorkerPlace, config: RunConfig, **more: Any

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from runner.checkpoint import layout, reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
@@ -99,7 +98,7 @@ class Estimator:
         # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
         if isinstance(config.seed, DrawnSeed):
             config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
-        self._context = EstimatorContext(
+        context = EstimatorContext(
             config,
             params,
             ModelFn(model_fn, params, config),
@@ -107,10 +106,15 @@ class Estimator:
             script_progress(config) if is_scripts and progress is None else progress or NullProgress(),
             collectives,
         )
-        self._record = record_of_script(self._context) if is_scripts else NullRecord()
-        self._checkpoints = VerifiedCheckpoints(self.model_dir)
-        self._models = Models(self._context, self._as_input)
-        self._train_setups = TrainSetupBuilder(self._context, self._models, self._warm_start)
+        self._record = record_of_script(context) if is_scripts else NullRecord()
+        self._checkpoints = VerifiedCheckpoints(context.model_dir)
+        self._use(context)
+
+    def _use(self, context: EstimatorContext) -> None:
+        """Take the settings and the model_fn of `context`. Nothing is traced yet."""
+        self._context = context
+        self._models = Models(context, self._as_input)
+        self._train_setups = TrainSetupBuilder(context, self._models, self._warm_start)
         self._summarised: Any = None  # the program described by model_summary.txt
 
     def _own_journal(self, config: RunConfig, collectives: Collectives) -> Journal | NullJournal:
@@ -452,8 +456,7 @@ class Estimator:
         """
         if model.shown is program:
             return
-        savers = program.trace.collections.get(tf.compat.v1.GraphKeys.SAVERS, ())
-        scaffold = ModelScaffold(program.spec.scaffold, savers)
+        scaffold = ModelScaffold(program.spec.scaffold, program.trace.graph, program.trace.requested)
         model.restore(path, scaffold.keys, partly=scaffold.restores, for_a_while=True)
         self._say_what_saver_lacks(scaffold, model, program)
         if scaffold.runs:
@@ -501,7 +504,7 @@ class Estimator:
 
     def export_saved_model(
         self,
-        export_dir_base: str | os.PathLike[str],
+        export_dir_base: str | bytes | os.PathLike[str],
         serving_input_receiver_fn: Callable[[], ServingInputReceiver | SupervisedInputReceiver],
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
@@ -510,8 +513,9 @@ class Estimator:
     ) -> bytes:
         """Write a SavedModel with a signature for each of `export_outputs`.
 
-        It contains the variables that the signatures need. If the run keeps moving averages of the weights, it contains
-        these instead of the weights. Files of lookup tables are copied into it.
+        It contains the variables that the signatures need, and all trainable ones if the receiver is one of
+        tf.estimator's, from which a warm start may load them. If the run keeps moving averages of the weights, it
+        contains these instead of the weights. Files of lookup tables are copied into it.
 
         Args:
           export_dir_base: parent folder; the new folder is named by the seconds since 1970.
@@ -538,7 +542,7 @@ class Estimator:
 
     def experimental_export_all_saved_models(
         self,
-        export_dir_base: str | os.PathLike[str],
+        export_dir_base: str | bytes | os.PathLike[str],
         input_receiver_fn_map: Mapping[str, Callable[[], Any]],
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
@@ -553,14 +557,14 @@ class Estimator:
         Returns:
           The path of the new folder as bytes.
         """
-        path = os.fspath(checkpoint_path) if checkpoint_path is not None else self.latest_checkpoint()
+        path = os.fsdecode(checkpoint_path) if checkpoint_path else self.latest_checkpoint()
         if self.config.warm_start is None:
             self._checkpoint(path, "export_saved_model")
         source = saved_model.Source(with_precision(self._context.model_fn, self.config.precision), path, self.config)
         with self.recording("export", trains=False):
             with self._context.journal.phase("export"):
                 written = saved_model.write_saved_model(
-                    os.fspath(export_dir_base),
+                    os.fsdecode(export_dir_base),
                     input_receiver_fn_map,
                     source,
                     assets_extra=assets_extra,
@@ -579,7 +583,7 @@ class Estimator:
 
     def export_savedmodel(
         self,
-        export_dir_base: str | os.PathLike[str],
+        export_dir_base: str | bytes | os.PathLike[str],
         serving_input_receiver_fn: Callable[[], ServingInputReceiver],
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,6 @@ from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import LoopLength
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Interrupted
-from runner.hooks.session_hooks import SessionHooks
 from runner.programs.evaluate import EvalProgram, EvalResult
 from runner.programs.model import Model
 from runner.programs.predict import PredictProgram
@@ -117,7 +117,6 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
     # the values after the evaluation. In a session they were only its own.
     values = model.values() if program.changes_model or not hooks.session.is_empty else {}
     try:
-        hooks.start()
         total = run(setup, hooks)
         if not total.examples:
             raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
@@ -175,7 +174,7 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
     program, session, collectives = setup.program, hooks.session, setup.model.collectives
     iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
     length = LoopLength(None if session.is_empty else 1)
-    loops = _loops(program, iterator, length, None if session.is_empty else session, setup.pipeline.max_steps)
+    loops = _loops(program, iterator, length, hooks, each=not session.is_empty, max_steps=setup.pipeline.max_steps)
     while True:
         result = None
         try:
@@ -199,32 +198,44 @@ def _loops(
     program: EvalProgram | PredictProgram,
     iterator: Any,
     length: LoopLength,
-    session: SessionHooks | None,
+    hooks: EvaluationHooks,
+    *,
+    each: bool,
     max_steps: float = math.inf,
 ) -> Iterator[Any]:
-    """Yield the result of each loop over batches, until the data ends or `max_steps` have been taken.
+    """Call what precedes the first batch; yield the result of each loop over batches, until the data ends or
+    `max_steps` have been taken.
 
     Args:
       program: the program.
       iterator: the iterator over the batches.
       length: the length of the loops.
-      session: session hooks, which see each batch, so each is a call of its own; None: there is none.
+      hooks: the hooks. A session hook that runs what depends on a batch takes the next one: it is no step.
+      each: each batch is a call of its own, which session hooks see.
     """
-    taken = 0
+    taken, read, session = 0, itertools.count(), hooks.session
+    session.session.take_batch = lambda request: program.fetch(iterator, next(read), request)
+    hooks.start()
     while taken < max_steps:
         num_steps, started = length.next(max_steps - taken), time.perf_counter()
-        if session is None:
+        result: Any = None
+        if not each:
             result = program.run(iterator, taken, num_steps)
         else:
-            result, values = program.run_one(iterator, taken, session.request(taken + 1))
-            if not result.data_ended:
-                session.after_run(values)
+            try:
+                request = session.request(taken + 1)
+                result, values = program.run_one(iterator, next(read), request)
+                if not result.data_ended:
+                    session.after_run(values)
+            except tf.errors.OutOfRangeError:  # of a hook, after the last batch: as in a session, this is the end
+                max_steps = taken
         taken += num_steps
         # Before `yield`: what the caller does then is no part of the loop.
         length.took(num_steps, time.perf_counter() - started)
-        yield result
-        if result.data_ended or (session is not None and session.stop_requested):
-            return
+        if result is not None:
+            yield result
+            if result.data_ended or session.stop_requested:
+                return
 
 
 def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hooks: EvaluationHooks) -> Iterator[Any]:
@@ -244,10 +255,9 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
     may_write = program.trace.may_write_in_branches or not hooks.session.is_empty
     if may_write:
         model.values_of = None  # so that the next use of the model reads the checkpoint again
-    hooks.start()
     in_loops = hooks.session.is_empty and program.runs_in_loops(dataset)
     length, examples = LoopLength(None if in_loops else 1, _PREDICT_SECS), 0
-    for result in _loops(program, iterate(dataset), length, None if in_loops else hooks.session):
+    for result in _loops(program, iterate(dataset), length, hooks, each=not in_loops):
         length.limit = max(1, _PREDICT_BYTES * result.num_steps // max(1, result.num_bytes))
         for count, batch in result.batches:
             if model.values_of != path and not may_write:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from runner.data.wait_timer import SHORT_STEP_SECS, NullWaitTimer, WaitTimer
+from runner.data.wait_timer import SHORT_STEP_SECS, WaitTimer
 from runner.distribute.collectives import Collectives
 
 # Long enough that Python's overhead per loop is small, short enough to answer signals and clocks soon.
@@ -77,7 +77,7 @@ class Pace:
       secs: seconds in loops, without saves and evaluations.
     """
 
-    def __init__(self, length: LoopLength, can_group: Callable[[], bool], wait: WaitTimer | NullWaitTimer) -> None:
+    def __init__(self, length: LoopLength, can_group: Callable[[], bool], wait: WaitTimer) -> None:
         self._length, self._ask, self.wait = length, can_group, wait
         self._can_group: bool | None = None
         self.secs = 0.0

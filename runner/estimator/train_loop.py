@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.data.batch_groups import are_small
-from runner.data.wait_timer import NullWaitTimer, WaitTimer
+from runner.data.wait_timer import WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import Boundary, LoopLength, Pace
@@ -74,7 +74,7 @@ class TrainingRun:
         # Only the chief measures the wait for input, because it decides the length of loops.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
         length = LoopLength(1 if self._nan.needs_single_steps else setup.config.steps_per_loop)
-        self._pace = Pace(length, self._can_group, WaitTimer() if is_timed else NullWaitTimer())
+        self._pace = Pace(length, self._can_group, WaitTimer(is_on=is_timed))
 
     @property
     def secs(self) -> float:

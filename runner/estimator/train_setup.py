@@ -115,11 +115,10 @@ class TrainSetupBuilder:
         writers = tensorboard.EventWriters(is_on=context.is_chief, own={context.model_dir: self.summary_writer})
         trace_session = TraceSession(program.trace, context.model_fn.operators)
         session_hooks = SessionHooks(session, trace_session, writers, in_loops=True)
-        scaffold = ModelScaffold(spec.scaffold, program.trace.collections.get(v1.GraphKeys.SAVERS, ()))
+        scaffold = ModelScaffold(spec.scaffold, program.trace.graph, program.trace.requested)
         if context.is_chief:
             scaffold.warn_in_training(list(model.store.saved), context.config.keep_checkpoint_max)
-        with trace_session.entered():
-            model.objects = scaffold.objects(program.trace)
+        model.objects = scaffold.objects
         if latest is not None:
             # After the trace, which has found out which variables there are.
             model.restore(latest, scaffold.keys, partly=scaffold.restores)

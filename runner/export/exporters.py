@@ -111,6 +111,7 @@ class LatestExporter(Exporter):
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> Any:  # fmt: skip
+        export_path = os.fsdecode(export_path)
         # Tests and libraries may pass a stand-in for an estimator, and a checkpoint that is not there: without notes.
         notes = _Notes(self.name, export_path, checkpoint_path) if os.path.exists(f"{checkpoint_path}.index") else None
         last = self._last.get(export_path, notes.last if notes else None)

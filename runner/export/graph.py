@@ -95,13 +95,13 @@ def build_graph(
             outputs, train_op = _outputs(spec, made)
             otherwise = PredictOutput(spec.predictions) if mode == ModeKeys.PREDICT else None
             signatures = signatures_of(
-                outputs, receiver.receiver_tensors, receiver.receiver_tensors_alternatives, otherwise
+                outputs, receiver.receiver_tensors, receiver.receiver_tensors_alternatives or {}, otherwise
             )
         if not receiver.asks_for_all:
             for signature in signatures.values():
                 _leave_out_unused(graph, signature)
-        scaffold = ModelScaffold(spec.scaffold, v1.get_collection(_KEYS.SAVERS))
-        exported = _cut(graph, made, signatures, train_op, _initializers(spec))
+        scaffold = ModelScaffold(spec.scaffold, graph, made.requested)
+        exported = _cut(graph, made, signatures, train_op, _initializers(spec), whole=receiver.asks_for_all)
         restore = functools.partial(_restored, made, scaffold.saver) if scaffold.restores else None
         return dataclasses.replace(exported, keys=scaffold.keys, restore=restore)
 
@@ -194,7 +194,7 @@ def _exactly(graph: tf.Graph, name: str) -> str:
 def _received(receiver_fn: Callable[[], Any], mode: str) -> Receiver:
     kind: Any = ServingInputReceiver if mode == ModeKeys.PREDICT else SupervisedInputReceiver
     receiver = receiver_fn()
-    if not isinstance(receiver, kind):
+    if not isinstance(receiver, Receiver):
         raise ValueError(
             f"the receiver function for mode {mode!r} returned a {type(receiver).__name__}. Return a {kind.__name__}, "
             "as the functions build_..._input_receiver_fn do."
@@ -217,7 +217,7 @@ def _metric_pairs(spec: EstimatorSpec, made: _Made) -> dict[str, tuple[Any, Any]
     pairs: dict[str, tuple[Any, Any]] = {}
     for name, metric in (spec.eval_metric_ops or {}).items():
         if isinstance(metric, tuple | list):
-            value, update = (tf.convert_to_tensor(part) for part in metric)
+            value, update = (part if isinstance(part, tf.Operation) else tf.convert_to_tensor(part) for part in metric)
         elif tf.is_tensor(metric):
             value, update = v1.metrics.mean(metric)
         else:
@@ -307,6 +307,7 @@ def _cut(
     signatures: Mapping[str, Any],
     train_op: tf.Operation | None,
     initializers: Iterable[tf.Operation],
+    whole: bool,
 ) -> ExportGraph:
     """Return the part of `graph` that the signatures and the training operation need. Everything else is left out, such
     as summaries, and optimizer slots outside of TRAIN.
@@ -317,6 +318,7 @@ def _cut(
       signatures: name -> SignatureDef.
       train_op: the training operation; None outside of TRAIN.
       initializers: operations that fill tables; kept only if the exported part uses one of their operations.
+      whole: keep all trainable variables, used or not: those that a warm start from the SavedModel loads.
     """
     ends_of_signatures = [info for one in signatures.values() for info in (*one.inputs.values(), *one.outputs.values())]
     wanted = [*_operations_of(graph, ends_of_signatures), *([train_op] if train_op is not None else [])]
@@ -324,7 +326,11 @@ def _cut(
     # A tf.group has no inputs, so look at the operations that it runs.
     filling = [one for one in initializers if not running.isdisjoint(needed(graph, [one]))]
     running |= set(needed(graph, filling))
-    used = {name for name, one in made.variables.items() if one.handle.op in running or name == GLOBAL_STEP}
+    used = {
+        name
+        for name, one in made.variables.items()
+        if one.handle.op in running or name == GLOBAL_STEP or (whole and one.trainable)
+    }
     parts = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in made.saved.items()}
     parts = {name: names for name, names in parts.items() if used.intersection(names)}
     local = [name for name in made.variables if name in used and made.is_local(name)]

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.tf_private.v1 import IsExportOutput
+
 _log = logging.getLogger(__name__)
 
 saved_model = tf.compat.v1.saved_model
@@ -21,7 +23,7 @@ SINGLE_RECEIVER = "input"
 """Name of the input if `receiver_tensors` is one tensor instead of a dict."""
 
 
-class ExportOutput(abc.ABC):
+class ExportOutput(IsExportOutput, abc.ABC):
     """Base class: the outputs of one signature of an exported model."""
 
     @abc.abstractmethod
@@ -114,7 +116,7 @@ class _SupervisedOutput(ExportOutput):
     Args:
       loss: scalar; None: no loss.
       predictions: a tensor or a dict of tensors; None: no predictions.
-      metrics: name -> (value, update) tensors; None: no metrics.
+      metrics: name -> (value, update) tensors, or an operation as the update; None: no metrics.
     """
 
     method_name = ""
@@ -124,6 +126,9 @@ class _SupervisedOutput(ExportOutput):
         self.predictions = {} if predictions is None else _prefixed("predictions", predictions)
         self.metrics: dict[str, Any] = {}
         for name, (value, update) in (metrics or {}).items():
+            if isinstance(update, tf.Operation):  # a signature has tensors only
+                with tf.control_dependencies([update]):
+                    update = tf.constant([])
             self.metrics |= {f"metrics/{name}/value": value, f"metrics/{name}/update_op": update}
 
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:

@@ -49,11 +49,15 @@ class ServingInputReceiver(_ServingInputReceiver):
             for name, tensors in (receiver_tensors_alternatives or {}).items()
         }
         receivers = _checked(receiver_tensors, SINGLE_RECEIVER, "receiver_tensors", str)
-        return super().__new__(cls, cls._checked_features(features), receivers, alternatives)
+        return super().__new__(
+            cls, cls._checked_features(features), receivers, alternatives or receiver_tensors_alternatives
+        )
 
     labels: Any = None
     asks_for_all = True
-    """Whether signatures have inputs on which no output depends, as in tf.estimator."""
+    """Whether signatures have inputs, and the SavedModel trainable variables, on which no output depends, as in
+    tf.estimator.
+    """
 
     @classmethod
     def _checked_features(cls, features: Any) -> Any:
@@ -103,7 +107,7 @@ class SupervisedInputReceiver(_SupervisedInputReceiver):
       ValueError: as in ServingInputReceiver.
     """
 
-    receiver_tensors_alternatives: Mapping[str, Any] = {}
+    receiver_tensors_alternatives: Mapping[str, Any] | None = None
     asks_for_all = True
 
     def __new__(cls, features: Any, labels: Any, receiver_tensors: Any) -> Self:
@@ -157,7 +161,7 @@ def build_raw_supervised_input_receiver_fn(
     """Return a receiver function for TRAIN and EVAL, for requests that hold features and labels as tensors.
 
     Args:
-      features: as in `build_raw_serving_input_receiver_fn`.
+      features: as in `build_raw_serving_input_receiver_fn`, but one tensor is named `input`.
       labels: like features; one tensor is named `label`.
       default_batch_size: size of the first dimension; None: any number of examples.
 
@@ -166,17 +170,18 @@ def build_raw_supervised_input_receiver_fn(
     """
     if features is None or labels is None:
         raise ValueError("build_raw_supervised_input_receiver_fn: features and labels are both required.")
-    if isinstance(features, Mapping) and isinstance(labels, Mapping) and set(features) & set(labels):
-        both = ", ".join(map(repr, sorted(set(features) & set(labels))))
+    names = (_by_name(features, SINGLE_RECEIVER), _by_name(labels, _SINGLE_LABEL))
+    if set(names[0]) & set(names[1]):
+        both = ", ".join(map(repr, sorted(set(names[0]) & set(names[1]))))
         raise ValueError(
             f"{both}: a feature and a label have the same name. Each input of a signature needs a name of its own."
         )
 
     def supervised_input_receiver_fn() -> SupervisedInputReceiver:
-        of_features = _placeholders(_batches(features), default_batch_size, _SINGLE_FEATURE)
+        of_features = _placeholders(_batches(features), default_batch_size, SINGLE_RECEIVER)
         of_labels = _placeholders(_batches(labels), default_batch_size, _SINGLE_LABEL)
         return SupervisedInputReceiver(
-            of_features if isinstance(features, Mapping) else of_features[_SINGLE_FEATURE],
+            of_features if isinstance(features, Mapping) else of_features[SINGLE_RECEIVER],
             of_labels if isinstance(labels, Mapping) else of_labels[_SINGLE_LABEL],
             _by_text({**of_features, **of_labels}),
         )
@@ -225,8 +230,11 @@ def _batches(specs: Any) -> Any:
 
 
 def _placeholders(specs: Any, batch_size: int | None, single: str) -> dict[str, Any]:
-    specs = specs if isinstance(specs, Mapping) else {single: specs}
-    return {name: _placeholder(name, spec, batch_size) for name, spec in specs.items()}
+    return {name: _placeholder(name, spec, batch_size) for name, spec in _by_name(specs, single).items()}
+
+
+def _by_name(specs: Any, single: str) -> Mapping[Any, Any]:
+    return specs if isinstance(specs, Mapping) else {single: specs}
 
 
 def _placeholder(name: Any, spec: Any, batch_size: int | None) -> Any:
@@ -242,7 +250,8 @@ def _placeholder(name: Any, spec: Any, batch_size: int | None) -> Any:
     shape = tf.TensorShape([batch_size]).concatenate(shape[1:]) if shape.rank else shape
     if isinstance(spec, tf.SparseTensor | tf.SparseTensorSpec):
         return v1.sparse_placeholder(spec.dtype, shape.as_list() if shape.rank else None, name=_op_name(name))
-    return v1.placeholder(spec.dtype, shape, _op_name(name))
+    # As in tf.estimator, a tensor of a graph gives its name.
+    return v1.placeholder(spec.dtype, shape, spec.op.name if hasattr(spec, "op") else _op_name(name))
 
 
 def _op_name(name: Any) -> str | None:
@@ -251,13 +260,14 @@ def _op_name(name: Any) -> str | None:
 
 
 def _is_tensor(value: Any) -> bool:
-    return isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor)
+    # A labeled tensor, which TensorFlow converts, has the tensor as an attribute.
+    return isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor) or hasattr(value, "tensor")
 
 
 def _checked(tensors: Any, single: str, what: str, kinds: Any = str | int) -> dict[Any, Any]:
     if tensors is None:
         raise ValueError(f"{what}=None: {what} are required.")
-    tensors = tensors if isinstance(tensors, Mapping) else {single: tensors}
+    tensors = _by_name(tensors, single)
     for name, tensor in tensors.items():
         if not isinstance(name, kinds):
             allowed = "a string" if kinds is str else "a string or an int"

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint import warm_start
-from runner.checkpoint.reader import Reader, numbered
+from runner.checkpoint.reader import Reader, keys_in
 from runner.export.graph import ExportGraph, Receiver, build_graph
 from runner.export.outputs import DEFAULT
 from runner.export.session_values import Piece, SessionValues, read_in_parts
@@ -99,7 +99,7 @@ def write_saved_model(
         raise ValueError(
             f"nothing to export: give a receiver function for at least one of the modes {', '.join(map(repr, TAGS))}."
         )
-    extra = assets_extra or {}
+    extra = {os.fsdecode(name): os.fsdecode(file) for name, file in (assets_extra or {}).items()}
     for name, file in extra.items():
         if not tf.io.gfile.exists(file):
             raise ValueError(f"assets_extra[{name!r}]={file!r}: there is no such file.")
@@ -205,7 +205,7 @@ def values_of(
     reader = Reader(checkpoint)
     if config.ema_decay is not None and not trains:
         _log.info("Exporting the moving averages of the weights (ema_decay=%s).", config.ema_decay)
-    _check_keys(graphs)
+    _check_keys(reader, graphs)
     if graphs[0].restore is not None:
         return map(_entries, graphs[0].restore(reader.path, _found_by_name(reader, graphs[0]), names))
     sources: dict[str, str] = {}
@@ -218,14 +218,15 @@ def _entries(values: Mapping[str, Any]) -> Sequence[Entry]:
     return [Entry(name, "", value) for name, value in values.items()]
 
 
-def _check_keys(graphs: Sequence[ExportGraph]) -> None:
+def _check_keys(reader: Reader, graphs: Sequence[ExportGraph]) -> None:
     """Check that each variable has the same key in the checkpoint in all graphs, because a SavedModel holds only one
     value of it.
 
     Raises:
       ValueError: a variable has different keys, or there are several graphs and a saver overrides `restore`.
     """
-    sources = [{name: graph.keys.get(name, name) for name in graph.variables} for graph in graphs]
+    keys = ((graph, _renamed(reader, graph)) for graph in graphs)
+    sources = [{name: reader.key(one.get(name, name)) for name in graph.variables} for graph, one in keys]
     differ = [
         name for one in sources for name, key in one.items() if any(other.get(name, key) != key for other in sources)
     ]
@@ -254,13 +255,12 @@ def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains
     averaged: dict[str, str] = {}
     if config.ema_decay is not None and not trains:
         averaged = averages_in(reader, graph.specs, config.ema_decay, "export")
-    return {name: renamed.get(name, averaged.get(name, name)) for name in graph.variables}
+    return {name: averaged.get(name) or renamed.get(name, name) for name in graph.variables}
 
 
 def _renamed(reader: Reader, graph: ExportGraph) -> dict[str, str]:
     """Return variable name -> its name in the checkpoint, for variables that have another name there."""
-    known = {name: spec.shape for name, spec in graph.specs.items() if name not in graph.keys}
-    return {**numbered(reader, known), **graph.keys}
+    return keys_in(reader, {name: spec.shape for name, spec in graph.specs.items()}, graph.keys)
 
 
 def _new_values(

@@ -86,7 +86,9 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
         if taken is not None:
             overrides = overrides.and_those_of(taken)
         else:
-            (session if isinstance(hook, v1.train.SessionRunHook) else native).append(hook)
+            # A hook that is both is one of TensorFlow's sessions only outside of a run.
+            is_session = isinstance(hook, v1.train.SessionRunHook) and not isinstance(hook, Hook)
+            (session if is_session else native).append(hook)
     return overrides, native, session
 
 

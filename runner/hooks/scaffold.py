@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,7 @@ import tensorflow as tf
 from runner.hooks.trace_session import TraceSession
 from runner.tf_private import v1 as v1_bridge
 from runner.tf_private.graphs import object_graph_of
-from runner.tracing.trace import Trace
-from runner.tracing.variable_store import GLOBAL_STEP
+from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables
 
 v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
@@ -26,20 +25,23 @@ class ModelScaffold:
 
     Args:
       scaffold: the scaffold of the EstimatorSpec; None: there is none, and every method has no effect.
-      savers: the graph's collection SAVERS, used if the Scaffold has no saver.
+      graph: the graph of this mode, whose collection SAVERS is used if the Scaffold has no saver.
+      requested: the variables that model_fn requested in it.
 
     Attributes:
       saver: the saver that restores in this mode, and saves in TRAIN; None: the runner's own checkpoints are used
         alone.
-      keys: variable name -> key in a checkpoint, for variables that the saver stores under a key other than their name.
+      keys: variable name -> key in a checkpoint, for variables that the saver stores under a key other than their name:
+        the path of an object if it is a `tf.train.Checkpoint`.
+      objects: (serialized object graph, keys) of a `tf.train.Checkpoint`; both are empty for any other saver.
 
     Raises:
       ValueError: there are several savers, or the saver cannot restore.
     """
 
-    def __init__(self, scaffold: Any, savers: Sequence[Any] = ()) -> None:
+    def __init__(self, scaffold: Any, graph: Any, requested: RequestedVariables) -> None:
         self._scaffold = scaffold
-        self.saver = getattr(scaffold, "saver", None)
+        self.saver, savers = getattr(scaffold, "saver", None), graph.get_collection(v1.GraphKeys.SAVERS)
         if self.saver is None and savers:
             if len(savers) > 1:
                 raise ValueError(
@@ -53,7 +55,8 @@ class ModelScaffold:
                 "tf.compat.v1.train.Saver or a tf.train.Checkpoint."
             )
         self._in_saver = v1_bridge.names_in_saver(self.saver) if isinstance(self.saver, v1.train.Saver) else {}
-        self.keys: Mapping[str, str] = {name: key for name, key in self._in_saver.items() if name != key}
+        self.objects = self._objects(graph, requested) if isinstance(self.saver, _OBJECTS) else (b"", {})
+        self.keys = {name: key for name, key in {**self._in_saver, **self.objects[1]}.items() if name != key}
 
     @property
     def restores(self) -> bool:
@@ -72,17 +75,11 @@ class ModelScaffold:
         """Return those of `names` that the saver does not store."""
         return [name for name in names if name not in self._in_saver] if self._in_saver else []
 
-    def objects(self, trace: Trace) -> tuple[bytes, Mapping[str, str]]:
-        """Return the serialized object graph of a `tf.train.Checkpoint`, and variable name -> checkpoint key.
-
-        Both are empty if the saver is not a `tf.train.Checkpoint`. Must be called with the traced graph as default.
-        """
-        if not isinstance(self.saver, _OBJECTS):
-            return b"", {}
-        requests = trace.requested.requests.items()
-        names = {id(v1.train.get_global_step(trace.graph)): GLOBAL_STEP}
-        names |= {id(one): name for name, pair in requests for one in pair if one is not None}
-        return object_graph_of(self.saver, lambda one: names.get(id(one)))
+    def _objects(self, graph: Any, requested: RequestedVariables) -> tuple[bytes, dict[str, str]]:
+        names = {id(v1.train.get_global_step(graph)): GLOBAL_STEP}
+        names |= {id(one): name for name, pair in requested.requests.items() for one in pair if one is not None}
+        with graph.as_default():
+            return object_graph_of(self.saver, lambda one: names.get(id(one)))
 
     def restore(self, session: TraceSession, path: str) -> None:
         """Call the saver's `restore` with the checkpoint `path`, if the user has overridden it.

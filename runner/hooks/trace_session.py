@@ -221,8 +221,8 @@ class TraceSession(v1_bridge.ActsAsSession):
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
             elif self.take_batch is None:
                 raise ValueError(
-                    f"session.run({fetches!r}) in a hook depends on a batch. Only training hooks can take a batch "
-                    "between steps. Request the fetches in before_run instead: SessionRunArgs(fetches)."
+                    f"session.run({fetches!r}) depends on a batch, but there is none before the hooks of a run. "
+                    "Request the fetches in before_run of a hook: SessionRunArgs(fetches)."
                 )
             else:
                 request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])
@@ -234,8 +234,7 @@ class TraceSession(v1_bridge.ActsAsSession):
 
         Hooks may ask for them again at the end, when there may be no further batch to compute them from.
         """
-        known = all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
-        return known and (self.is_ending or self.take_batch is None)
+        return self.is_ending and all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
 
     def _run_alone(self, elements: Sequence[Any], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[Any]:
         """Run operations and return the values of tensors that depend on no batch. A restore runs in parts."""

@@ -134,9 +134,6 @@ class EagerLoop:
         steps = tf.nest.map_structure(lambda *each: np.stack(each), *outputs) if outputs else {"loss": np.zeros(0)}
         return LoopResult(len(outputs), steps.pop("loss"), examples, steps, data_ended=ended)
 
-    def trace(self, iterator: Any) -> None:
-        """Do nothing: there is no graph to build."""
-
 
 class EagerTrainProgram(TrainProgram):
     """Training of one model_fn that runs eagerly. Its trace holds no graph, only names and shapes known of the model.
@@ -180,7 +177,7 @@ class EagerTrainProgram(TrainProgram):
         """Return the values of a step, packed as those of a traced one."""
         zero = (0.0, 0.0)
         of_step = {name: (value, 1.0) for name, value in taken.made.values.items()} if taken.made else {}
-        sums = {**of_step, **taken.scalars.metric_sums, **taken.scalars.logged_sums}
+        sums = {**of_step, **taken.scalars.step_sums}
         left_out = set(sums) - set(self.scalars.metrics) - self._left_out
         if left_out:
             self._left_out |= left_out

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,12 +16,12 @@ from runner.data.replica_batches import RoundRobin
 from runner.distribute.collectives import Collectives
 from runner.model_fn import ModeKeys
 from runner.programs.mixed_precision import ModelCall
+from runner.programs.optimizer_step import loss_sum
 from runner.programs.program import (
     ModelToTrace,
     Program,
     TracedReplica,
     over_elements,
-    read_batches,
     replica_inputs,
     split_fetches,
 )
@@ -71,14 +71,11 @@ class EvaluatedReplica(TracedReplica):
     """The outputs of one replica's trace of model_fn in EVAL; all are tensors of the traced graph.
 
     Attributes:
-      loss: scalar, the sum of the losses of the replica's examples.
-      weight: scalar, the denominator of `loss`: the number of examples, or the sum of `loss_weight`.
-      sums: name -> (sum over the replica's examples, their number), two scalars, for each metric that model_fn
-        returned as a tensor with one value per example.
+      sums: name -> (sum over the replica's examples, its denominator), two scalars: `loss`, and each metric that
+        model_fn returned as a tensor with one value per example. The denominator is the number of examples; that of
+        `loss` may be the sum of `loss_weight`.
     """
 
-    loss: tf.Tensor
-    weight: tf.Tensor
     sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 
 
@@ -102,16 +99,16 @@ class EvalProgram(Program):
                 return _eval_replica(model.call, pipeline, replica)
 
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
-        self.sum_names = ["loss", *self.outputs[0].sums]
+        self.sum_names = list(self.outputs[0].sums)
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
         self.changes_model = self.trace.may_write_in_branches or self._kept.changes_model
         unmerged = ", ".join(map(repr, self._kept.unmerged))
         self.why_one_replica = f"the runner cannot merge the state of metric {unmerged}" if unmerged else None
-        self._division = RoundRobin(0, 1, 1) if unmerged else cast(RoundRobin, pipeline.division)
+        if unmerged:
+            self._division = RoundRobin(0, 1, 1)
         # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all objects of its class, and
         # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
-        self._fetching: dict[Any, Callable[..., Any]] = {}
         self._so_far = EvalResult()
 
     @functools.cached_property
@@ -163,6 +160,10 @@ class EvalProgram(Program):
         total = added(self._so_far.sums, on_host(sums))
         return self._counted(total, int(examples), data_ended=False), [value.numpy() for value in values]
 
+    def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
+        self._check_no_collective(request.fetches)
+        return super().fetch(iterator, step, request)
+
     def _run_one(
         self, functions: Sequence[Callable[..., Any]], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]
     ) -> Any:
@@ -194,7 +195,7 @@ class EvalProgram(Program):
         """
         examples, sums = before
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
-        batches, inputs = read_batches(self._division, len(self.outputs), element, iterator, step)
+        batches, inputs = self._read_batches(element, iterator, step)
         fetched: list[tf.Tensor] = []
         for batch, function in zip(batches, functions, strict=False):  # one batch, if one replica evaluates
 
@@ -227,7 +228,7 @@ class EvalProgram(Program):
         output = self.outputs[index]
         updates = [metric[1] for metric in (output.spec.eval_metric_ops or {}).values() if is_pair(metric)]
         writes = self.trace.writes_of_keras(metrics_only=True, replica=index)
-        return {"loss": (output.loss, output.weight), **output.sums}, [*updates, *writes]
+        return dict(output.sums), [*updates, *writes]
 
     def _check_no_collective(self, values: Sequence[Any]) -> None:
         """Raise ValueError if a batch has collectives: workers evaluate different numbers of batches and would hang."""
@@ -273,15 +274,9 @@ def in_float64(sums: Any) -> Any:
 
 def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Replica) -> EvaluatedReplica:
     spec = model_call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
-    count = tf.cast(replica.weights.counts[replica.index], spec.loss.dtype)
-    weight = count if spec.loss_weight is None else tf.reduce_sum(tf.cast(spec.loss_weight, spec.loss.dtype))
-    metrics = spec.eval_metric_ops or {}
-    return EvaluatedReplica(
-        spec,
-        loss=tf.reduce_sum(spec.loss) if spec.loss.shape.rank == 1 else spec.loss * weight,
-        weight=weight,
-        sums={name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)},
-    )
+    count, metrics = replica.weights.counts[replica.index], spec.eval_metric_ops or {}
+    sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
+    return EvaluatedReplica(spec, {"loss": loss_sum(spec, replica), **sums})
 
 
 def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

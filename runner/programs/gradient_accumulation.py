@@ -37,8 +37,7 @@ class GradientCut:
       fed: placeholders of the second program, one for each of `sums`, from which the update is computed.
       is_sparse: for each of `sums`, whether it belongs to IndexedSlices.
       scale: placeholder of the loss scale, a scalar; None: no loss scale.
-      loss: scalar, this replica's part of the loss of the step.
-      made: the update, with the other values that it reports.
+      made: the update.
       first_of_update: position, in the graph's list of operations, of the first operation of the update; for the first
         replica only.
     """
@@ -47,7 +46,6 @@ class GradientCut:
     fed: Sequence[tf.Tensor]
     is_sparse: Sequence[bool]
     scale: tf.Tensor | None
-    loss: tf.Tensor
     made: Update
     first_of_update: int | None
 
@@ -61,8 +59,6 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
         target = total if loss_scale is None else total * tf.cast(loss_scale, total.dtype)
     pairs = gradients_of(tape, target, spec.optimizer if loss_scale is None else None, replica)
     sums, is_sparse = [total, weight], [False, False]
-    for one in sums:
-        one.set_shape([])  # TensorFlow does not know that the sum of a tensor of unknown rank is a scalar
     for gradient, variable, _ in pairs:
         sparse = isinstance(gradient, tf.IndexedSlices)
         if not sparse:
@@ -79,7 +75,7 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
     if loss_scale is not None:
         factor /= tf.cast(loss_scale, factor.dtype)
     update = apply_update(spec, _scaled(pairs, fed[2:], factor), loss, replica, config)
-    return GradientCut(sums, fed, is_sparse, loss_scale, update.loss, update, first[0] if first else None)
+    return GradientCut(sums, fed, is_sparse, loss_scale, update, first[0] if first else None)
 
 
 def _shape(tensor: tf.Tensor, sparse: bool) -> tf.TensorShape:
@@ -146,7 +142,6 @@ class AccumulatedStep:
             loss = tf.add_n(losses)
         else:
             loss, *values = self._scaled_update(totals, scales)
-        loss.set_shape([])  # TensorFlow does not know that the sum of a tensor of unknown rank is a scalar
         return [loss, *extra, *values]
 
     def _scaled_update(self, totals: Sequence[tf.Tensor], scales: Sequence[tf.Tensor]) -> list[tf.Tensor]:

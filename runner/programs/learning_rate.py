@@ -51,8 +51,8 @@ def rate_of(optimizer: Any) -> Any:
     """Return a Keras optimizer's learning rate in this update, a variable or a scalar tensor; None: the rate is no
     attribute.
 
-    This is so for optimizers of TensorFlow 1 and for legacy optimizers of tf_keras. `RatesOfUpdates` finds the rate in
-    the operations that they make.
+    This is so for optimizers of TensorFlow 1 and for legacy optimizers of tf_keras. `rates_of_updates` finds the rate
+    in the operations that they make.
     """
     if isinstance(optimizer, v1.train.Optimizer) or hasattr(optimizer, "_decayed_lr"):
         return None
@@ -93,33 +93,27 @@ def why_not_settable(optimizer: Any) -> str:
     )
 
 
-class RatesOfUpdates:
-    """The learning rates that v1 optimizers pass to the operations that update variables, such as ResourceApplyAdam.
+def rates_of_updates(updates: Iterable[tf.Operation]) -> dict[str, float | tf.Tensor]:
+    """Return the learning rates that v1 optimizers pass to the operations that update variables, such as
+    ResourceApplyAdam: name -> the value of a rate that never changes, or a scalar tensor of the traced graph.
+
+    The name is learning_rate; with several rates in the model, learning_rate_1 and so on.
 
     Args:
       updates: the operations of one replica that a step runs.
-
-    Attributes:
-      constants: name -> value, of rates that never change. The name is learning_rate; with several rates in the model,
-        learning_rate_1 and so on.
-      tensors: name -> scalar tensor of the traced graph, of all other rates.
     """
-
-    def __init__(self, updates: Iterable[tf.Operation]) -> None:
-        rates: dict[Any, Any] = {}
-        for operation in updates:
-            if not re.fullmatch(r"Resource(Sparse)?Apply\w+", operation.type):
-                continue
-            arguments = zip(operation.op_def.input_arg, operation.inputs, strict=True)
-            for rate in (tensor for argument, tensor in arguments if argument.name in ("lr", "alpha")):
-                if rate.op.type == "Cast":  # the optimizer casts the rate to the dtype of each variable
-                    rate = rate.op.inputs[0]
-                value = tf.get_static_value(rate)
-                rates[id(rate) if value is None else float(value)] = rate if value is None else float(value)
-        only = len(rates) == 1
-        named = {"learning_rate" if only else f"learning_rate_{n}": one for n, one in enumerate(rates.values(), 1)}
-        self.constants = {name: one for name, one in named.items() if isinstance(one, float)}
-        self.tensors = {name: one for name, one in named.items() if not isinstance(one, float)}
+    rates: dict[Any, Any] = {}
+    for operation in updates:
+        if not re.fullmatch(r"Resource(Sparse)?Apply\w+", operation.type):
+            continue
+        arguments = zip(operation.op_def.input_arg, operation.inputs, strict=True)
+        for rate in (tensor for argument, tensor in arguments if argument.name in ("lr", "alpha")):
+            if rate.op.type == "Cast":  # the optimizer casts the rate to the dtype of each variable
+                rate = rate.op.inputs[0]
+            value = tf.get_static_value(rate)
+            rates[id(rate) if value is None else float(value)] = rate if value is None else float(value)
+    only = len(rates) == 1
+    return {"learning_rate" if only else f"learning_rate_{n}": one for n, one in enumerate(rates.values(), 1)}
 
 
 def in_words(config: RunConfig) -> str | None:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint import warm_start
-from runner.checkpoint.reader import OBJECT_GRAPH, Reader, numbered
+from runner.checkpoint.reader import OBJECT_GRAPH, Reader, keys_in
 from runner.data.inputs import InputPipeline
 from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import collectives_of
@@ -114,29 +114,25 @@ class Model:
         if self._coordinator is not None:
             # The workers take the steps; this process, the coordinator, only requests them.
             kind = functools.partial(kind, loop_type=functools.partial(RangeLoop, coordinator=self._coordinator))
-        build = functools.partial(
-            kind, self._to_trace, pipeline, summary_writer=summary_writer, stop_at_nan=stop_at_nan
-        )
-        return self._program(("train", stop_at_nan), pipeline, build)
+        kind = functools.partial(kind, summary_writer=summary_writer, stop_at_nan=stop_at_nan)
+        return self._program(("train", stop_at_nan), pipeline, kind)
 
     def eval_program(self, pipeline: InputPipeline) -> EvalProgram:
         """Return the evaluation program for inputs like those of `pipeline`; with parameter servers, workers run it."""
-        build: Callable[[], EvalProgram] = functools.partial(EvalProgram, self._to_trace, pipeline)
         if self._coordinator is not None:
-            build = functools.partial(RangeEvaluation, self._to_trace, pipeline, self._coordinator)
-        return self._program(("eval",), pipeline, build)
+            return self._program(("eval",), pipeline, RangeEvaluation, self._coordinator)
+        return self._program(("eval",), pipeline, EvalProgram)
 
     def predict_program(self, pipeline: InputPipeline, *keys: Any) -> PredictProgram:
         """Return the prediction program for inputs like those of `pipeline`; `keys` as in `PredictProgram`."""
-        build = functools.partial(PredictProgram, self._to_trace, pipeline, *keys)
-        return self._program(("predict", *keys), pipeline, build)
+        return self._program(("predict", *keys), pipeline, PredictProgram, *keys)
 
-    def _program(self, kind: tuple[Any, ...], pipeline: InputPipeline, build: Callable[[], Any]) -> Any:
-        key = (*kind, repr(pipeline.dataset.element_spec), pipeline.division)
+    def _program(self, what: tuple[Any, ...], pipeline: InputPipeline, kind: Callable[..., Any], *more: Any) -> Any:
+        key = (*what, repr(pipeline.dataset.element_spec), pipeline.division)
         if key not in self._programs:
             before = set(self.store.saved)
             with self._journal.phase("trace"):
-                self._programs[key] = build()
+                self._programs[key] = kind(self._to_trace, pipeline, *more)
             if set(self.store.saved) - before:
                 self.values_of = None  # new variables have initial values, not the checkpoint's
         return self._programs[key]
@@ -181,7 +177,8 @@ class Model:
           ValueError: the checkpoint lacks a variable, or has it in another shape.
           UnreadableVariableError: the checkpoint was damaged or removed meanwhile; `values_of` is None then.
         """
-        keys = keys or {}
+        # Those of training for what the Scaffold of this mode does not know, such as slots: so they are the same.
+        keys = {**self.objects[1], **(keys or {})}
         # First: what is compared and set aside below must be the model's own values, not those of an evaluation.
         self.show_weights()
         if path == self.values_of and keys == self.keys:
@@ -190,10 +187,9 @@ class Model:
             reader = Reader(path)
             saved = self.store.saved
             new = self._beginnings(reader, keys)
-            shapes = {name: one.shape for name, one in saved.items() if name not in new and name not in keys}
-            keys_there = {**numbered(reader, shapes), **keys}
+            keys_there = keys_in(reader, {name: one.shape for name, one in saved.items() if name not in new}, keys)
             if partly:
-                new |= {name: None for name in saved if not reader.has(keys.get(name, name))}
+                new |= {name: None for name in saved if not reader.has(keys_there.get(name, name))}
             check_shapes(reader, {name: one.shape for name, one in saved.items()}, new, keys_there)
             if path == self.values_of or (for_a_while and self.is_trained):
                 self.set_aside()
@@ -350,25 +346,27 @@ def check_shapes(
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape.
     """
-    entries, keys = reader.names(), keys or {}
-    missing = [name for name in shapes if keys.get(name, name) not in entries and name not in new]
+    keys = keys or {}
+    found = {name: reader.shape(keys.get(name, name)) for name in shapes}
+    missing = [name for name, shape in found.items() if shape is None and name not in new]
     renamed = [name for name in missing if name in keys]
     if renamed:
         raise ValueError(
             f"checkpoint {reader.path} has no {', '.join(repr(keys[name]) for name in renamed)}, under which the saver "
-            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: {', '.join(entries)}."
+            f"of model_fn's Scaffold stores {', '.join(map(repr, renamed))}. The checkpoint has: "
+            f"{', '.join(reader.names())}."
         )
     if missing:
         raise ValueError(
             f"checkpoint {reader.path} has no variable {', '.join(map(repr, missing))}. "
-            f"It was written by a model with: {', '.join(entries)}. "
+            f"It was written by a model with: {', '.join(reader.names())}. "
             "Every mode of model_fn uses the variables of TRAIN under the same names. "
             "If you changed the model, undo the change or use a new model_dir."
         )
     for name, requested in shapes.items():
-        entry = entries.get(keys.get(name, name))
-        if entry is not None and not requested.is_compatible_with(entry[0]):
+        shape = found[name]
+        if shape is not None and not requested.is_compatible_with(shape):
             raise ValueError(
-                f"variable {name!r} is {list(entry[0])} in checkpoint {reader.path}, but model_fn requests "
+                f"variable {name!r} is {list(shape)} in checkpoint {reader.path}, but model_fn requests "
                 f"{requested.as_list()}. Undo the change, or use a new model_dir."
             )

@@ -183,6 +183,7 @@ def _scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> lis
 def _loss_weight(spec: EstimatorSpec, replica: Replica) -> tf.Tensor:
     dtype = spec.loss.dtype
     weight = tf.reduce_sum(tf.cast(spec.loss_weight, dtype))
+    weight.set_shape([])  # TensorFlow does not know that the sum of a tensor of unknown rank is a scalar
     return tf.stop_gradient(weight * replica.weights.presence(replica.index, dtype))
 
 

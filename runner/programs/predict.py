@@ -7,21 +7,19 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
 from runner.data.inputs import InputPipeline
-from runner.data.replica_batches import RoundRobin
 from runner.model_fn import ModeKeys
 from runner.programs.program import (
     ModelToTrace,
     Program,
     TracedReplica,
     over_elements,
-    read_batches,
     replica_inputs,
     split_fetches,
 )
@@ -80,7 +78,6 @@ class PredictProgram(Program):
         self._predictions = [output.spec.predictions for output in self.outputs]
         # A partial, not a method; see EvalProgram.
         self._loop = tf.function(functools.partial(self._run_loop), autograph=False)
-        self._fetching: dict[Any, Callable[..., Any]] = {}
 
     def runs_in_loops(self, dataset: Any) -> bool:
         """Report whether one call of TensorFlow may take several steps on `dataset`.
@@ -135,12 +132,8 @@ class PredictProgram(Program):
         return self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
 
     def _run(self, function: Callable[..., Any], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]) -> Any:
-        inputs = self._read(next(iterator), iterator, step)
+        _, inputs = self._read_batches(next(iterator), iterator, step)
         return inputs[-2], *function(*inputs, *fed)  # the counts; see `step_signature`
-
-    def _read(self, element: Any, iterator: Any, step: tf.Tensor) -> list[tf.Tensor]:
-        division = cast(RoundRobin, self._pipeline.division)
-        return read_batches(division, len(self._predictions), element, iterator, step)[1]
 
     def _run_loop(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor) -> Any:
         """Predict up to `max_steps` steps after `first_step`.
@@ -153,7 +146,7 @@ class PredictProgram(Program):
         dtypes = [tf.int64, *(tensor.dtype for tensor in tf.nest.flatten(self._predictions))]
 
         def predict(element: Any, taken: tf.Tensor, lists: Sequence[Any]) -> Sequence[Any]:
-            inputs = self._read(element, iterator, first_step + tf.cast(taken, tf.int64))
+            _, inputs = self._read_batches(element, iterator, first_step + tf.cast(taken, tf.int64))
             predictions, _ = function(*inputs)
             outputs = [inputs[-2], *tf.nest.flatten(predictions)]
             return [_pushed(*pair) for pair in zip(lists, outputs, strict=True)]

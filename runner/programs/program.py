@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
+from runner.data.dataset_adapter import as_given
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch, RoundRobin
 from runner.model_fn import EstimatorSpec
@@ -17,6 +18,7 @@ from runner.run_config import RunConfig
 from runner.tf_private.v1 import gradients_in_loops, metrics_of_replica, summaries_of_v1
 from runner.tracing.trace_step import Replica, trace_step
 from runner.tracing.variable_store import VariableStore
+from runner.types import StepRequest
 
 v1 = tf.compat.v1
 
@@ -74,6 +76,8 @@ class Program:
         on_workers: bool = False,
     ) -> None:
         self._store, self._pipeline = model.store, pipeline
+        self._division = cast(RoundRobin, pipeline.division)  # of EVAL and PREDICT
+        self._fetching: dict[Any, Callable[..., Any]] = {}
         with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), metrics_of_replica():
             self.trace = trace_step(
                 model.store, replica_fn, step_signature(pipeline), training=training, on_workers=on_workers
@@ -86,6 +90,44 @@ class Program:
     def reset(self) -> None:
         """Reset metrics, and restart random numbers from the seed; called before each evaluation or prediction."""
         self._store.reset_local(self.trace.requested.requests)
+
+    def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
+        """Run what a hook requests in EVAL or PREDICT on the batches of step number `step`, and nothing else of a step.
+
+        Returns:
+          The values of the tensors among the fetches.
+
+        Raises:
+          tf.errors.OutOfRangeError: there is no further batch.
+        """
+        key = "alone", request.key
+        if key not in self._fetching:
+            function = self.trace.function(*split_fetches(request.fetches), feeds=request.feeds)
+
+            def run(iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+                _, inputs = self._read_batches(next(iterator), iterator, step)
+                values: list[tf.Tensor] = function(*inputs, *fed)
+                return values
+
+            self._fetching[key] = tf.function(run, autograph=False)
+        with self._pipeline.reading():
+            values = self._fetching[key](iterator, tf.constant(step, tf.int64), tuple(request.values))
+        return [value.numpy() for value in values]
+
+    def _read_batches(
+        self, element: Any, iterator: Any, step: tf.Tensor
+    ) -> tuple[Sequence[ReplicaBatch], list[tf.Tensor]]:
+        """Return the input of one step of EVAL or PREDICT, in the graph: (batches of the replicas that take part, the
+        flat inputs of all local replicas).
+
+        Args:
+          element: the first element of the step, tensors `[batch, ...]`.
+          iterator: returns further elements, for steps that take several; None: a step takes one element.
+          step: int64 scalar, the number of steps since the evaluation or prediction began.
+        """
+        batches, global_count = self._division.replica_batches(element, iterator)
+        others = [batches[0]._replace(count=tf.constant(0, tf.int64))] * (len(self.outputs) - len(batches))
+        return batches, step_inputs([*batches, *others], global_count, self._division.first_batch(step))
 
 
 def step_signature(pipeline: InputPipeline) -> list[tf.TensorSpec]:
@@ -119,24 +161,6 @@ def step_inputs(
     ]
     part = tf.constant(0, tf.int64) if part is None else part
     return [*flat, part, tf.stack([batch.count for batch in batches]), global_count]
-
-
-def read_batches(
-    division: RoundRobin, num_replicas: int, element: Any, iterator: Any, step: tf.Tensor
-) -> tuple[Sequence[ReplicaBatch], list[tf.Tensor]]:
-    """Return the input of one step of EVAL or PREDICT, in the graph: (batches of the replicas that take part, the flat
-    inputs of all local replicas).
-
-    Args:
-      division: deals batches to replicas, perhaps only to the first one.
-      num_replicas: number of local replicas.
-      element: the first element of the step, tensors `[batch, ...]`.
-      iterator: returns further elements, for steps that take several; None: a step takes one element.
-      step: int64 scalar, the number of steps since the evaluation or prediction began.
-    """
-    batches, global_count = division.replica_batches(element, iterator)
-    others = [batches[0]._replace(count=tf.constant(0, tf.int64))] * (num_replicas - len(batches))
-    return batches, step_inputs([*batches, *others], global_count, division.first_batch(step))
 
 
 def over_elements(
@@ -184,7 +208,8 @@ def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]
     for spec in pipeline.replica_spec:
         size = 0 if spec is None else len(tf.nest.flatten(spec, expand_composites=True))
         part = list(replica.inputs[flat : flat + size])
-        parts.append(None if spec is None else tf.nest.pack_sequence_as(spec, part, expand_composites=True))
+        packed = None if spec is None else tf.nest.pack_sequence_as(spec, part, expand_composites=True)
+        parts.append(as_given(packed))
         flat += size
     return parts[0], parts[1]
 

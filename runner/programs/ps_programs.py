@@ -5,7 +5,6 @@ One request is for a range of successive batches.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
 from runner.programs.evaluate import EvalProgram, EvalResult, added, in_float64, on_host
-from runner.programs.program import ModelToTrace, read_batches
+from runner.programs.program import ModelToTrace
 from runner.programs.train_loop import LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
@@ -93,10 +92,6 @@ class Requests:
         self._step_secs = 0.0  # seconds per step of one worker, measured at the last `take`
         self.repeated_steps = 0
         """Number of steps of the last `take` that were requested again because their worker was lost."""
-
-    def trace(self, element_spec: Any) -> None:
-        """Build the graph functions for elements of `element_spec`, without running them."""
-        self._of_element.get_concrete_function(element_spec, tf.TensorSpec([], tf.int64))
 
     def take(self, iterator: RangeIterator, num_steps: int) -> tuple[list[dict[str, Any]], bool]:
         """Return the workers' results for the next `num_steps` batches, or for the remaining ones.
@@ -264,10 +259,6 @@ class RangeLoop:
         examples = sum(int(result["examples"]) for result in results)
         return LoopResult(len(losses), losses, examples, outputs, ended, self._requests.repeated_steps)
 
-    def trace(self, iterator: RangeIterator) -> None:
-        """Build the loop, without taking a step."""
-        self._requests.trace(iterator.dataset.element_spec)
-
     # --- what a worker does ---------------------------------------------------------------------------------------
 
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
@@ -315,8 +306,7 @@ class RangeEvaluation(EvalProgram):
 
     The variables stay on their servers. Each request starts with empty metrics of its own and returns their state,
     which is merged with that of the others. So a request whose worker is lost has changed nothing and can be repeated,
-    and each example counts exactly once. A state that cannot be merged goes from request to request, one batch at a
-    time.
+    and each example counts exactly once.
     """
 
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, coordinator: Coordinator) -> None:
@@ -327,32 +317,22 @@ class RangeEvaluation(EvalProgram):
         handles = ((name, handle) for handle, name in self.trace.handles(replica=0) if handle.op in running)
         self._handles = {name: handle for name, handle in handles if store.specs[name].local}
         reason = "model_fn may write to variables of the model, or to any in a branch, a loop or a nested function"
-        self._reason = reason if self.changes_model else None
+        self._reason = reason if self.changes_model else self.why_one_replica
         self._said: set[str] = set()
         self._state: Mapping[str, Any] | None = None
         if self._reason is None:
-            self._check_no_collective([*updates, *tf.nest.flatten(fetches)])
-            self._batch = self.trace.function(fetches, updates, feeds=list(self._handles.values()))
+            self._batch = self._replica_function(0, feeds=list(self._handles.values()))
             self._initial = {name: store.initial_value(name).numpy() for name in self._handles}
-            self._requests = Requests(
-                coordinator, self._range, lambda element, number: self._element(element, number, self._initial)
-            )
-            self._in_turn = tf.function(functools.partial(self._element), autograph=False)
+            self._requests = Requests(coordinator, self._range, self._element)
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
         reason = self._reason if in_loops else "a session hook looks at each batch"
-        if reason is not None:
-            self._say(f"The coordinator evaluates the model itself, without the workers: {reason}.")
-            return super().iterate(dataset, in_loops=in_loops)
-        if self.why_one_replica is not None:
-            self._say(f"One worker at a time evaluates a batch: {self.why_one_replica}.")
-            return super().iterate(dataset, in_loops=in_loops)
-        return iter(PsDataset([dataset], self._coordinator.workers))
-
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            _log.info("%s", text)
-        self._said.add(text)
+        if reason is None:
+            return RangeIterator(PsDataset([dataset], self._coordinator.workers))
+        if reason not in self._said:
+            _log.info("The coordinator evaluates the model itself, without the workers: %s.", reason)
+        self._said.add(reason)
+        return super().iterate(dataset, in_loops=in_loops)
 
     def reset(self) -> None:
         super().reset()
@@ -361,8 +341,6 @@ class RangeEvaluation(EvalProgram):
     def run(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         if self._reason is not None:
             return super().run(iterator, first_step, max_steps)
-        if self.why_one_replica is not None:
-            return self._run_in_turn(iterator, first_step, max_steps)
         results, ended = self._requests.take(iterator, max_steps)
         sums = self._so_far.sums
         for result in results:
@@ -370,19 +348,6 @@ class RangeEvaluation(EvalProgram):
             parts = [part for part in (self._state, result["state"]) if part is not None]
             self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
         return self._counted(sums, sum(int(result["examples"]) for result in results), ended)
-
-    def _run_in_turn(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
-        for number in range(first_step, first_step + max_steps):
-            with self._pipeline.reading():
-                element = next(iterator, None)
-            if element is None:
-                return self._counted(self._so_far.sums, 0, data_ended=True)
-            state = self._initial if self._state is None else self._state
-            (result,) = self._coordinator.run(self._in_turn, [(element, tf.constant(number, tf.int64), state)])
-            self._state = result["state"]
-            sums = added(self._so_far.sums, on_host(result["sums"]))
-            self._counted(sums, int(result["examples"]), data_ended=False)
-        return self._so_far
 
     def values(self) -> dict[str, Any]:
         for name, value in (self._state or {}).items():
@@ -392,8 +357,8 @@ class RangeEvaluation(EvalProgram):
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 
-    def _element(self, element: Any, number: tf.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        handles = self._own_metrics(state)
+    def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
+        handles = self._own_metrics()
         examples, sums = self._sums(element, None, number, handles)
         # The metrics are read only when the batch has been added to them.
         with tf.control_dependencies(tf.nest.flatten(sums)):
@@ -401,7 +366,7 @@ class RangeEvaluation(EvalProgram):
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
         """Evaluate up to `count` batches from number `first` on; none if the iterator is already past that batch."""
-        handles = self._own_metrics(self._initial)
+        handles = self._own_metrics()
         zero = tf.constant(0, tf.float64)
         nothing = {name: (zero, zero) for name in self.sum_names}
 
@@ -420,17 +385,16 @@ class RangeEvaluation(EvalProgram):
         self, element: Any, iterator: Any, number: tf.Tensor, handles: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor, Any]:
         """Evaluate one batch; return (its number of examples, its sums)."""
-        batches, inputs = read_batches(self._division, 1, element, iterator, number)
-        return batches[0].count, in_float64(self._batch(*inputs, *handles))
+        batches, inputs = self._read_batches(element, iterator, number)
+        sums, _ = self._batch(*inputs, *handles)
+        return batches[0].count, in_float64(sums)
 
-    def _own_metrics(self, state: Mapping[str, Any]) -> list[tf.Tensor]:
-        """Create new variables on the worker for the metrics, with the values of `state`, and return their handles in
-        the order of `_handles`.
-        """
+    def _own_metrics(self) -> list[tf.Tensor]:
+        """Create new variables on the worker for the metrics, and return their handles in the order of `_handles`."""
         handles = []
-        for name, initial in self._initial.items():
+        for initial in self._initial.values():
             handle = parameter_server.anonymous_variable(initial.shape, initial.dtype)
-            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.convert_to_tensor(state[name]))
+            tf.raw_ops.AssignVariableOp(resource=handle, value=tf.convert_to_tensor(initial))
             handles.append(handle)
         return handles
 

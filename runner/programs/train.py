@@ -22,7 +22,6 @@ from runner.model_log import LoggedValues, logging_to
 from runner.programs import ema, learning_rate, support_checks
 from runner.programs.batch_losses import PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
-from runner.programs.learning_rate import RatesOfUpdates
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
@@ -280,9 +279,7 @@ class TrainProgram(Program):
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
             losses, extra = function(*step_inputs(batches, global_count), *values)
-            loss = tf.add_n(losses) if len(losses) > 1 else losses[0]
-            loss.set_shape([])  # TensorFlow does not know that the mean of a tensor of unknown rank is a scalar
-            return {"loss": loss, **fetched.packed(extra)}
+            return {"loss": tf.add_n(losses), **fetched.packed(extra)}
 
         return Step(take, specs)
 
@@ -319,9 +316,9 @@ class TrainProgram(Program):
             return values
         updating = self.trace.all_effects() if self.is_native else [output.spec.train_op for output in self.outputs]
         running = needed(self.trace.graph, operations(updating))
-        rates = RatesOfUpdates(self.trace.updates_of(0, running))
-        self._rates = dict(rates.constants)
-        return {**values, **rates.tensors}
+        rates = learning_rate.rates_of_updates(self.trace.updates_of(0, running))
+        self._rates = {name: rate for name, rate in rates.items() if isinstance(rate, float)}
+        return {**values, **{name: rate for name, rate in rates.items() if name not in self._rates}}
 
     @property
     def rate_variable(self) -> str:
@@ -351,9 +348,7 @@ class TrainProgram(Program):
 
     def _metrics_with_state(self) -> KeptMetrics:
         metrics: dict[str, Any] = {}
-        for name in self.outputs[0].scalars.left_out:
-            logged = name in self.outputs[0].scalars.names_logged
-            what = f"runner.log({{{name!r}: ...}})" if logged else f"eval_metric_ops[{name!r}]"
+        for name, what in self.outputs[0].scalars.left_out.items():
             _log.warning("%s is not reported in training: the runner itself reports train/%s. Rename it.", what, name)
         for name, metric in self.outputs[0].scalars.metrics.items():
             try:
@@ -394,7 +389,7 @@ class TrainProgram(Program):
             return self._kept(self._gradients([sums, list(fetched)], before_update, feeds=[*scales, *fed]))
 
         update = self.trace.function(
-            ([cut.loss for cut in cuts], list(values)),
+            ([cut.made.loss for cut in cuts], list(values)),
             [op for op in self.trace.all_effects() if op in updates],
             with_inputs=False,
             feeds=[*(tensor for cut in cuts for tensor in cut.fed), *scales],
@@ -439,7 +434,8 @@ def train_replica(
     metrics = spec.eval_metric_ops if is_reported else None
     scalars = replica_scalars(summarized, metrics, logged if is_logged else None, replica)
     images = tuple(collected.images) if collected is not None else ()
-    summaries = (_v2_summaries(), tuple(summarized), images, scalars)
+    v2 = [write for one in operations(v1.summary.all_v2_summary_ops() or []) for write in _writes_of(one)]
+    summaries = (v2, tuple(summarized), images, scalars)
     if spec.optimizer is None:
         # After model_fn: operations on a variable run in program order, so the averages follow the new weights.
         moved = ema.update(replica, config.ema_decay)
@@ -450,7 +446,7 @@ def train_replica(
         update = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
         return TrainedReplica(spec, update.loss, *summaries, update)
     cut = trace_cut(tape, spec, replica, config)
-    return TrainedReplica(spec, cut.loss, *summaries, cut.made, cut=cut, totals=part.totals)
+    return TrainedReplica(spec, cut.made.loss, *summaries, cut.made, cut=cut, totals=part.totals)
 
 
 def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:
@@ -462,21 +458,14 @@ def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBa
     return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
 
 
-def _v2_summaries() -> list[tf.Operation]:
-    """Return the operations of `tf.summary` in this replica.
-
-    TensorFlow's collection lists one output for each: a constant with a control dependency on the write, or the output
-    of a branch if the writer records conditionally.
-    """
-    listed = operations(v1.summary.all_v2_summary_ops() or [])
-    behind = [tensor.op for operation in listed for tensor in operation.inputs if tensor.op.type.endswith("If")]
-    return [*listed, *behind, *(write for operation in listed for write in operation.control_inputs)]
-
-
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:
-    """Return the operations that write a scalar of `tf.summary`, given the operation in TensorFlow's collection."""
+    """Return the operations that write a summary of `tf.summary`, given the operation in TensorFlow's collection.
+
+    That is a constant with a control dependency on the write (and on whatever else model_fn put before it), or the
+    output of a branch if the writer records conditionally.
+    """
     branches = [tensor.op for tensor in operation.inputs if tensor.op.type.endswith("If")]
-    return [operation, *branches, *(one for one in operation.control_inputs if one.type == "WriteSummary")]
+    return [operation, *branches, *(one for one in operation.control_inputs if one.type.startswith("Write"))]
 
 
 def _unmerged(protos: Sequence[tf.Tensor]) -> list[tf.Tensor]:

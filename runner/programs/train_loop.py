@@ -178,10 +178,6 @@ class Loop:
         ]
         return LoopResult(taken, losses, int(result["examples"]), steps, data_ended, records=records)
 
-    def trace(self, iterator: Any) -> None:
-        """Build the loop for iterators like this one, without taking a step."""
-        self._bounded.get_concrete_function(iterator, tf.TensorSpec([], tf.int32), tf.TensorSpec([3], tf.int32), ())
-
     def prepare(self, iterator: Any) -> None:
         """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
         self(iterator, Steps(0, may_end=True))

@@ -6,7 +6,7 @@ Each number is kept as two sums, of values and of weights, so that replicas and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -36,19 +36,22 @@ class ReplicaScalars:
       summary_sums: key of a scalar summary -> its sum.
       metric_sums: name -> sum, of metrics that are tensors.
       metrics: name -> metric, of all metrics that are reported.
-      left_out: names of metrics that are not reported, because the runner itself reports these names.
+      left_out: name -> how model_fn wrote it, of what is not reported because the runner itself reports that name.
       logged_sums: name -> sum, of values that model_fn logs.
       on_progress: names that the progress line shows.
-      names_logged: names that model_fn logs, reported or not.
     """
 
     summary_sums: Mapping[str, Sum] = dataclasses.field(default_factory=dict)
     metric_sums: Mapping[str, Sum] = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    left_out: Sequence[str] = ()
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     logged_sums: Mapping[str, Sum] = dataclasses.field(default_factory=dict)
     on_progress: Sequence[str] = ()
-    names_logged: Sequence[str] = ()
+
+    @property
+    def step_sums(self) -> Mapping[str, Sum]:
+        """The sums that each step has, with or without summaries."""
+        return {**self.metric_sums, **self.logged_sums}
 
 
 def replica_scalars(
@@ -65,10 +68,10 @@ def replica_scalars(
     Raises:
       ValueError: model_fn logs a value under the name of a metric.
     """
-    values = logged.values if logged is not None else {}
+    metrics, values = metrics or {}, logged.values if logged is not None else {}
     if not summaries and not metrics and not values:
         return ReplicaScalars()
-    twice = next((name for name in values if name in (metrics or {})), None)
+    twice = next((name for name in values if name in metrics), None)
     if twice is not None:
         raise ValueError(
             f"runner.log({{{twice!r}: ...}}): eval_metric_ops has a metric of this name, and both are reported as "
@@ -92,16 +95,17 @@ def replica_scalars(
         total, weight = sum_and_weight(metric, count)
         return present(tf.cast(total, tf.float64), tf.cast(weight, tf.float64))
 
-    chosen = {name: metric for name, metric in (metrics or {}).items() if name not in RESERVED}
+    chosen = {name: metric for name, metric in metrics.items() if name not in RESERVED}
     reported = {name: value for name, value in values.items() if name not in RESERVED}
+    written = {name: f"eval_metric_ops[{name!r}]" for name in metrics}
+    written |= {name: f"runner.log({{{name!r}: ...}})" for name in values}
     return ReplicaScalars(
         {one.key: of_scalar(one.value) for one in summaries},
         {name: of_metric(metric) for name, metric in chosen.items() if tf.is_tensor(metric)},
         chosen,
-        [name for name in RESERVED if name in (metrics or {}) or name in values],
+        {name: written[name] for name in RESERVED if name in written},
         {name: of_scalar(one) if one.shape.rank == 0 else of_metric(one) for name, one in reported.items()},
         [name for name in (logged.on_progress if logged is not None else ()) if name in reported],
-        list(values),
     )
 
 
@@ -158,7 +162,7 @@ class StepScalars:
         self.summaries: Mapping[str, SummaryScalar] = {one.key: one for one in summaries}
         own = {**first.metrics, **first.logged_sums}
         self.values: Mapping[str, tf.Tensor] = {name: one for name, one in values.items() if name not in own}
-        self._summed = [*first.metric_sums, *first.logged_sums]
+        self._summed = list(first.step_sums)
         self.metrics: Sequence[str] = [*self._summed, *self.values]
         self.is_at_step = np.array([name not in first.metric_sums for name in self.metrics], bool)
         self.on_progress: Sequence[str] = first.on_progress
@@ -166,50 +170,40 @@ class StepScalars:
     # --- in graph -------------------------------------------------------------------------------------------------
 
     @property
-    def summary_tensors(self) -> list[tf.Tensor]:
-        """Return the tensors that a step with summaries fetches for them."""
-        return self._flat(list(self.summaries), lambda one: one.summary_sums) + [
-            tensor for one in self.summaries.values() for tensor in (one.condition, one.step) if tensor is not None
-        ]
+    def summary_tensors(self) -> list[Any]:
+        """Return what a step with summaries fetches for them: sums of the replicas, conditions, and steps.
+
+        A summary without a condition or a step of its own has None there.
+        """
+        ones = self.summaries.values()
+        sums = self._sums(self.summaries, [one.summary_sums for one in self._replicas])
+        return [sums, [one.condition for one in ones], [one.step for one in ones]]
 
     @property
-    def metric_tensors(self) -> list[tf.Tensor]:
-        """Return the tensors that each step fetches."""
-        return self._flat(self._summed, _sums_of_steps) + list(self.values.values())
+    def metric_tensors(self) -> list[Any]:
+        """Return what each step fetches: sums of the replicas, and `values`."""
+        return [self._sums(self._summed, [one.step_sums for one in self._replicas]), list(self.values.values())]
 
-    def _flat(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]]) -> list[tf.Tensor]:
-        pairs = [(sums_of(one), key) for key in keys for one in self._replicas]
-        return [tensor for sums, key in pairs if key in sums for tensor in sums[key]]
+    def _sums(self, keys: Iterable[str], replicas: Sequence[Mapping[str, Sum]]) -> list[list[Sum]]:
+        return [[sums[key] for sums in replicas if key in sums] for key in keys]
 
-    def packed_summaries(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
+    def packed_summaries(self, fetched: Sequence[Any]) -> tf.Tensor:
         """Return the values of `summary_tensors` as one float64 vector: sums, weights, conditions, steps."""
-        values = iter(fetched)
-        sums = self._added(list(self.summaries), lambda one: one.summary_sums, values)
-        conditions, steps = [], []
-        for one in self.summaries.values():
-            conditions.append(tf.constant(1.0, tf.float64) if one.condition is None else _scalar(next(values)))
-            steps.append(tf.constant(-1.0, tf.float64) if one.step is None else _scalar(next(values)))
-        return tf.stack([*sums, *conditions, *steps])
+        sums, conditions, steps = fetched
+        totals, weights = _added(sums)
+        is_recorded = [tf.constant(1.0, tf.float64) if one is None else _scalar(one) for one in conditions]
+        at = [tf.constant(-1.0, tf.float64) if one is None else _scalar(one) for one in steps]
+        return tf.stack([*totals, *weights, *is_recorded, *at])
 
-    def packed_metrics(self, fetched: Sequence[tf.Tensor]) -> tf.Tensor:
+    def packed_metrics(self, fetched: Sequence[Any]) -> tf.Tensor:
         """Return the values of `metric_tensors` as one float64 vector: sums, then weights."""
-        end = len(fetched) - len(self.values)
-        sums = self._added(self._summed, _sums_of_steps, iter(fetched[:end]))
-        values = [_scalar(value) for value in fetched[end:]]
+        totals, weights = _added(fetched[0])
+        values = [_scalar(value) for value in fetched[1]]
         one, zero = tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64)
-        weights = [tf.where(tf.math.is_nan(value), zero, one) if self._may_lack else one for value in values]
+        is_there = [tf.where(tf.math.is_nan(value), zero, one) if self._may_lack else one for value in values]
         if self._may_lack:
             values = [tf.where(tf.math.is_nan(value), zero, value) for value in values]
-        half = len(sums) // 2
-        return tf.stack([*sums[:half], *values, *sums[half:], *weights])
-
-    def _added(self, keys: Sequence[str], sums_of: Callable[[ReplicaScalars], Mapping[str, Sum]], values: Any) -> Any:
-        totals, weights = [], []  # `values` come in the order of `_flat`
-        for key in keys:
-            pairs = [(_scalar(next(values)), _scalar(next(values))) for one in self._replicas if key in sums_of(one)]
-            totals.append(tf.add_n([total for total, _ in pairs]) if len(pairs) > 1 else pairs[0][0])
-            weights.append(tf.add_n([weight for _, weight in pairs]) if len(pairs) > 1 else pairs[0][1])
-        return [*totals, *weights]
+        return tf.stack([*totals, *values, *weights, *is_there])
 
     # --- on the host ----------------------------------------------------------------------------------------------
 
@@ -247,17 +241,17 @@ class Fetched:
       fetches: what hooks fetch.
 
     Attributes:
-      tensors: name -> tensors of the traced graph that the step fetches to compute the output.
+      tensors: name -> structure of tensors of the traced graph that the step fetches to compute the output.
       specs: name -> TensorSpecs of the output.
     """
 
     def __init__(self, scalars: StepScalars, summaries: StepSummaries | None, fetches: Sequence[tf.Tensor]) -> None:
         self._pack = {"metrics": scalars.packed_metrics, "scalars": scalars.packed_summaries}
-        tensors_of = {"metrics": scalars.metric_tensors, "fetches": list(fetches)}
+        tensors_of: dict[str, list[Any]] = {"metrics": scalars.metric_tensors, "fetches": list(fetches)}
         if summaries is not None:
             images = [one.value for one in summaries.images]
             tensors_of |= {"scalars": scalars.summary_tensors, "protos": list(summaries.protos), "images": images}
-        self.tensors = {name: tensors for name, tensors in tensors_of.items() if tensors}
+        self.tensors = {name: tensors for name, tensors in tensors_of.items() if tf.nest.flatten(tensors)}
         sizes = {"metrics": 2 * len(scalars.metrics), "scalars": 4 * len(scalars.summaries)}
         self.specs = {
             name: tf.TensorSpec([sizes[name]], tf.float64)
@@ -271,8 +265,10 @@ class Fetched:
         return {name: self._pack[name](tensors) if name in self._pack else tensors for name, tensors in values.items()}
 
 
-def _sums_of_steps(one: ReplicaScalars) -> Mapping[str, Sum]:
-    return {**one.metric_sums, **one.logged_sums}
+def _added(sums: Sequence[Sequence[Sum]]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Return (totals, weights) over the replicas, given for each number the sums of those replicas that have it."""
+    added = [[tf.add_n(list(map(_scalar, each))) for each in zip(*of_replicas, strict=True)] for of_replicas in sums]
+    return [total for total, _ in added], [weight for _, weight in added]
 
 
 def _summary_value(one: SummaryScalar, value: float) -> tf.compat.v1.Summary.Value:

@@ -49,7 +49,6 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
     unshuffled = replaced(tf.data.Dataset, "shuffle", lambda dataset, *_, **__: dataset)
     with unshuffled if job.estimator.latest_checkpoint() is None else contextlib.nullcontext():
         training = job.estimator.prepare(job.train_spec.input_fn, job.train_spec.hooks, job.train_spec.max_epochs)
-        training.program.loop().trace(training.input.iterator)
         trained = set(training.model.store.saved)
         evaluations = [(spec, job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
     for spec, setup in evaluations:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from runner.config import user_code
-from runner.config.schema import GCE, TRAINING_RUNS, Config
+from runner.config.schema import CLOUDS, TRAINING_RUNS, Config
 from runner.task.stop_hook import StopRequest
 
 _log = logging.getLogger(__name__)
 
 PERIOD_SECS = 1.0
 TIMEOUT_SECS = 2.0
-GCE_HOST = "GCE_METADATA_HOST"
-"""Environment variable with another address of the metadata server, which Google's libraries also read."""
+GCE_HOST, AWS_ENDPOINT = "GCE_METADATA_HOST", "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+AZURE_ENDPOINT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
+"""Environment variables with another address of a metadata server, which the clouds' own libraries also read."""
+_ENDPOINT = "http://169.254.169.254"
+"""The link-local address of the metadata server of a machine of AWS or Azure."""
 
 Notice = Callable[[], bool | float | None]
 """Function that returns the seconds until preemption, or True if they are unknown; None or False: no notice."""
@@ -37,13 +44,100 @@ def is_preempted_by_gce() -> bool:
     """
     host = os.environ.get(GCE_HOST, "metadata.google.internal")
     url = f"http://{host}/computeMetadata/v1/instance/preempted"
-    # Connect directly, ignoring proxies of the environment.
-    opener = build_opener(ProxyHandler({}))
-    with opener.open(Request(url, headers={"Metadata-Flavor": "Google"}), timeout=TIMEOUT_SECS) as response:
-        text = response.read(100).decode().strip()
+    text = _read(url, {"Metadata-Flavor": "Google"})
     if text not in ("TRUE", "FALSE"):
         raise ValueError(f"{url} returned {text!r}, expected TRUE or FALSE")
-    return bool(text == "TRUE")
+    return text == "TRUE"
+
+
+def interruption_by_aws() -> float | None:
+    """Ask EC2's metadata service (IMDSv2) whether this Spot instance is about to be interrupted.
+
+    It announces that two minutes before. Hibernation is announced when it begins.
+
+    Returns:
+      The seconds until then; None: there is no notice.
+
+    Raises:
+      OSError: no such service answers.
+      ValueError: the answer is not that of the service.
+    """
+    endpoint = os.environ.get(AWS_ENDPOINT, _ENDPOINT).rstrip("/")
+    # A token for each check, which is never too old: IMDSv2 answers an expired one with 401.
+    token = _read(f"{endpoint}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
+    url = f"{endpoint}/latest/meta-data/spot/instance-action"
+    try:
+        action = json.loads(_read(url, {"X-aws-ec2-metadata-token": token}))
+    except HTTPError as error:
+        if error.code == 404:  # the document exists only after a notice
+            return None
+        raise
+    return _seconds_until(datetime.fromisoformat(action["time"]))
+
+
+def eviction_by_azure() -> bool | float:
+    """Ask Azure's Scheduled Events whether this machine is about to be evicted or deleted.
+
+    They announce the eviction of a Spot machine about 30 s before. Other events (a reboot, a freeze, a move to another
+    host) are ignored, because the machine stays. Azure takes up to two minutes for its first answer, so the first
+    checks may time out.
+
+    Returns:
+      The seconds until then, True if it has begun; False: there is no notice.
+
+    Raises:
+      OSError: no such service answers.
+      ValueError: the answer is not that of the service.
+    """
+    metadata = f"{os.environ.get(AZURE_ENDPOINT, _ENDPOINT).rstrip('/')}/metadata"
+    header = {"Metadata": "true"}
+    events = json.loads(_read(f"{metadata}/scheduledevents?api-version=2020-07-01", header))["Events"]
+    ends = [event for event in events if event["EventType"] in ("Preempt", "Terminate")]
+    if not ends:
+        return False
+    # All machines of a scale set or availability set are told of the events of each. NotBefore is "" of an event that
+    # has begun: True, which as a number is 1 s, so it counts before later events.
+    name = _read(f"{metadata}/instance/compute/name?api-version=2021-02-01&format=text", header)
+    times = [event["NotBefore"] for event in ends if name in event["Resources"]]
+    return min((_seconds_until(parsedate_to_datetime(time)) if time else True for time in times), default=False)
+
+
+_SOURCES: Mapping[str, Notice] = {
+    "aws": interruption_by_aws,
+    "azure": eviction_by_azure,
+    "gce": is_preempted_by_gce,
+}
+
+
+def notice_of(cloud: str) -> Notice:
+    """Return the function that asks the metadata server of a cloud, "auto": of the first cloud that has answered."""
+    if cloud in _SOURCES:
+        return _SOURCES[cloud]
+    answered: list[Notice] = []
+
+    def ask() -> bool | float | None:
+        for notice in answered or _SOURCES.values():
+            try:
+                answer = notice()
+            except (OSError, ValueError, LookupError):
+                if answered:
+                    raise
+                continue
+            answered[:] = [notice]
+            return answer
+        raise OSError(f"no metadata server answers ({', '.join(_SOURCES)})")
+
+    return ask
+
+
+def _read(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
+    opener = build_opener(ProxyHandler({}))  # connect directly, ignoring proxies of the environment
+    with opener.open(Request(url, headers=dict(headers), method=method), timeout=TIMEOUT_SECS) as response:
+        return str(response.read(1_000_000).decode().strip())
+
+
+def _seconds_until(time: datetime) -> float:
+    return max(0.0, round((time - datetime.now(UTC)).total_seconds(), 1))
 
 
 @contextmanager
@@ -57,7 +151,7 @@ def watched(config: Config, stop: StopRequest) -> Iterator[None]:
     if name is None or config.command not in TRAINING_RUNS:
         yield
         return
-    notice: Notice = is_preempted_by_gce if name == GCE else user_code.load(*config.notice_function(name))
+    notice: Notice = notice_of(name) if name in CLOUDS else user_code.load(*config.notice_function(name))
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(name, notice, stop, ended), name="preemption", daemon=True)
     watch.start()

@@ -36,6 +36,9 @@ except ImportError:  # it moved: `_pruned_part` does the same, more slowly
 v1 = tf.compat.v1
 
 _numbers = itertools.count()
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+"""End of the keys of tf.train.Checkpoint, after the path of an object."""
+
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
@@ -485,7 +488,7 @@ def object_graph_of(root: Any, name_of: Callable[[Any], str | None]) -> tuple[by
     for one, node in zip(objects, described.nodes, strict=True):
         name = name_of(one)
         if name is not None:
-            keys[name] = f"{paths[one]}/.ATTRIBUTES/VARIABLE_VALUE"
+            keys[name] = f"{paths[one]}{VALUE}"
             node.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=keys[name])
     util.add_checkpoint_values_check(described)
     return described.SerializeToString(), keys

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.tf_private.legacy_keras import tf_keras_of_graphs
+from runner.tf_private.legacy_keras import keras_2_of_graphs
 from runner.tf_private.parameter_server import lookup_by_rows
 from runner.tf_private.replaced import all_replaced, replaced
 from runner.tf_private.variables import begin_with
@@ -80,7 +80,7 @@ def keras_trace(
       become initial values; an assignment in the step would undo all training so far.
     """
     trace = KerasTrace(reduce)
-    with tf_keras_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
+    with keras_2_of_graphs(is_eager_outside=False), _watching_tf_keras(trace, traced):
         with _watching_keras_3(trace, traced, seeds) if "keras" in sys.modules else contextlib.nullcontext():
             yield trace
 
@@ -89,15 +89,16 @@ def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractCon
     """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3.
 
     Private, in tf_keras 2.21: `_compute_current_learning_rate`, `_apply_weight_decay` and
-    `_distributed_apply_gradients_fn`, which write variables and return no operation for it. When they move: see what
-    `apply_gradients` calls.
+    `_distributed_apply_gradients_fn`, which write variables and return no operation for it; `_aggregate_gradients` of
+    the legacy optimizers, which sums gradients. When they move: see what `apply_gradients` calls.
     """
     if "tf_keras" not in sys.modules:
         return contextlib.nullcontext()
-    kind = sys.modules["tf_keras"].optimizers.Optimizer
+    kind, legacy = sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer
     writing = ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn")
     return all_replaced(
         (kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)),
+        (legacy, "_aggregate_gradients", _reduced(legacy._aggregate_gradients, trace)),
         *((kind, name, _noted(getattr(kind, name), trace, traced)) for name in writing),
     )
 

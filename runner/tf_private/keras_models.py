@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.tf_private.legacy_keras import tf_keras_of_graphs
+from runner.tf_private.legacy_keras import keras_2_of_graphs
 from runner.tf_private.replaced import EnteredOnce, Overlay, replaced
 
 
@@ -33,18 +33,20 @@ def _patched() -> Iterator[None]:
     classes of existing ones, which breaks models that were made eagerly, and it cannot make functional models.
 
     Private: `version_utils.should_use_v2`, `base_layer_utils.is_in_tf_function`. When they move: look for code that
-    tests whether a graph's name begins with "wrapped_function". `Model._create_counter_variable` and
-    `scale_loss_for_distribution`: see below.
+    tests whether a graph's name begins with "wrapped_function". `Model._create_counter_variable`,
+    `scale_loss_for_distribution` and `Sequential._build_graph_network_for_inferred_shape`: see below.
     """
-    from tf_keras.src.engine import base_layer_utils, training
+    from tf_keras.src.engine import base_layer_utils, sequential, training
     from tf_keras.src.utils import losses_utils, version_utils
 
     with (
-        tf_keras_of_graphs(is_eager_outside=True),
+        keras_2_of_graphs(is_eager_outside=True),
         replaced(version_utils, "should_use_v2", lambda: True),
         replaced(base_layer_utils, "is_in_tf_function", lambda: True),
         # The counters are for `fit`, which is not called.
         replaced(training.Model, "_create_counter_variable", lambda self, value: None),
+        # It would build layers outside of the name scope of the model around them. In tf.estimator it did nothing.
+        replaced(sequential.Sequential, "_build_graph_network_for_inferred_shape", lambda self, *args: None),
         # `compile` would enter the strategy's scope, which fails inside a replica.
         replaced(training.Model, "distribute_strategy", property(_entered_strategy)),
         # tf_keras divides losses by the number of replicas, for optimizers that sum; the runner weights gradients

@@ -1,4 +1,6 @@
-"""Keras 2 (the package tf_keras): whether `tf.keras` is Keras 2, and how it treats the graph of a trace."""
+"""Keras 2 (the package tf_keras, and `tensorflow.python.keras`): whether `tf.keras` is Keras 2, and how it treats the
+graph of a trace.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runner.tf_private.replaced import Overlay, all_replaced
@@ -26,11 +28,12 @@ def is_installed() -> bool:
     return importlib.util.find_spec("tf_keras") is not None
 
 
-def tf_keras_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextManager[None]:
-    """Control what tf_keras assumes about the graph of a trace, inside this context; does nothing without tf_keras.
+def keras_2_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextManager[None]:
+    """Control what tf_keras and the copy of Keras 2 in TensorFlow assume about the graph of a trace, inside this
+    context.
 
-    It recognizes graphs of wrap_function by name, and would mix its behavior for eager programs and for graphs until it
-    fails with a RecursionError.
+    They recognize graphs of wrap_function by name, and would mix their behavior for eager programs and for graphs until
+    they fail with a RecursionError.
 
     Args:
       is_eager_outside: assume an eager program around the graph. False: assume a TensorFlow 1 graph, as in
@@ -39,10 +42,12 @@ def tf_keras_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextM
 
     Private, in tf_keras 2.21: `tf` and `tf1` of `base_layer_utils`, whose `executing_eagerly_outside_functions` it
     calls; `_UNSAFE_GRAPH_OP_LAYER_CREATION`, which uses constants between layers without evaluating them in a session;
-    `tf` of `legacy_tf_layers.base`. When they move: see what `backend.placeholder` checks.
+    `tf` of `legacy_tf_layers.base` and `metrics.base_metric`. When they move: see what `backend.placeholder` checks. In
+    TensorFlow 2.21: `tensorflow.python.keras`, whose modules call the same function by their `ops`.
     """
+    in_tensorflow = _in_tensorflow(is_eager_outside)
     if "tf_keras" not in sys.modules and not (is_asked_for(os.environ) and is_installed()):
-        return contextlib.nullcontext()
+        return all_replaced(*in_tensorflow)
     from tf_keras.src.engine import base_layer_utils
 
     name = "executing_eagerly_outside_functions"
@@ -50,8 +55,26 @@ def tf_keras_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextM
     # Otherwise tf.layers with a regularizer expects variables of a v1 graph.
     layers: Any = importlib.import_module("tf_keras.src.legacy_tf_layers.base")
     v1 = Overlay(layers.tf.compat.v1, executing_eagerly_outside_functions=lambda: True)
+    # In such a graph the update of a user's metric would be a tf.function, whose writes cannot be seen from outside.
+    metrics: Any = importlib.import_module("tf_keras.src.metrics.base_metric")
     return all_replaced(
+        *in_tensorflow,
         *((module, name, lambda: is_eager_outside) for module in modules.values()),
         (base_layer_utils, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True),
         (layers, "tf", Overlay(layers.tf, compat=Overlay(layers.tf.compat, v1=v1))),
+        (metrics, "tf", Overlay(metrics.tf, function=lambda update: update)),
     )
+
+
+def _in_tensorflow(is_eager_outside: bool) -> Iterator[tuple[Any, str, Any]]:
+    """Yield what to replace in the modules of `tensorflow.python.keras`, which TensorFlow imports itself."""
+    from tensorflow.python.framework import ops
+
+    own = Overlay(ops, executing_eagerly_outside_functions=lambda: is_eager_outside)
+    for name, module in list(sys.modules.items()):
+        # Not those of tf.layers, which tf_slim uses: as above, they would expect variables of a v1 graph.
+        is_of_layers = name.startswith("tensorflow.python.keras.legacy_tf_layers.")
+        if name.startswith("tensorflow.python.keras.") and not is_of_layers and getattr(module, "ops", None) is ops:
+            yield module, "ops", own
+        if name == "tensorflow.python.keras.engine.base_layer_utils":
+            yield module, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True

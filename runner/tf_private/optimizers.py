@@ -6,6 +6,7 @@ its case.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -75,24 +76,20 @@ def begin_update(optimizer: Any) -> Any:
     return getattr(optimizer, "learning_rate", None)
 
 
-def with_slots_in(optimizer: Any, folder: str) -> Any:
-    """Return the v1 optimizer, changed to name its slots `<variable>/<folder>/Adam` instead of `<variable>/Adam`.
+def renewed_in(optimizer: Any, scope: str) -> Any:
+    """Return a v1 optimizer like `optimizer`, without state, which makes its variables other than slots in the name
+    scope `scope`.
 
-    Private: `_create_slots`, which every v1 optimizer overrides, since TF 1.
+    Private: `_create_slots`, which every v1 optimizer overrides, since TF 1; `_slots` and `_non_slot_dict`, the state,
+    which cannot be copied in a graph.
     """
-    create_slots = optimizer._create_slots
+    made = copy.copy(optimizer)
+    made._slots, made._non_slot_dict = {}, {}
+    create_slots = made._create_slots
 
     def create(var_list: Sequence[Any]) -> None:
-        primaries = {variable.name.partition(":")[0] for variable in var_list}
-
-        def renamed(next_creator: Any, **kwargs: Any) -> Any:
-            owner, _, slot = str(kwargs.get("name")).rstrip("/").rpartition("/")
-            if owner in primaries:
-                kwargs["name"] = f"{owner}/{folder}/{slot}"
-            return next_creator(**kwargs)
-
-        with graphs.creator_scope(renamed):
+        with v1.name_scope(f"{scope}/"):
             create_slots(var_list)
 
-    optimizer._create_slots = create
-    return optimizer
+    made._create_slots = create
+    return made

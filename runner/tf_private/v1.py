@@ -16,16 +16,28 @@ from tensorflow.python.client.session import SessionInterface
 from tensorflow.python.framework import stack
 from tensorflow.python.ops import gradients_util, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
+from tensorflow.python.saved_model.model_utils import export_output
 from tensorflow.python.summary import summary
+from tensorflow.python.training import basic_session_run_hooks
 
 from runner.tf_private.replaced import all_replaced, replaced
 
 v1 = tf.compat.v1
 
+SessionProfilerHook: Any = basic_session_run_hooks.ProfilerHook
+"""`tf.compat.v1.train.ProfilerHook`, whose public name runner.classic replaces. When it moves: take it before that."""
+
 ActsAsSession: Any = SessionInterface
 """Base class of objects that `tf.compat.v1.train.Saver.save` accepts as a session.
 
 Private: `session.SessionInterface`, since TF 1.0. When it moves: use `object`; hooks can then restore but not save.
+"""
+
+IsExportOutput: Any = export_output.ExportOutput
+"""Base class of the outputs that TensorFlow's own functions for exports accept; tf.estimator 2.15's source calls these.
+
+Private: `model_utils.export_output.ExportOutput`, which was public as `tf.estimator.export.ExportOutput` until 2.15.
+When it moves: use `object`; the heads of that source then cannot predict.
 """
 
 

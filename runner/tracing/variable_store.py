@@ -344,7 +344,7 @@ class VariableStore:
                     initial = self._fed(spec, evaluate, initial)
                 try:
                     self._materialise(spec, initial, on_one_device=on_one_device)
-                except (TypeError, ValueError, tf.errors.InaccessibleTensorError):
+                except (TypeError, ValueError):  # the latter is also the class of TensorFlow's InaccessibleTensorError
                     if not callable(initial):
                         raise
                     # The initializer uses tensors of the trace, so run it there.

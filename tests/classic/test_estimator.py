@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import inspect
 import logging
 import os
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_model_fn_gets_the_config_it_was_made_with(tmp_path: Path) -> None:
     config = RunConfig(session_config=tf.ConfigProto(), save_summary_steps=7)
     Estimator(model_fn, str(tmp_path), config).train(batches(), steps=1)
     assert {(one.save_summary_steps, one.task_type, one.model_dir) for one in configs} == {(7, "worker", str(tmp_path))}
-    assert configs[0].session_config is config.session_config  # type: ignore[attr-defined]
+    assert configs[0].session_config is config.session_config
 
 
 def test_arguments_without_effect_are_said(
@@ -345,6 +346,16 @@ def test_profiler_hook_profiles_each_nth_step(
         ProfilerHook()
 
 
+def test_a_profiler_hook_of_a_graph_writes_timelines_in_its_session(tmp_path: Path) -> None:
+    """TensorFlow 2.15: the same steps."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step().assign_add(1)
+        hook = tf.estimator.ProfilerHook(save_steps=2, output_dir=str(tmp_path))
+        with tf.train.SingularMonitoredSession(hooks=[hook]) as session:
+            written = [(session.run(step), len(list(tmp_path.glob("timeline-*"))))[1] for _ in range(5)]
+    assert written == [0, 1, 1, 2, 2]
+
+
 @pytest.mark.long
 def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path, messages: Messages) -> None:
     """Under Mirrored tf.estimator's failed (tensorflow issue 23525)."""
@@ -423,3 +434,33 @@ def test_gradients_that_an_optimizer_takes_in_a_loop_are_those_of_2_15(tmp_path:
     estimator.train(lambda: tf.data.Dataset.from_tensors((x, 3 * x)), steps=1)
     assert estimator.get_variable_value("w").tolist() == [[4.0]]
     assert estimator.evaluate(lambda: tf.data.Dataset.from_tensors((x, 3 * x)))["gradient"] == 60.0
+
+
+def test_a_library_may_replace_the_model_fn(tmp_path: Path) -> None:
+    """As neural-structured-learning does, which adds a loss to that of any Estimator and calls the one that was there
+    twice."""
+    numbers = {"x": np.zeros([4, 1], np.float32)}, np.ones([4, 1], np.float32)
+    column = tf.feature_column.numeric_column("x")
+    make = functools.partial(tf.train.GradientDescentOptimizer, 1 / 16)
+    estimator: Any = tf.estimator.LinearRegressor([column], model_dir=str(tmp_path), optimizer=make)
+
+    def bias_after_a_step() -> Any:
+        estimator.train(lambda: tf.data.Dataset.from_tensors(numbers), steps=1)
+        return estimator.get_variable_value("linear/linear_model/bias_weights").tolist()
+
+    assert bias_after_a_step() == [0.5]
+    inner = estimator._model_fn
+    assert "config" in inspect.signature(inner).parameters
+
+    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+        with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE, auxiliary_name_scope=False):
+            spec = inner(features, labels, mode, config=config)
+            if mode != tf.estimator.ModeKeys.TRAIN:
+                return spec
+            loss = spec.loss + inner(features, labels, mode, config=config).loss
+        return spec._replace(loss=loss, train_op=make().minimize(loss, tf.train.get_global_step()))
+
+    estimator._model_fn = model_fn
+    assert bias_after_a_step() == [1.0]  # 0.75 with the loss that was there
+    assert estimator.evaluate(lambda: tf.data.Dataset.from_tensors(numbers))["loss"] == 0.0
+    assert estimator.get_variable_value("global_step") == 2

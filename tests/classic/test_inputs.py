@@ -66,6 +66,52 @@ def test_columns_of_a_frame_are_features() -> None:
     assert labels["y"].tolist() == [3, 4]
 
 
+def frame_of(x: dict[str, Any], y: Any) -> Any:
+    return pandas_input_fn(pd.DataFrame(x), pd.Series(y), batch_size=4, shuffle=False)()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x, y: (lambda both: (both[0]["a"], both[1]))(numpy_input_fn(x, y, batch_size=4, shuffle=False)()),
+        lambda x, y: (lambda both: (both[0]["a"], both[1]["y"]))(
+            numpy_input_fn(x, {"y": y}, batch_size=4, shuffle=False)()
+        ),
+        lambda x, y: (lambda features: (features["a"], features["a"]))(
+            numpy_input_fn(x, batch_size=4, shuffle=False)()
+        ),
+        lambda x, y: (numpy_input_fn(x["a"], batch_size=4, shuffle=False)() + 0.0, tf.zeros([1], tf.float64)),
+        lambda x, y: (lambda both: (both[0]["a"], both[1]))(frame_of(x, y)),
+    ],
+    ids=["labels", "dict of labels", "no labels", "array", "frame"],
+)
+def test_in_another_input_fn_they_return_tensors_of_the_next_batch_in_each_step(read: Any, tmp_path: Path) -> None:
+    """TensorFlow 2.15: the same tensors and batches, in the input function of an Estimator and in a graph."""
+    x, y = {"a": np.arange(6.0)}, np.arange(6.0)
+
+    def input_fn() -> Any:
+        features, labels = read(x, y)
+        assert tf.is_tensor(features)
+        return {"twice": features * 2}, labels + tf.zeros_like(features)
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        step = tf.train.get_global_step()
+        with tf.control_dependencies([features["twice"]]):
+            train_op = step.assign_add(1)
+        loss = None if labels is None else tf.reduce_mean(labels)
+        return tf.estimator.EstimatorSpec(mode, features, loss, train_op)
+
+    estimator = Estimator(model_fn, str(tmp_path))
+    estimator.train(input_fn)
+    assert estimator.get_variable_value("global_step") == 2
+    assert [one["twice"] for one in estimator.predict(lambda: input_fn()[0])] == [0, 2, 4, 6, 8, 10]
+    with tf.Graph().as_default(), tf.Session() as session:
+        features, _ = read(x, y)
+        assert [session.run(features).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5]]
+        with pytest.raises(tf.errors.OutOfRangeError):
+            session.run(features)
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -284,7 +330,7 @@ OF_A_SESSION: dict[str, Any] = {
     ),
     "nested": (
         lambda _: ({"a": [tf.ones([1]), (tf.ones([1]), [tf.ones([1])])], "b": [[3.0]]}, None),
-        3.0, 1.0, [1, 1, 1], {"a": [None, (None, [None])], "b": None}, None,
+        3.0, 1.0, [1, 1, 1], {"a": [None, (None, [None])], "b": [[None]]}, None,
     ),
     "lists of an iterator": (
         lambda _: (lambda n: ([n, n + 1], {"y": [n]}))(one_by_one()), 3.0, 2.0, [0, 1, 2], [None, None], {"y": [None]},
@@ -416,7 +462,12 @@ def tpu_model(features: Any, labels: Any, mode: str, params: Any) -> TPUEstimato
         return calls.assign_add(amount[0], read_value=False)
 
     def eval_metrics(loss: Any) -> Any:
-        return {"twice": tf.metrics.mean(2 * loss)}
+        return {"twice": {loss: tf.metrics.mean(2 * loss)}[loss]}
+
+    def scaffold_fn() -> Any:
+        # With TensorFlow 1's operators, like model_fn: a variable and a tensor can be keys, and `==` is a bool.
+        assert {calls: 1, spec.loss: 2}[spec.loss] == 2 and (spec.loss == calls) is False
+        return tf.train.Scaffold()
 
     return TPUEstimatorSpec(
         mode,
@@ -424,7 +475,7 @@ def tpu_model(features: Any, labels: Any, mode: str, params: Any) -> TPUEstimato
         train_op=optimizer.minimize(spec.loss, tf.train.get_global_step()),
         host_call=(host_call, [tf.ones([1])]),
         eval_metrics=(eval_metrics, {"loss": spec.loss}),
-        scaffold_fn=lambda: tf.train.Scaffold(),
+        scaffold_fn=scaffold_fn,
     )
 
 
@@ -459,6 +510,28 @@ def test_tpu_estimators_that_cannot_be_are_refused(
 ) -> None:
     with messages.raised(ValueError):
         TPUEstimator(tpu_model, str(tmp_path), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda tpu: tuple(tpu.TPUConfig())[:4], (2, None, None, 2)),
+        (lambda tpu: tuple(tpu.TPUConfig("300s", per_host_input_for_training=False))[:4], ("300s", None, None, 1)),
+        (lambda tpu: tpu.TPUConfig(per_host_input_for_training=3).per_host_input_for_training, 3),
+        (lambda tpu: tpu.TPUConfig(0), ValueError),
+        (lambda tpu: tpu.TPUConfig(num_shards=0), ValueError),
+        (lambda tpu: tpu.TPUConfig(num_cores_per_replica=3), ValueError),
+        (lambda tpu: TPUEstimatorSpec("train", training_hooks=[3]), TypeError),
+        (lambda tpu: TPUEstimatorSpec("train", training_hooks=3), TypeError),
+    ],
+)
+def test_values_for_tpus_are_those_of_tf_estimator(make: Any, expected: Any) -> None:
+    """The values, and the types of the errors, are those of TensorFlow 2.15."""
+    if isinstance(expected, type):
+        with pytest.raises(expected):
+            make(tf.estimator.tpu)
+    else:
+        assert make(tf.estimator.tpu) == expected
 
 
 @pytest.mark.parametrize("name", ["eval_metrics", "host_call"])

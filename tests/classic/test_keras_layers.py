@@ -81,3 +81,28 @@ def test_they_train_on_two_replicas(tmp_path: Path) -> None:
     estimator = Estimator(model_fn, tmp_path, config, {"make": functional}).train(data)
     assert estimator.get_variable_value("global_step") == 2
     assert np.isfinite(estimator.evaluate(data)["mae"])
+
+
+class Largest(keras.metrics.Mean):  # type: ignore[name-defined]
+    """A metric of a user's own: the mean of each example's largest error."""
+
+    def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> Any:
+        return super().update_state(tf.reduce_max(tf.abs(labels - predictions), 1), sample_weight)
+
+
+@pytest.mark.parametrize(
+    "strategy", [None, tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])], ids=["default", "mirrored"]
+)
+def test_a_metric_class_of_a_users_own_is_updated_in_model_fn(strategy: Any, tmp_path: Path) -> None:
+    def own(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        metric, step = Largest(name="largest"), v1.train.get_or_create_global_step()
+        metric.update_state(labels, features[:, :1])
+        return EstimatorSpec(
+            mode, loss=tf.reduce_mean(features), train_op=step.assign_add(1), eval_metric_ops={"largest": metric}
+        )
+
+    estimator = Estimator(own, tmp_path, RunConfig(eval_distribute=strategy))
+    estimator.train(data, steps=1)
+    expected = np.abs(X[:, :1] - Y).mean()
+    for _ in range(2):
+        assert estimator.evaluate(data)["largest"] == pytest.approx(expected, rel=1e-6)

@@ -314,6 +314,98 @@ def test_the_rate_of_a_model_of_tf_keras_warms_up(tmp_path: Path) -> None:
     np.testing.assert_allclose(change(warmup_steps=4) * 4, change(), rtol=1e-5)
 
 
+# --- as in 2.15; the numbers are its own ------------------------------------------------------------------------------
+
+
+def with_fixed_weights(model: Any) -> Any:
+    for number, one in enumerate(model.weights):
+        one.assign(np.random.RandomState(number).randn(*one.shape) * 0.3)
+    return model
+
+
+def wide_deep() -> Any:
+    ones, layers = "ones", tf_keras.layers
+    deep = tf_keras.Sequential([layers.Dense(2, kernel_initializer=ones), layers.Dense(1, kernel_initializer=ones)])
+    return tf_keras.experimental.WideDeepModel(tf_keras.experimental.LinearModel(), deep)
+
+
+def simple() -> Any:
+    return with_fixed_weights(build(tf_keras))
+
+
+V1 = tf.compat.v1.train
+WIDE, DEEP = "wide_deep_model/linear_model", "wide_deep_model/sequential"
+# Case -> model, its optimizers, whether `fit` trains it before; loss before and after three steps, names of variables.
+LIKE_2_15: dict[str, tuple[Any, Any, bool, list[float], set[str]]] = {
+    "an optimizer of TensorFlow 1": (
+        simple, lambda: V1.AdamOptimizer(0.01), False, [1.1400994, 1.1012753],
+        {"y/kernel/Adam", "y/kernel/Adam_1", "training/beta1_power", "training/beta2_power"},
+    ),
+    "an optimizer of TensorFlow 1 that has state": (
+        simple, lambda: V1.AdamOptimizer(0.01), True, [1.1012753, 1.0732797], {"y/kernel/Adam", "training/beta1_power"},
+    ),
+    "metrics that have been updated": (simple, lambda: "sgd", True, [1.1261921, 1.1137704], {"training/SGD/momentum"}),
+    "two optimizers": (
+        wide_deep, lambda: [tf_keras.optimizers.legacy.SGD(0.01), tf_keras.optimizers.legacy.Adagrad(0.05)], False,
+        [20.967878, 11.853931],
+        {f"{WIDE}/kernel", f"{DEEP}/dense_1/kernel", f"training/Adagrad/{DEEP}/dense/bias/accumulator"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LIKE_2_15)
+def test_what_2_15_trained_is_trained_alike(case: str, tmp_path: Path) -> None:
+    make, optimizers, is_fitted, losses, names = LIKE_2_15[case]
+    model, x = make(), (X, X) if make is wide_deep else X
+    model.compile(optimizers(), "mse", metrics=["mae"])
+    if is_fitted:
+        model.fit(x, Y, batch_size=8, shuffle=False, verbose=0)
+    estimator = model_to_estimator(model, model_dir=tmp_path)
+    found = [estimator.evaluate(batches(x=x))["loss"], estimator.train(batches(x=x)).evaluate(batches(x=x))["loss"]]
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    assert names <= {*estimator.get_variable_names()}
+
+
+@pytest.mark.long
+def test_a_model_is_exported_before_it_is_trained(family: Any, tmp_path: Path) -> None:
+    model = build(family)
+    model.fit(X, Y, verbose=0)
+    estimator = model_to_estimator(model, model_dir=tmp_path)
+    assert tf.train.latest_checkpoint(tmp_path / "keras") == str(tmp_path / "keras/keras_model.ckpt")
+    receiver_fn = build_raw_serving_input_receiver_fn({"x": tf.TensorSpec([None, 4])})
+    path = estimator.export_saved_model(tmp_path / "export", receiver_fn).decode()
+    served = tf.saved_model.load(path).signatures["serving_default"](x=tf.constant(X))
+    np.testing.assert_allclose(served["y"], model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_layer_keeps_its_weights(family: Any, tmp_path: Path) -> None:
+    model = build(family)
+    model.get_layer("hidden").trainable = False
+    model.compile("sgd", "mse")
+    estimator = model_to_estimator(model, model_dir=tmp_path).train(batches())
+    before = model.get_layer("hidden").get_weights()[0]
+    np.testing.assert_array_equal(estimator.get_variable_value("hidden/kernel"), before)
+    assert np.any(estimator.get_variable_value("y/kernel") != model.get_layer("y").get_weights()[0])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("given", "error"), [
+    ({"o1": WEIGHTS[:8]}, None), ((WEIGHTS[:8], WEIGHTS[:8]), None),
+    ({"o1": WEIGHTS[:8], "o9": WEIGHTS[:8]}, ValueError), ((WEIGHTS[:8],), ValueError),
+], ids=["of one output", "of both", "of an unknown one", "too few"])  # fmt: skip
+def test_outputs_have_sample_weights(given: Any, error: type[Exception] | None, tmp_path: Path) -> None:
+    estimator = model_to_estimator(of_two(tf_keras), model_dir=tmp_path)
+    fn = rows_of(({"features": {"a": A, "b": B}, "sample_weights": given}, (OUT1, OUT2)))
+    if error is not None:
+        with pytest.raises(error):
+            estimator.evaluate(fn)
+        return
+    model, both = of_two(tf_keras), list(given.values()) + [np.ones(8)] if isinstance(given, dict) else list(given)
+    expected = model.evaluate([A, B], [OUT1, OUT2], sample_weight=both, batch_size=4, verbose=0)[0]
+    assert estimator.evaluate(fn)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -339,6 +431,29 @@ def test_what_cannot_be_is_refused(family: Any, tmp_path: Path, messages: Messag
         model_to_estimator("model")
     with messages.raised(ValueError):
         model_to_estimator(family.Sequential([family.layers.Dense(1)]))
+    with messages.raised(ValueError):
+        model_to_estimator(build(family, "own"), model_dir=tmp_path, checkpoint_format="checkpoint")
+
+
+def twice(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_model_that_cannot_be_rebuilt_is_refused_at_once(family: Any, tmp_path: Path) -> None:
+    model = family.Sequential([family.Input([4]), family.layers.Dense(1, activation=twice)])
+    model.compile("sgd", "mse")
+    with pytest.raises((TypeError, ValueError)) as caught:
+        model_to_estimator(model, model_dir=tmp_path / "1")
+    assert "custom_objects" in caught.value.__notes__[-1]
+    model_to_estimator(model, model_dir=tmp_path / "2", custom_objects={"twice": twice}).train(batches(), steps=1)
+
+
+def test_models_of_the_copy_of_keras_in_tensorflow_are_refused(messages: Messages) -> None:
+    from tensorflow.python.keras import layers, models
+
+    model = models.Sequential([layers.Dense(1, input_shape=(4,))])
+    with messages.raised(ValueError):
+        model_to_estimator(model)
 
 
 def test_a_class_without_a_config_is_refused(tmp_path: Path, messages: Messages) -> None:
@@ -346,7 +461,7 @@ def test_a_class_without_a_config_is_refused(tmp_path: Path, messages: Messages)
     model(X[:1])
     model.compile("sgd", "mse")
     with messages.raised(ValueError):
-        model_to_estimator(model, model_dir=tmp_path).train(batches())
+        model_to_estimator(model, model_dir=tmp_path)
 
 
 @pytest.mark.parametrize("name", [
@@ -355,6 +470,7 @@ def test_a_class_without_a_config_is_refused(tmp_path: Path, messages: Messages)
     "tf_keras.src.engine.base_layer_utils:is_in_tf_function",
     "tf_keras.src.engine.training:Model._create_counter_variable",
     "tf_keras.src.engine.training:Model.distribute_strategy",
+    "tf_keras.src.engine.sequential:Sequential._build_graph_network_for_inferred_shape",
     "tf_keras.src.utils.losses_utils:scale_loss_for_distribution",
 ])  # fmt: skip
 def test_private_name_is_there(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from runner import Input, RunConfig
 from runner.classic.keras2_optimizers import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
 from runner.classic.optimizers import optimizer_of, v1_optimizer_of
 from tests.support.messages import Messages
+from tests.support.models import strategies
+from tests.support.tiers import slow_but
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
 legacy = tf_keras.optimizers.legacy
@@ -87,8 +91,27 @@ def test_what_an_old_optimizer_cannot_do_is_left_to_the_new_one(messages: Messag
     keras.utils.clear_session()
     found: Any = optimizer_of(given)
     assert type(found) is keras.optimizers.Adam and found.name == "adam"
+    again: Any = optimizer_of(given())
+    assert type(again) is keras.optimizers.Adam and again.clipnorm == 1.0
+
+
+class Untold(keras.optimizers.SGD):
+    """Its `get_config` lacks an argument."""
+
+    def __init__(self, scale: float, **settings: Any) -> None:
+        super().__init__(scale, **settings)
+
+
+def test_an_optimizer_that_cannot_be_made_again_is_asked_for_as_a_function(messages: Messages) -> None:
+    assert type(optimizer_of(lambda: Untold(0.1))) is Untold
     with messages.raised(ValueError):
-        optimizer_of(given())
+        optimizer_of(Untold(0.1))
+
+
+def test_an_optimizer_of_the_users_own_class_of_a_known_name_is_not_replaced() -> None:
+    own: Any = type("Adam", (legacy.Adam,), {"__module__": "users"})
+    found: Any = optimizer_of(own(0.3))
+    assert type(found) is own and found.get_config()["learning_rate"] == pytest.approx(0.3)
 
 
 def test_a_rate_that_is_a_tensor_of_the_graph_is_taken_as_it_is() -> None:
@@ -106,9 +129,118 @@ def test_an_optimizer_of_v1_is_copied_for_it_keeps_slots() -> None:
     given = v1.train.AdamOptimizer(0.1)
     assert optimizer_of(given) is not given
     assert type(v1_optimizer_of("RMSProp", 0.1)) is v1.train.RMSPropOptimizer
+    assert type(v1_optimizer_of(given)) is v1.train.AdamOptimizer
+    with pytest.raises(ValueError, match="learning_rate"):
+        v1_optimizer_of("RMSProp")
 
 
 @pytest.mark.parametrize("given", ["adam", 3])
 def test_what_is_no_optimizer_is_refused(given: Any, messages: Messages) -> None:
     with messages.raised(ValueError):
         optimizer_of(given)
+
+
+# --- optimizers of the users' own classes -----------------------------------------------------------------------------
+
+
+class OwnMomentum(legacy.Optimizer):  # type: ignore[name-defined]
+    def __init__(self, rate: float, name: str = "Own") -> None:
+        super().__init__(name)
+        self._set_hyper("learning_rate", rate)
+
+    def _create_slots(self, var_list: Any) -> None:
+        for variable in var_list:
+            self.add_slot(variable, "velocity")
+
+    def _resource_apply_dense(self, grad: Any, var: Any, apply_state: Any = None) -> Any:
+        velocity = self.get_slot(var, "velocity")
+        new = velocity.assign(0.5 * velocity + grad)
+        return var.assign_sub(self._get_hyper("learning_rate", var.dtype.base_dtype) * new, read_value=False)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+
+class OwnUpdates(OwnMomentum):
+    """Its inner optimizer counts its own updates, which was all that 2.15 counted."""
+
+    def get_updates(self, loss: Any, params: Any) -> list[Any]:
+        with tf.control_dependencies(legacy.SGD(0.01).get_updates(2 * loss, params)):
+            return [self.iterations.assign_add(1)]
+
+
+class OwnAdam(legacy.Adam):  # type: ignore[name-defined]
+    pass
+
+
+class NewMomentum(tf_keras.optimizers.Optimizer):  # type: ignore[name-defined]
+    """As OwnMomentum, by the methods that the newer optimizers have."""
+
+    def __init__(self, rate: float, name: str = "Own", **settings: Any) -> None:
+        super().__init__(name=name, **settings)
+        self._learning_rate = self._build_learning_rate(rate)
+
+    def build(self, var_list: Any) -> None:
+        super().build(var_list)
+        if not getattr(self, "velocities", None):
+            self.velocities = [self.add_variable_from_reference(one, "velocity") for one in var_list]
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        velocity = self.velocities[self._index_dict[self._var_key(variable)]]
+        velocity.assign(0.5 * velocity + gradient)
+        variable.assign_sub(self.learning_rate * velocity)
+
+    def get_config(self) -> dict[str, Any]:
+        config = {**super().get_config(), "rate": self._serialize_hyperparameter(self._learning_rate)}
+        config.pop("learning_rate", None)
+        return config
+
+
+# Weight and bias after 4 steps of TensorFlow 2.15, and the variables of its checkpoint apart from the model's. 2.15 did
+# not take NewMomentum.
+_OWN: dict[str, tuple[Callable[[], Any], float, float, list[str]]] = {
+    "own updates of variables": (
+        lambda: OwnMomentum(0.01), 0.34131318, 0.22445305,
+        [*(f"Own/linear/linear_model/{one}/velocity" for one in ("bias_weights", "x/weights")), "Own/learning_rate"],
+    ),
+    "own get_updates": (
+        lambda: OwnUpdates(0.01), 0.51908255, 0.33188778,
+        [f"SGD/{one}" for one in ("decay", "iter", "learning_rate", "momentum")],
+    ),
+    "a class of Keras with another name": (
+        lambda: OwnAdam(0.01), 0.033642642, 0.012719757,
+        [*(f"Adam/{one}" for one in ("beta_1", "beta_2", "decay", "learning_rate")),
+         *(f"Adam/linear/linear_model/{one}/{slot}" for one in ("bias_weights", "x/weights") for slot in "mv")],
+    ),
+    "clipping": (
+        lambda: legacy.Adam(0.01, clipnorm=0.1), 0.039386641, 0.00030898442,
+        [*(f"Adam/{one}" for one in ("beta_1", "beta_2", "decay", "learning_rate")),
+         *(f"Adam/linear/linear_model/{one}/{slot}" for one in ("bias_weights", "x/weights") for slot in "mv")],
+    ),
+    "a newer class": (
+        lambda: NewMomentum(0.01), 0.34131318, 0.22445305,
+        ["iteration", "learning_rate",
+         *(f"Own/velocity/linear/linear_model/{one}" for one in ("bias_weights", "x/weights"))],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", slow_but(_OWN, "own updates of variables", "own get_updates", "a newer class"))
+def test_optimizers_of_own_classes_train_as_in_2_15_on_any_number_of_replicas(name: str, tmp_path: Path) -> None:
+    def of_line(params: Any) -> tf.data.Dataset:
+        x = np.arange(19, dtype=np.float32) / 10
+        return tf.data.Dataset.from_tensor_slices(({"x": x}, 3 * x - 1)).batch(params["batch_size"])
+
+    make, weight, bias, others = _OWN[name]
+    optimizer = make()
+    for strategy in ("default", "mirrored"):  # the same object: it stays as it was
+        config = RunConfig(train_distribute=strategies()[strategy], tensorboard=False)
+        columns = [tf.feature_column.numeric_column("x")]
+        estimator = tf.estimator.LinearRegressor(columns, str(tmp_path / strategy), optimizer=optimizer, config=config)
+        estimator.train(Input(of_line, params={}, batch_size=6))
+        found = {one: estimator.get_variable_value(one) for one in estimator.get_variable_names()}
+        assert found.pop("linear/linear_model/x/weights").item() == pytest.approx(weight, rel=1e-5)
+        assert found.pop("linear/linear_model/bias_weights").item() == pytest.approx(bias, rel=1e-5, abs=1e-7)
+        assert found.pop("global_step") == 4
+        assert sorted(found) == sorted(f"training/{one}" for one in others)

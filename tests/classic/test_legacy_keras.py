@@ -48,3 +48,43 @@ def test_a_model_that_is_made_in_model_fn_has_its_updates_where_train_op_waits_f
     mean = "sequential/batch_normalization/moving_mean"
     np.testing.assert_allclose(found[True][mean], rows.mean(0) * 0.5, rtol=1e-5)
     assert not np.any(found[False][mean])
+
+
+def of_tensorflow(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """A model of `tensorflow.python.keras`, as libraries build them."""
+    from tensorflow.python.keras import backend as K
+    from tensorflow.python.keras.layers import Concatenate, Dense, Embedding, Flatten, Input, Layer
+    from tensorflow.python.keras.models import Model
+    from tensorflow.python.keras.regularizers import l2
+
+    class Product(Layer):
+        def build(self, shape: Any) -> None:
+            self.w = self.add_weight("w", shape=(int(shape[-1]), 2), initializer="ones")
+            super().build(shape)
+
+        def call(self, x: Any) -> Any:
+            return K.dot(x, self.w)
+
+    x, ids = Input((4,), name="x"), Input((1,), name="ids", dtype="int32")
+    rows = Flatten()(Embedding(10, 3, embeddings_initializer="ones", embeddings_regularizer=l2(1e-4), name="emb")(ids))
+    hidden = Dense(2, activation="relu", kernel_initializer="ones")(Product()(Concatenate()([x, rows])))
+    whole = Model([x, ids], Dense(1, kernel_initializer="ones", name="out")(hidden))
+    given = Input(tensor=features["x"], name="given")
+    part = Model(given, Dense(1, kernel_initializer="ones", name="wide")(given)).output
+    predictions = whole([features["x"], features["ids"]]) + part
+    loss = tf.reduce_mean(tf.square(predictions - labels))
+    train_op = v1.train.GradientDescentOptimizer(0.01).minimize(loss, v1.train.get_global_step())
+    return EstimatorSpec(mode, {"y": predictions}, loss, train_op)
+
+
+def test_functional_models_of_the_copy_of_keras_in_tensorflow_are_those_of_2_15(tmp_path: Path) -> None:
+    random = np.random.RandomState(0)
+    x, ids = random.randn(32, 4).astype(np.float32), random.randint(0, 10, (32, 1)).astype(np.int32)
+    y = random.randint(0, 2, (32, 1)).astype(np.float32)
+    data_fn = lambda: tf.data.Dataset.from_tensor_slices(({"x": x, "ids": ids}, y)).batch(8)  # noqa: E731
+    trainer = Estimator(of_tensorflow, tmp_path).train(data_fn)
+    assert trainer.get_variable_names() == [
+        "dense/bias", "dense/kernel", "emb/embeddings", "global_step", "out/bias", "out/kernel", "product/w",
+        "wide/bias", "wide/kernel",
+    ]  # fmt: skip
+    assert trainer.evaluate(data_fn)["loss"] == pytest.approx(2.0720184, rel=1e-6)

@@ -31,7 +31,7 @@ def test_defaults_are_those_of_2_15() -> None:
     assert (plain.save_checkpoints_secs, plain.save_checkpoints_steps) == (600, None)
     assert plain.keep_checkpoint_every_n_hours == 10000
     assert plain.session_creation_timeout_secs == 7200  # type: ignore[attr-defined]
-    assert plain.session_config is None and plain.train_distribute is None  # type: ignore[attr-defined]
+    assert plain.session_config is None and plain.train_distribute is None
     assert isinstance(plain, runner.RunConfig)
 
 
@@ -200,7 +200,7 @@ def test_replace_keeps_the_rest_and_refuses_what_is_no_argument(messages: Messag
     before = config(task("worker", 1), session_config=session, tf_random_seed=3)
     after = before.replace(model_dir="x", save_summary_steps=0)
     assert (after.model_dir, after.save_summary_steps, before.model_dir) == ("x", 0, None)
-    assert after.session_config is session and after.tf_random_seed == 3  # type: ignore[attr-defined]
+    assert after.session_config is session and after.tf_random_seed == 3
     assert (after.task_type, after.task_id) == ("worker", 1)
     with messages.raised(ValueError):
         before.replace(no_such=1, master="x")

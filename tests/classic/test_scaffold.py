@@ -271,3 +271,63 @@ def test_a_checkpoint_of_objects_as_saver_is_restored_by_objects(
     assert again.evaluate(points())["mean"] == pytest.approx(before["mean"])
     again.train(points(repeat=True), steps=2)
     assert again.get_variable_value("global_step") == 5
+
+
+class OfObjects:
+    """A model_fn of one weight, whose Scaffold has a tf.train.Checkpoint; the names of its variables are not those of
+    the objects that `written` saves.
+    """
+
+    def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        net, step, optimizer = tf.Module(), v1.train.get_global_step(), v1.train.MomentumOptimizer(0.1, 0.5)
+        net.w = v1.get_variable("model/weight", [], initializer=v1.zeros_initializer())
+        predictions = features * net.w
+        scaffold = v1.train.Scaffold(saver=tf.train.Checkpoint(net=net, step=step, optimizer=optimizer))
+        if mode == ModeKeys.PREDICT:
+            return EstimatorSpec(mode, {"y": predictions}, scaffold=scaffold)
+        loss, metrics = tf.reduce_mean(predictions), {"w": v1.metrics.mean(net.w)}
+        train_op = optimizer.minimize(loss, step) if mode == TRAIN else None
+        return EstimatorSpec(mode, predictions, loss, train_op, eval_metric_ops=metrics, scaffold=scaffold)
+
+    @staticmethod
+    def written(folder: Path) -> str:
+        net, step = tf.Module(), tf.Variable(7, dtype=tf.int64)
+        net.w = tf.Variable(5.0, name="another_name")
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.5)
+        optimizer.apply_gradients([(tf.constant(2.0), net.w)])  # w 4.8, momentum 2
+        return str(tf.train.Checkpoint(net=net, step=step, optimizer=optimizer).save(str(folder / "model.ckpt")))
+
+
+def test_a_checkpoint_that_was_written_eagerly_is_read_by_the_paths_of_its_objects(tmp_path: Path) -> None:
+    """TensorFlow 2.15: the same values of `evaluate`, `predict` and the export."""
+    path, model_fn = OfObjects.written(tmp_path / "eager"), OfObjects()
+    estimator = Estimator(model_fn, tmp_path / "new")
+    assert estimator.evaluate(points(), checkpoint_path=path) == pytest.approx(
+        {"w": 4.8, "loss": 4.8 * np.mean([float(x) for x, _ in points()().unbatch()]), "global_step": 7}
+    )
+    assert next(estimator.predict(points(), checkpoint_path=path))["y"] == pytest.approx(
+        4.8 * float(next(iter(points()().unbatch()))[0])
+    )
+    exported = estimator.export_saved_model(tmp_path / "export", receiver, checkpoint_path=path)
+    served = tf.saved_model.load(exported.decode()).signatures["serving_default"]
+    assert served(x=tf.constant([1.0]))["y"].numpy() == pytest.approx([4.8])
+
+    resumed = Estimator(model_fn, tmp_path / "eager")
+    resumed.train(lambda: tf.data.Dataset.from_tensors((tf.ones([1]), tf.ones([1]))), steps=1)
+    net, step = tf.Module(), tf.Variable(0, dtype=tf.int64)
+    net.w = tf.Variable(0.0)
+    tf.train.Checkpoint(net=net, step=step).read(resumed.latest_checkpoint()).expect_partial()
+    # The gradient is 1, and half of the momentum that the checkpoint has is added to it.
+    assert (float(net.w), int(step)) == (pytest.approx(4.8 - 0.1 * (1 + 0.5 * 2)), 8)
+
+
+def test_a_checkpoint_by_name_is_read_after_the_scaffold_has_got_objects(tmp_path: Path) -> None:
+    def without(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        return OfObjects()(features, labels, mode)._replace(scaffold=None)
+
+    Estimator(without, tmp_path).train(points(repeat=True), steps=1)
+    weight = Estimator(without, tmp_path).get_variable_value("model/weight")
+    estimator = Estimator(OfObjects(), tmp_path)
+    assert estimator.evaluate(points())["w"] == pytest.approx(float(weight))
+    estimator.train(points(repeat=True), steps=1)
+    assert estimator.evaluate(points())["global_step"] == 2

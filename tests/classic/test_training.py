@@ -224,7 +224,15 @@ def stops(hook: Any) -> bool:
 def test_early_stopping_hooks_read_what_evaluations_found(
     estimator: Estimator, make: str, arguments: tuple[Any, ...], expected: bool
 ) -> None:
-    assert stops(getattr(tf.estimator.experimental, make)(estimator, *arguments)) is expected
+    hook = getattr(tf.estimator.experimental, make)(estimator, *arguments)
+    assert stops(hook) is expected
+    # In a session of TensorFlow, as in 2.15: it asks after the first step.
+    with tf.Graph().as_default():
+        tf.train.create_global_step()
+        nothing = tf.no_op()
+        with tf.train.SingularMonitoredSession(hooks=[hook]) as session:
+            session.run(nothing)
+            assert session.should_stop() is expected
 
 
 def test_a_metric_that_no_evaluation_has_is_named(estimator: Estimator, tmp_path: Path, messages: Messages) -> None:

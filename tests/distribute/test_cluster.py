@@ -339,6 +339,70 @@ def test_pods_whose_owner_is_named_by_a_role_have_that_role() -> None:
     assert found(job_pod("run-worker-0"), num_workers=2).cluster.tasks["chief"] == ["run-chief-0.run:2222"]
 
 
+def in_job_set(replicated_job: str, job: int, index: int, **more: str) -> dict[str, str]:
+    """What the manifest of a JobSet named run sets in a pod."""
+    labels = {"JOBSET_NAME": "run", "JOBSET_REPLICATED_JOB": replicated_job, "JOBSET_JOB_INDEX": str(job)}
+    return {**job_pod(f"run-{replicated_job}-{job}-{index}"), **labels, **more}
+
+
+def test_the_pods_of_a_replicated_job_are_a_cluster() -> None:
+    numbers = {"JOBSET_PODS_PER_JOB": "2", "JOBSET_REPLICAS": "2"}
+    all_found = [found(in_job_set("node", rank // 2, rank % 2, **numbers), evaluator=True) for rank in range(4)]
+    assert [each.cluster.name for each in all_found] == ["chief", "worker:0", "worker:1", "evaluator"]
+    for each in all_found:
+        assert each.cluster.tasks == {
+            "chief": ["run-node-0-0.run:2222"], "worker": ["run-node-0-1.run:2222", "run-node-1-0.run:2222"],
+        }  # fmt: skip
+    # One Job: the config has the number. cluster.service is the subdomain, if it is not the JobSet's name.
+    one = found(in_job_set("node", 0, 2), num_workers=3, service="net", port=99)
+    assert one.cluster.name == "worker:1"
+    assert one.cluster.tasks["worker"] == ["run-node-0-1.net:99", "run-node-0-2.net:99"]
+    assert found(in_job_set("node", 0, 0, JOBSET_PODS_PER_JOB="1")).cluster.tasks == {
+        "chief": ["run-node-0-0.run:2222"]
+    }
+
+
+def test_replicated_jobs_that_are_named_by_a_role_have_that_role() -> None:
+    names = ["chief-0", "worker-0", "worker-1", "ps-0", "evaluator-0"]
+    pods = [in_job_set(name.partition("-")[0], 0, int(name[-1])) for name in names]
+    all_found = [found(each, "parameter_server", num_workers=2, evaluator=True) for each in pods]
+    assert [each.cluster.name for each in all_found] == ["chief", "worker:0", "worker:1", "ps:0", "evaluator"]
+    for each in all_found:
+        assert each.cluster.tasks == {
+            "chief": ["run-chief-0-0.run:2222"],
+            "worker": ["run-worker-0-0.run:2222", "run-worker-0-1.run:2222"],
+            "ps": ["run-ps-0-0.run:2222"],
+        }
+
+
+def test_a_job_whose_own_name_ends_in_a_number_says_so_by_its_service() -> None:
+    assert found(job_pod("digits-7-1"), service="digits-7").cluster.tasks == {
+        "chief": ["digits-7-0.digits-7:2222"], "worker": ["digits-7-1.digits-7:2222"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        (job_pod("mnist-node-0-1"), {}),
+        (job_pod("mnist-ps-0-0"), {"service": "mnist"}),
+        ({name: value for name, value in in_job_set("node", 0, 1).items() if name != "JOBSET_JOB_INDEX"}, {}),
+        ({name: value for name, value in in_job_set("node", 0, 1).items() if name != "JOB_COMPLETION_INDEX"}, {}),
+        ({**in_job_set("node", 0, 1), "HOSTNAME": "machine-7"}, {}),
+        (in_job_set("node", 1, 0), {}),
+        (in_job_set("worker", 1, 0), {}),
+        (in_job_set("node", 0, 1, JOBSET_PODS_PER_JOB="all"), {}),
+        (in_job_set("node", 0, 1, JOBSET_PODS_PER_JOB="0"), {}),
+        (in_job_set("node", 0, 2, JOBSET_PODS_PER_JOB="2"), {}),
+        (in_job_set("ps", 0, 0), {}),
+    ],
+)
+def test_a_pod_of_a_job_set_whose_place_is_not_known_is_refused(
+    env: dict[str, str], settings: dict[str, Any], messages: Messages
+) -> None:
+    refused(messages, env, **settings)
+
+
 @pytest.mark.parametrize(
     "env", [pod("notebook-0"), pod("web-7d4b9c-x2x7f"), pod("web-7d4b9c-24567"), {"HOSTNAME": "pc-1"}]
 )

@@ -320,7 +320,7 @@ def test_what_a_group_might_change_is_fetched_batch_by_batch(
 def test_short_runs_and_slow_steps_build_no_second_loop() -> None:
     asked: list[bool] = []
     length = loop_boundary.LoopLength(None)
-    pace = loop_boundary.Pace(length, lambda: not asked.append(True), wait_timer.NullWaitTimer())  # type: ignore[func-returns-value]
+    pace = loop_boundary.Pace(length, lambda: not asked.append(True), wait_timer.WaitTimer(is_on=False))  # type: ignore[func-returns-value]
 
     def in_groups(num_steps: int, secs_per_step: float, remaining: float) -> bool:
         length.took(1, secs_per_step)

@@ -109,6 +109,7 @@ def test_mistakes_are_named(mistake: str, messages: Messages) -> None:
 def test_receivers_name_what_has_no_name() -> None:
     receiver = ServingInputReceiver(floats(), floats("r"), {"other": strings()})
     assert set(receiver.features) == {"feature"} and set(receiver.receiver_tensors) == {"input"}
+    assert receiver.receiver_tensors_alternatives is not None
     assert set(receiver.receiver_tensors_alternatives["other"]) == {"input"}
     assert set(ServingInputReceiver({1: floats("i")}, {"a": floats("j")}).features) == {1}
     assert tf.is_tensor(TensorServingInputReceiver(floats("t"), floats("u")).features)
@@ -117,7 +118,7 @@ def test_receivers_name_what_has_no_name() -> None:
 
 def test_receivers_are_tuples_as_they_were() -> None:
     features, receivers, alternatives = ServingInputReceiver({"a": floats()}, {"b": floats("b")})
-    assert (set(features), set(receivers), alternatives) == ({"a"}, {"b"}, {})
+    assert (set(features), set(receivers), alternatives) == ({"a"}, {"b"}, None)
     receiver = TensorServingInputReceiver(floats("t"), floats("u"))._replace(features=features)
     assert receiver.features is features and set(receiver.receiver_tensors) == {"input"}
 
@@ -136,7 +137,7 @@ def test_built_receivers_ask_for_any_number_of_examples() -> None:
     scalar = build_raw_serving_input_receiver_fn({"x": tf.constant(3.0)})()
     assert scalar.features["x"].shape.as_list() == [None]  # as in tf.estimator 2.15
     supervised = build_raw_supervised_input_receiver_fn(tf.TensorSpec([8, 2]), {"y": tf.TensorSpec([8])})()
-    assert set(supervised.receiver_tensors) == {"feature", "y"} and set(supervised.labels) == {"y"}
+    assert set(supervised.receiver_tensors) == {"input", "y"} and set(supervised.labels) == {"y"}
     assert receiver_fn_of_spec(tf.TensorSpec([8, 2]))().features.shape.as_list() == [None, 2]
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import tensorflow.compat.v1 as tf
 
@@ -144,6 +145,152 @@ def subclass(name: str) -> Any:
 def SERVING() -> Any:
     x = tf.placeholder(tf.float32, [None])
     return export.TensorServingInputReceiver(x, x)
+
+
+# --- clusters, inputs, exports ----------------------------------------------------------------------------------------
+
+PORT0 = {**CLUSTER, "chief": ["h0:0"]}
+MASTER = {"master": ["h0:0"], "ps": ["h1:1", "h2:2"], "worker": ["h3:3", "h4:4", "h5:5"]}
+TYPES = {**PORT0, "other": ["h3:1", "h4:2"]}
+
+
+def owned(**values: Any) -> Any:
+    """A user's RunConfig, whose properties have these values."""
+    own = {name: property(functools.partial(lambda value, self: value, value)) for name, value in values.items()}
+    return type("OwnConfig", (est.RunConfig,), own)
+
+
+def session(config: Any) -> Any:
+    found = config.session_config
+    rewrite = found and found.graph_options.rewrite_options
+    return found and [found.allow_soft_placement, list(found.device_filters), rewrite.meta_optimizer_iterations]
+
+
+def one(tensor: Any) -> Any:
+    shape = tensor.shape.as_list() if tensor.shape.rank is not None else None
+    return [type(tensor).__name__.replace("SymbolicTensor", "Tensor"), tensor.dtype.name, shape]
+
+
+def structure(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): structure(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [structure(item) for item in value]
+    return value if value is None or isinstance(value, int | float | str) else one(value)
+
+
+def spec(mode: str, **fields: Any) -> Any:
+    step = tf.assign_add(tf.train.get_or_create_global_step(), 1)
+    return Spec(mode, **{"predictions": {"y": c(1.0, 2.0)}, "loss": c(1.0), "train_op": step, **fields})
+
+
+def gets(input_fn: Callable[[], Any], mode: str = "train") -> Any:
+    """The features and labels that model_fn gets of `input_fn`, with the types of tensors for them."""
+    seen = []
+
+    def own(features: Any, labels: Any, mode: str) -> Any:
+        seen.append([structure(features), structure(labels), mode])
+        return spec(mode)
+
+    estimator = made(own).train(input_fn, steps=1)
+    if mode == "eval":
+        estimator.evaluate(input_fn, steps=1)
+    if mode == "infer":
+        next(estimator.predict(input_fn))
+    return seen[-1]
+
+
+def plain(**fields: Any) -> Any:
+    """A model_fn with a variable w = 1 that nothing needs."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        tf.get_variable("w", [], initializer=tf.ones_initializer())
+        return spec(mode, **{name: make() for name, make in fields.items()})
+
+    return model_fn
+
+
+def fitted(**fields: Any) -> Any:
+    return made(plain(**fields)).train(data, steps=1)
+
+
+def warm(source: Any) -> float:
+    """The value of w, which begins with 0, in a model that starts from `source`."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        tf.get_variable("w", [], initializer=tf.zeros_initializer())
+        return spec(mode)
+
+    return float(made(model_fn, warm_start_from=source).train(data, steps=1).get_variable_value("w"))
+
+
+def serving() -> Any:
+    x = tf.placeholder(tf.float32, [None], "request")
+    return export.ServingInputReceiver({"x": x}, x)
+
+
+def super_receiver() -> Any:
+    return est.experimental.build_raw_supervised_input_receiver_fn({"x": shaped(None)}, shaped(None))
+
+
+def mode_all(estimator: Any, modes: Any = (TRAIN, EVAL, PREDICT), base: Any = "out") -> Any:
+    fns = {mode: serving if mode == PREDICT else super_receiver() for mode in modes}
+    return estimator.experimental_export_all_saved_models(base, fns)
+
+
+def signatures(path: bytes, tag: str = "serve") -> Any:
+    with tf.Graph().as_default(), tf.Session() as session:
+        found = tf.saved_model.loader.load(session, [tag], tf.compat.as_text(path)).signature_def
+    return {
+        name: [sorted(one.inputs), sorted(one.outputs), one.method_name.split("/", 1)[1]] for name, one in found.items()
+    }
+
+
+def files(path: bytes) -> list[str]:
+    at = tf.compat.as_text(path)
+    return sorted(os.path.relpath(os.path.join(one, name), at) for one, _, names in os.walk(at) for name in names)
+
+
+def exported(exporter: Any, *results: Any, names: Any = ()) -> Any:
+    """What an exporter returns for these results of a stand-in, and which of the folders `names` remain."""
+    for name in ("", *names):
+        os.makedirs(os.path.join("base", name))
+    stand_in = mock.Mock(spec=est.Estimator, model_dir=os.getcwd())
+    stand_in.export_saved_model.return_value = "p"
+    returned = []
+    for result, is_final in (one if isinstance(one, tuple) else (one, False) for one in results):
+        checkpoint = None if result is None else "no/checkpoint"
+        returned.append(exporter.export(stand_in, "base", checkpoint, result, is_final))
+    return [returned, sorted(os.listdir("base")), stand_in.export_saved_model.call_count]
+
+
+class Labeled:
+    """A tensor with labels, which TensorFlow converts."""
+
+    def __init__(self, value: Any) -> None:
+        self.tensor = value
+
+
+tf.register_tensor_conversion_function(Labeled, lambda value, dtype=None, name=None, as_ref=False: value.tensor)
+
+
+def described(receiver: Any) -> Any:
+    def of(part: Any) -> Any:
+        return {repr(key): one(value) for key, value in part.items()} if isinstance(part, dict) else one(part)
+
+    return [type(receiver).__name__, *(None if part is None else of(part) for part in receiver)]
+
+
+def raw(features: Any, size: Any = None, fn: Any = None) -> Any:
+    return described((fn or export.build_raw_serving_input_receiver_fn)(features, size)())
+
+
+def supervised(features: Any, labels: Any, size: Any = None) -> Any:
+    return described(est.experimental.build_raw_supervised_input_receiver_fn(features, labels, size)())
+
+
+def names_of(receiver: Any) -> list[str]:
+    return sorted(tensor.name for tensor in receiver.receiver_tensors.values())
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
@@ -427,6 +574,93 @@ in_tf_config({"model_dir": "a"}, model_dir="a").model_dir => "a"
 in_tf_config({"model_dir": "a"}, model_dir="b") => raises ValueError
 in_tf_config({"model_dir": ""}) => raises ValueError
 in_tf_config({}, model_dir="") => raises ValueError
+place(task("chief", 0, PORT0)) => ["chief", 0, true, 4, 2, 0, "grpc://h0:0", "", ["chief", "ps", "worker"]]
+place(task("worker", 1, PORT0)) => ["worker", 1, false, 4, 2, 2, "grpc://h4:4", "", ["chief", "ps", "worker"]]
+place(task("ps", 1, PORT0)) => ["ps", 1, false, 4, 2, 5, "grpc://h2:2", "", ["chief", "ps", "worker"]]
+place(task("evaluator", 0, PORT0)) => ["evaluator", 0, false, 0, 0, null, "", "", []]
+place(task("master", 0, MASTER)) => ["master", 0, true, 4, 2, 0, "grpc://h0:0", "", ["master", "ps", "worker"]]
+place(task("worker", 1, MASTER)) => ["worker", 1, false, 4, 2, 2, "grpc://h4:4", "", ["master", "ps", "worker"]]
+place(task("ps", 1, MASTER)) => ["ps", 1, false, 4, 2, 5, "grpc://h2:2", "", ["master", "ps", "worker"]]
+place(task("chief", 0, TYPES)) => ["chief", 0, true, 4, 2, 0, "grpc://h0:0", "", ["chief", "other", "ps", "worker"]]
+place(task("worker", 2, TYPES)) => ["worker", 2, false, 4, 2, 5, "grpc://h5:5", "", ["chief", "other", "ps", "worker"]]
+place(task("other", 1, TYPES)) => ["other", 1, false, 4, 2, 2, "grpc://h4:2", "", ["chief", "other", "ps", "worker"]]
+place(task("other", 0, TYPES)) => ["other", 0, false, 4, 2, 1, "grpc://h3:1", "", ["chief", "other", "ps", "worker"]]
+place(task("ps", 1, TYPES)) => ["ps", 1, false, 4, 2, 7, "grpc://h2:2", "", ["chief", "other", "ps", "worker"]]
+task("other", 2, TYPES) => raises ValueError
+place(task("evaluator", 0, TYPES)) => ["evaluator", 0, false, 0, 0, null, "", "", []]
+place(task("chief", 0, {"chief": ["h0:0"]})) => ["chief", 0, true, 1, 0, 0, "", "", ["chief"]]
+place(task("master", 0, {"master": ["h0:0"]})) => ["master", 0, true, 1, 0, 0, "", "", ["master"]]
+place(task("master", 0, MASTER, session_master="s", eval_session_master="e")) => ["master", 0, true, 4, 2, 0, "s", "", ["master", "ps", "worker"]]
+place(task("other", 0, {"master": ["h0:0"], "other": ["h1:1"]})) => ["other", 0, false, 1, 0, 1, "grpc://h1:1", "", ["master", "other"]]
+place(task("chief", 0, {"chief": ["h0:0"], "worker": ["h0:0"]})) => ["chief", 0, true, 2, 0, 0, "grpc://h0:0", "", ["chief", "worker"]]
+place(task("worker", 0, {"chief": ["h0"], "worker": ["h1"]})) => ["worker", 0, false, 2, 0, 1, "grpc://h1", "", ["chief", "worker"]]
+place(task("worker", 0, {"chief": ["h0:99999"], "worker": ["h1:1"]})) => ["worker", 0, false, 2, 0, 1, "grpc://h1:1", "", ["chief", "worker"]]
+place(task("worker", 0, {"chief": {"0": "h0:1"}, "worker": {"0": "h1:1"}})) => ["worker", 0, false, 2, 0, 1, "grpc://h1:1", "", ["chief", "worker"]]
+place(task("chief", 0, {"chief": ["h0:1"], "evaluator": ["h1:1"], "worker": ["h2:2"]})) => ["chief", 0, true, 2, 0, 0, "grpc://h0:1", "", ["chief", "evaluator", "worker"]]
+place(task("evaluator", 0, {"chief": ["h0:1"], "evaluator": ["h1:1"], "worker": ["h2:2"]})) => ["evaluator", 0, false, 0, 0, null, "", "", []]
+place(in_tf_config({"task": {"type": "worker"}})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+place(in_tf_config({"task": {"index": 0}})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+place(in_tf_config({"cluster": {}})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+place(in_tf_config({"cluster": {}, "task": {}})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+place(in_tf_config({"cluster": {}, "task": {"type": "worker", "index": "0"}})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+place(in_tf_config({"environment": "cloud", "cluster": {}})) => ["worker", 0, true, 1, 0, 0, "", "", []]
+place(in_tf_config({"task": {"type": "master", "index": 0}})) => raises ValueError
+place(in_tf_config({"task": {"type": "evaluator", "index": 0}})) => raises ValueError
+task("master", 0, {"worker": ["h0:1"]}) => raises ValueError
+task("worker", 0, {"master": ["h0:1", "h1:1"], "worker": ["h2:2"]}) => raises ValueError
+task("master", None, MASTER) => raises ValueError
+task(None, 0, MASTER) => raises ValueError
+task("evaluator", None, PORT0) => raises ValueError
+task("evaluator", -1, PORT0) => raises ValueError
+task("worker", "a", PORT0) => raises ValueError
+task("chief", 0, PORT0).service => null
+session(est.RunConfig()) => null
+session(task("chief", 0, PORT0)) => [true, ["/job:ps", "/job:chief"], 1]
+session(task("worker", 1, PORT0)) => [true, ["/job:ps", "/job:worker/task:1"], 1]
+session(task("ps", 1, PORT0)) => [true, ["/job:ps", "/job:worker", "/job:chief", "/job:master"], 1]
+session(task("evaluator", 0, PORT0)) => null
+session(task("master", 0, MASTER)) => [true, ["/job:ps", "/job:master"], 1]
+session(task("other", 0, TYPES)) => null
+session(in_tf_config({"cluster": PORT0, "task": {"type": "chief", "index": 0}}, session_config=tf.ConfigProto())) => [false, [], 0]
+session(in_tf_config({"cluster": PORT0, "task": {"type": "chief", "index": 0}}).replace(model_dir="a")) => [true, ["/job:ps", "/job:chief"], 1]
+session(made().config) => [true, [], 1]
+session(made(config=est.RunConfig(session_config=tf.ConfigProto())).config) => [false, [], 0]
+made(config=task("chief", 0, {"chief": ["h0:0"]})).config.model_dir != "" => true
+task("chief", 0, PORT0).replace(save_summary_steps=3).save_summary_steps => 3
+place(task("worker", 1, PORT0).replace(save_summary_steps=3)) => ["worker", 1, false, 4, 2, 2, "grpc://h4:4", "", ["chief", "ps", "worker"]]
+sorted(task("worker", 1, TYPES).cluster_spec.as_dict().items()) => [["chief", ["h0:0"]], ["other", ["h3:1", "h4:2"]], ["ps", ["h1:1", "h2:2"]], ["worker", ["h3:3", "h4:4", "h5:5"]]]
+sorted(task("worker", 1, MASTER).cluster_spec.as_dict().items()) => [["master", ["h0:0"]], ["ps", ["h1:1", "h2:2"]], ["worker", ["h3:3", "h4:4", "h5:5"]]]
+task("worker", 1, MASTER).cluster_spec.jobs => ["master", "ps", "worker"]
+bool(est.RunConfig().cluster_spec) => false
+est.RunConfig().cluster_spec.as_dict() => {}
+in_tf_config({"model_dir": "a"}, model_dir=__import__("pathlib").Path("a")).model_dir => "a"
+in_tf_config({"model_dir": "a"}, model_dir="").model_dir => raises ValueError
+owned(model_dir="own")().model_dir => "own"
+owned(model_dir="own")().replace(save_summary_steps=1).model_dir => "own"
+made(config=owned(model_dir="own")()).model_dir => "own"
+made(config=owned(model_dir="own")()).config.model_dir => "own"
+made(model_dir="own", config=owned(model_dir="own")()).model_dir => "own"
+made(model_dir="other", config=owned(model_dir="own")()) => raises ValueError
+type(made(config=owned(model_dir="own")()).config).__name__ => "OwnConfig"
+made(config=owned(task_type="evaluator")()).train(data, steps=1) => raises ValueError
+made(config=owned(task_type="ps")()).train(data, steps=1) => raises ValueError
+made(config=owned(task_type="worker", is_chief=True)()).train(data, steps=1).__class__.__name__ => "Estimator"
+made(config=owned(num_ps_replicas=0, num_worker_replicas=1)()).train(data, steps=1).__class__.__name__ => "Estimator"
+owned(is_chief=False)().is_chief => false
+owned(task_id=3)().task_id => 3
+owned(save_summary_steps=7)().save_summary_steps => 7
+owned(save_summary_steps=-1)() => raises ValueError
+owned(tf_random_seed=11)().tf_random_seed => 11
+owned(keep_checkpoint_max=2)(keep_checkpoint_max=3).keep_checkpoint_max => 2
+type("C", (est.RunConfig,), {"__init__": lambda self, **k: est.RunConfig.__init__(self, **k)})(model_dir="a").model_dir => "a"
+type("C", (est.RunConfig,), {"__init__": lambda self, own, **k: [est.RunConfig.__init__(self, **k), setattr(self, "own", own)][0]})(3, model_dir="a").replace(save_summary_steps=1).own => 3
+made(model_dir="").model_dir != "" => true
+made(config=est.RunConfig(model_dir=b"a")).train(data, steps=1).model_dir => raises TypeError
+made().config.tf_random_seed => null
+made(config=est.RunConfig()).config.tf_random_seed => null
+est.RunConfig(tf_random_seed=None).replace(model_dir="a").tf_random_seed => null
+est.RunConfig(experimental_distribute=None).replace(experimental_distribute=None).train_distribute => null
+made(config=owned(task_type="evaluator")()).train(data, steps=1) => raises ValueError
 """  # noqa: E501
 
 ESTIMATOR = """
@@ -555,7 +789,23 @@ est.add_metrics(made(), lambda no_such: {}) => raises ValueError
 est.add_metrics(made(), lambda features: {}).__class__.__name__ => "Estimator"
 est.add_metrics("a", lambda features: {}) => raises AttributeError
 made(model_dir="a").model_fn(c(1.0), c(1.0), TRAIN, None).__class__.__name__ => "EstimatorSpec"
-"""
+gets(lambda: ({"x": tf.constant([1.0])}, {"a": tf.constant([1.0]), "b": tf.constant([2])})) => [{"x": ["Tensor", "float32", [1]]}, {"a": ["Tensor", "float32", [1]], "b": ["Tensor", "int32", [1]]}, "train"]
+gets(lambda: ({"x": ((c(1.0, 2.0), c(3.0, 4.0)), [c(5.0, 6.0)])}, ([c(1.0, 2.0)],))) => [{"x": [[["Tensor", "float32", [2]], ["Tensor", "float32", [2]]], [["Tensor", "float32", [2]]]]}, [[["Tensor", "float32", [2]]]], "train"]
+gets(lambda: (tf.constant([1.0]), None)) => [["Tensor", "float32", [1]], null, "train"]
+gets(lambda: (None, None)) => [null, null, "train"]
+gets(lambda: ({}, {})) => [{}, {}, "train"]
+gets(lambda: ("features", "labels")) => ["features", "labels", "train"]
+gets(lambda: ({"x": "a"}, 3)) => [{"x": "a"}, 3, "train"]
+gets(lambda: (None, tf.constant([1.0]))) => [null, ["Tensor", "float32", [1]], "train"]
+gets(lambda: ({}, tf.constant([1.0]))) => [{}, ["Tensor", "float32", [1]], "train"]
+gets(lambda: 7) => [7, null, "train"]
+gets(lambda: ({"x": tf.constant([1.0]), 0: tf.constant([2])}, tf.constant([1.0]))) => [{"x": ["Tensor", "float32", [1]], "0": ["Tensor", "int32", [1]]}, ["Tensor", "float32", [1]], "train"]
+gets(lambda: ({"x": 1.5, "y": [1, 2]}, [3.0])) => [{"x": 1.5, "y": [1, 2]}, [3.0], "train"]
+gets(lambda: None, "infer") => [null, null, "infer"]
+gets(lambda: {}, "infer") => [{}, null, "infer"]
+gets(lambda: ({}, {}), "eval") => [{}, {}, "eval"]
+gets(lambda: None, "eval") => [null, null, "eval"]
+"""  # noqa: E501
 
 HEADS = """
 est.BinaryClassHead(label_vocabulary="ab") => raises ValueError
@@ -668,7 +918,121 @@ headed(PREDICT).loss => null
 headed(EVAL, regularization_losses=[c(1.0)]).loss.shape.rank => 0
 """  # noqa: E501
 
-TABLES = {"heads": HEADS, "spec": SPEC, "config": CONFIG, "estimator": ESTIMATOR}
+EXPORT = """
+exported(est.LatestExporter("l", serving), {"loss": 1.0}, {"loss": 2.0}, ({"loss": 3.0}, True)) => [["p", "p", "p"], [], 3]
+exported(est.LatestExporter("l", serving, exports_to_keep=2), None, names=["1000000001", "1000000002", "1000000003", "1000000004"]) => [["p"], ["1000000003", "1000000004"], 1]
+exported(est.LatestExporter("l", serving, exports_to_keep=None), None, names=["1000000001", "1000000002"]) => [["p"], ["1000000001", "1000000002"], 1]
+exported(est.FinalExporter("f", serving), None, (None, True), names=["1000000001", "1000000002"]) => [[null, "p"], ["1000000001", "1000000002"], 1]
+exported(est.FinalExporter("f", serving), {"loss": 1.0}, ({"loss": 1.0}, True), ({"loss": 1.0}, True)) => [[null, "p", "p"], [], 2]
+exported(est.BestExporter("b", serving), {"loss": 0.5}, {"loss": 0.6}, {"loss": 0.4}, {"loss": 0.4}) => [["p", null, "p", null], [], 2]
+exported(est.BestExporter("b", serving), {}, names=["1000000001"]) => [["p"], ["1000000001"], 1]
+exported(est.BestExporter("b", serving), {}, {}) => raises ValueError
+exported(est.BestExporter("b", serving), {"loss": 1.0}, {}) => raises ValueError
+exported(est.BestExporter("b", serving, exports_to_keep=2), None, names=["1000000001", "1000000002", "1000000003", "1000000004"]) => [["p"], ["1000000003", "1000000004"], 1]
+exported(est.BestExporter("b", serving, exports_to_keep=1), {"loss": 0.5}, {"loss": 0.6}, {"loss": 0.4}, names=["1000000001", "1000000002"]) => [["p", null, "p"], ["1000000002"], 2]
+exported(est.BestExporter("b", serving, exports_to_keep=None), None, names=["1000000001", "1000000002"]) => [["p"], ["1000000001", "1000000002"], 1]
+exported(est.BestExporter("b", serving, compare_fn=lambda best_eval_result, current_eval_result: best_eval_result["a"] < current_eval_result["a"]), {"a": 1}, {"a": 0}, {"a": 2}) => [["p", null, "p"], [], 2]
+exported(est.BestExporter("b", serving, event_file_pattern=None), {"loss": 0.5}, {"loss": 0.6}, {"loss": 0.4}) => [["p", null, "p"], [], 2]
+exported(est.BestExporter("b", serving), None, None) => [["p", "p"], [], 2]
+exported(est.BestExporter("b", serving), ({"loss": 0.5}, True), ({"loss": 0.6}, True)) => [["p", null], [], 1]
+est.BestExporter(serving_input_receiver_fn=serving).name => "best_exporter"
+est.BestExporter(name="n", serving_input_receiver_fn=serving).name => "n"
+est.BestExporter("b", serving, exports_to_keep=0) => raises ValueError
+est.BestExporter("b", serving, exports_to_keep=-1) => raises ValueError
+est.BestExporter("b", serving, compare_fn=lambda best_eval_result: True) => raises ValueError
+est.BestExporter("b", serving, compare_fn=lambda current_eval_result: True) => raises ValueError
+est.BestExporter("b", serving, compare_fn=lambda best_eval_result, current_eval_result, other: True) => raises ValueError
+est.LatestExporter("l", serving, exports_to_keep=0) => raises ValueError
+est.LatestExporter("l", serving, exports_to_keep=-1) => raises ValueError
+est.LatestExporter(name="l", serving_input_receiver_fn=serving).name => "l"
+est.LatestExporter("l", None).name => "l"
+est.FinalExporter("f", None).name => "f"
+est.FinalExporter(name="f", serving_input_receiver_fn=serving, assets_extra={"a": "b"}, as_text=True).name => "f"
+type("E", (est.Exporter,), {"name": "n", "export": lambda self, *a: 1})().export(1, 2, 3, 4, 5) => 1
+est.FinalExporter("f", SERVING).export(trained(), "base", None, None, False) => null
+type(est.LatestExporter("l", SERVING).export(trained(), "base", None, None, False)).__name__ => "bytes"
+type(est.LatestExporter("l", SERVING).export(trained(), b"base", None, None, False)).__name__ => "bytes"
+type(est.LatestExporter("l", SERVING).export(trained(), "base", trained().latest_checkpoint(), None, False)).__name__ => "bytes"
+type(est.BestExporter("b", SERVING).export(trained(), "base", None, None, False)).__name__ => "bytes"
+type(est.BestExporter("b", SERVING).export(trained(), "base", trained().latest_checkpoint(), {"loss": 1.0}, False)).__name__ => "bytes"
+type(est.BestExporter("b", SERVING).export(trained(), b"base", trained().latest_checkpoint(), {"loss": 1.0}, False)).__name__ => "bytes"
+described(export.ServingInputReceiver({"a": c(1.0), "b": tf.SparseTensor([[0, 0]], [1.0], [1, 1])}, {"e": shaped(None)})) => ["ServingInputReceiver", {"'a'": ["Tensor", "float32", []], "'b'": ["SparseTensor", "float32", [1, 1]]}, {"'e'": ["Tensor", "float32", [null]]}, null]
+described(export.ServingInputReceiver(c(1.0), shaped(None))) => ["ServingInputReceiver", {"'feature'": ["Tensor", "float32", []]}, {"'input'": ["Tensor", "float32", [null]]}, null]
+described(export.ServingInputReceiver(c(1.0), shaped(None), {"a": shaped(None), "b": {"x": shaped(None)}})) => raises AttributeError
+export.ServingInputReceiver(c(1.0), shaped(None)).receiver_tensors_alternatives => null
+described(export.ServingInputReceiver({0: c(1.0), "a": c(2.0)}, shaped(None))) => ["ServingInputReceiver", {"0": ["Tensor", "float32", []], "'a'": ["Tensor", "float32", []]}, {"'input'": ["Tensor", "float32", [null]]}, null]
+described(export.ServingInputReceiver({"r": tf.ragged.constant([[1.0], []])}, shaped(None))) => ["ServingInputReceiver", {"'r'": ["RaggedTensor", "float32", [2, null]]}, {"'input'": ["Tensor", "float32", [null]]}, null]
+described(export.ServingInputReceiver(features=c(1.0), receiver_tensors=shaped(None))) => ["ServingInputReceiver", {"'feature'": ["Tensor", "float32", []]}, {"'input'": ["Tensor", "float32", [null]]}, null]
+export.ServingInputReceiver(None, shaped(None)) => raises ValueError
+export.ServingInputReceiver(c(1.0), None) => raises ValueError
+export.ServingInputReceiver({1.5: c(1.0)}, shaped(None)) => raises ValueError
+export.ServingInputReceiver({"a": [1]}, shaped(None)) => raises ValueError
+export.ServingInputReceiver({"a": 1}, shaped(None)) => raises ValueError
+export.ServingInputReceiver(c(1.0), {1: shaped(None)}) => raises ValueError
+export.ServingInputReceiver(c(1.0), {"a": [1]}) => raises ValueError
+export.ServingInputReceiver(c(1.0), shaped(None), 7) => raises ValueError
+export.ServingInputReceiver(c(1.0), shaped(None), {"a": 7}) => raises ValueError
+export.ServingInputReceiver(c(1.0), shaped(None), {"a": {1: c(1.0)}}) => raises ValueError
+export.ServingInputReceiver({}, {}).features => {}
+export.ServingInputReceiver({"a": Labeled(c(1.0))}, {"b": Labeled(c(2.0))}).features["a"].__class__.__name__ => "Labeled"
+export.ServingInputReceiver(Labeled(c(1.0)), shaped(None)).features["feature"].__class__.__name__ => "Labeled"
+export.ServingInputReceiver({"v": tf.get_variable("v", [])}, shaped(None)).features["v"].__class__.__name__ => raises ValueError
+export.ServingInputReceiver._fields => ["features", "receiver_tensors", "receiver_tensors_alternatives"]
+export.TensorServingInputReceiver._fields => ["features", "receiver_tensors", "receiver_tensors_alternatives"]
+described(export.TensorServingInputReceiver(c(1.0), shaped(None))) => ["TensorServingInputReceiver", ["Tensor", "float32", []], {"'input'": ["Tensor", "float32", [null]]}, null]
+described(export.TensorServingInputReceiver(tf.SparseTensor([[0, 0]], [1.0], [1, 1]), {"e": shaped(None)}, {"b": {"x": shaped(None)}})) => raises AttributeError
+export.TensorServingInputReceiver(None, shaped(None)) => raises ValueError
+export.TensorServingInputReceiver({"a": c(1.0)}, shaped(None)) => raises ValueError
+export.TensorServingInputReceiver(c(1.0), None) => raises ValueError
+export.TensorServingInputReceiver([1, 2], shaped(None)) => raises ValueError
+raw({"a": tf.constant([[1.0]]), "b": tf.constant(["x"])}) => ["ServingInputReceiver", {"'a'": ["Tensor", "float32", [null, 1]], "'b'": ["Tensor", "string", [null]]}, {"'a'": ["Tensor", "float32", [null, 1]], "'b'": ["Tensor", "string", [null]]}, null]
+raw({"a": tf.constant([[1.0]])}, 10) => ["ServingInputReceiver", {"'a'": ["Tensor", "float32", [10, 1]]}, {"'a'": ["Tensor", "float32", [10, 1]]}, null]
+raw({"a": tf.placeholder(tf.string), "b": tf.placeholder(tf.float32)}) => ["ServingInputReceiver", {"'a'": ["Tensor", "string", null], "'b'": ["Tensor", "float32", null]}, {"'a'": ["Tensor", "string", null], "'b'": ["Tensor", "float32", null]}, null]
+raw({"a": tf.constant(1.0)}) => ["ServingInputReceiver", {"'a'": ["Tensor", "float32", [null]]}, {"'a'": ["Tensor", "float32", [null]]}, null]
+raw({"a": tf.Variable([1.0])}) => ["ServingInputReceiver", {"'a'": ["Tensor", "float32", [null]]}, {"'a'": ["Tensor", "float32", [null]]}, null]
+raw({}) => ["ServingInputReceiver", {}, {}, null]
+names_of(export.build_raw_serving_input_receiver_fn({"a": tf.constant([1.0], name="own"), "b": tf.placeholder(tf.float32, [None], name="p/q")})()) => ["own_1:0", "p/q_1:0"]
+names_of(export.build_raw_serving_input_receiver_fn({"a": tf.constant([1.0])})()) => ["Const_1:0"]
+raw({"x": tf.VarLenFeature(tf.int64), "y": tf.FixedLenFeature([2], tf.float32)}, None, export.build_parsing_serving_input_receiver_fn) => ["ServingInputReceiver", {"'x'": ["SparseTensor", "int64", [null, null]], "'y'": ["Tensor", "float32", [null, 2]]}, {"'examples'": ["Tensor", "string", [null]]}, null]
+raw({"x": tf.VarLenFeature(tf.int64)}, 5, export.build_parsing_serving_input_receiver_fn) => ["ServingInputReceiver", {"'x'": ["SparseTensor", "int64", [null, null]]}, {"'examples'": ["Tensor", "string", [5]]}, null]
+raw({}, None, export.build_parsing_serving_input_receiver_fn) => raises ValueError
+names_of(export.build_parsing_serving_input_receiver_fn({"x": tf.VarLenFeature(tf.int64)})()) => ["input_example_tensor:0"]
+supervised({"a": tf.constant([[1.0]])}, tf.constant([1])) => ["SupervisedInputReceiver", {"'a'": ["Tensor", "float32", [null, 1]]}, ["Tensor", "int32", [null]], {"'a'": ["Tensor", "float32", [null, 1]], "'label'": ["Tensor", "int32", [null]]}]
+supervised({"a": tf.constant([[1.0]])}, {"b": tf.constant([1])}) => ["SupervisedInputReceiver", {"'a'": ["Tensor", "float32", [null, 1]]}, {"'b'": ["Tensor", "int32", [null]]}, {"'a'": ["Tensor", "float32", [null, 1]], "'b'": ["Tensor", "int32", [null]]}]
+supervised(tf.constant([[1.0]]), tf.constant([1])) => ["SupervisedInputReceiver", ["Tensor", "float32", [null, 1]], ["Tensor", "int32", [null]], {"'input'": ["Tensor", "float32", [null, 1]], "'label'": ["Tensor", "int32", [null]]}]
+supervised(tf.constant([[1.0]]), {"b": tf.constant([1])}, 10) => ["SupervisedInputReceiver", ["Tensor", "float32", [10, 1]], {"'b'": ["Tensor", "int32", [10]]}, {"'input'": ["Tensor", "float32", [10, 1]], "'b'": ["Tensor", "int32", [10]]}]
+supervised(tf.constant([[1.0]]), {"input": tf.constant([1])}) => raises ValueError
+supervised({"label": tf.constant([[1.0]])}, tf.constant([1])) => raises ValueError
+supervised({"a": tf.constant([1.0])}, {"a": tf.constant([1])}) => raises ValueError
+supervised({"a": tf.placeholder(tf.string)}, tf.placeholder(tf.int64)) => ["SupervisedInputReceiver", {"'a'": ["Tensor", "string", null]}, ["Tensor", "int64", null], {"'a'": ["Tensor", "string", null], "'label'": ["Tensor", "int64", null]}]
+supervised(tf.constant(1.0), tf.constant(1)) => ["SupervisedInputReceiver", ["Tensor", "float32", [null]], ["Tensor", "int32", [null]], {"'input'": ["Tensor", "float32", [null]], "'label'": ["Tensor", "int32", [null]]}]
+names_of(est.experimental.build_raw_supervised_input_receiver_fn({"a": tf.constant([1.0], name="own")}, tf.constant([1.0], name="lab"))()) => ["lab_1:0", "own_1:0"]
+export.PredictOutput({1: c(1.0)}) => raises ValueError
+export.PredictOutput({"a": 1}) => raises ValueError
+export.ClassificationOutput() => raises ValueError
+made(lambda features, labels, mode, config: spec(mode, predictions=c(float(config))), params=None).model_fn(c(1.0), c(1.0), TRAIN, 3.0).mode => "train"
+fitted().get_variable_value("w:0") => "float32"
+warm(fitted().latest_checkpoint()) => 1.0
+warm(fitted().export_saved_model("out", serving)) => 1.0
+warm(est.WarmStartSettings(fitted().latest_checkpoint(), vars_to_warm_start=["w"])) => 1.0
+warm(b"") => raises ValueError
+type(made(plain(), warm_start_from=fitted().export_saved_model("out", serving)).export_saved_model("out2", serving)).__name__ => "bytes"
+est.WarmStartSettings("a", var_name_to_vocab_info=None, var_name_to_prev_var_name=None) => ["a", ".*", {}, {}]
+signatures(trained().export_saved_model(b"out", SERVING)) => {"serving_default": [["input"], ["y"], "serving/predict"]}
+trained().export_saved_model(b"out", SERVING).startswith(b"out/") => true
+signatures(trained().export_saved_model("out", SERVING, checkpoint_path=trained().latest_checkpoint().encode())) => {"serving_default": [["input"], ["y"], "serving/predict"]}
+signatures(trained().export_savedmodel(b"out", SERVING)) => {"serving_default": [["input"], ["y"], "serving/predict"]}
+files(fitted().export_saved_model(b"out", serving, as_text=True)) => ["saved_model.pbtxt", "variables/variables.data-00000-of-00001", "variables/variables.index"]
+sorted(name for name, _ in tf.train.list_variables(tf.compat.as_text(fitted().export_saved_model("out", serving)) + "/variables/variables")) => ["global_step", "w"]
+signatures(fitted(eval_metric_ops=lambda: {"m": (tf.constant([0]), tf.no_op())}).export_saved_model("out", super_receiver(), experimental_mode="eval"), "eval") => {"eval": [["label", "x"], ["loss", "metrics/m/update_op", "metrics/m/value", "predictions/y"], "supervised/eval"]}
+signatures(fitted().export_saved_model("out", super_receiver()), "serve") => {"serving_default": [["label", "x"], ["y"], "serving/predict"]}
+signatures(mode_all(fitted()), "train") => {"train": [["label", "x"], ["loss", "predictions/y"], "supervised/training"]}
+signatures(mode_all(fitted(), ["eval"], b"out"), "eval") => {"eval": [["label", "x"], ["loss", "predictions/y"], "supervised/eval"]}
+fitted().experimental_export_all_saved_models("out", {"train": serving}) => "bytes"
+files(trained().export_saved_model(b"out", SERVING, assets_extra={b"a/b": __file__.encode()})) => ["assets.extra/a/b", "saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index"]
+"""  # noqa: E501
+
+TABLES = {"heads": HEADS, "spec": SPEC, "config": CONFIG, "estimator": ESTIMATOR, "export": EXPORT}
 
 
 def receivers() -> Any:

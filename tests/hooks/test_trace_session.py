@@ -130,6 +130,36 @@ def test_training_ends_where_a_hook_finds_no_further_batch(method: str, known: b
     assert weight_and_step(estimator)[1] == (2 if before else 3)
 
 
+@pytest.mark.parametrize(
+    ("method", "found", "steps", "mean"),
+    [
+        ("after_create_session", [[1, 2]], None, 5.5),
+        ("before_run", [[1, 2], [5, 6]], None, 5.5),
+        ("after_run", [[3, 4], [7, 8]], None, 3.5),
+        ("before_run", [[1, 2]], 1, 3.5),  # a batch that a hook takes is no step
+    ],
+)
+def test_what_a_hook_of_an_evaluation_or_prediction_runs_takes_the_next_batch(
+    method: str, found: Any, steps: int | None, mean: float, tmp_path: Path
+) -> None:
+    """Batches 1 2, 3 4, 5 6, 7 8. TensorFlow 2.15: the same batches, the same mean over the others."""
+
+    def with_mean(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        spec = model(features, labels, mode, params)
+        metrics = None if mode == "infer" else {"mean": v1.metrics.mean(features)}
+        return spec._replace(eval_metric_ops=metrics)
+
+    path = trained(tmp_path, max_steps=1).latest_checkpoint()
+    estimator, hook = Estimator(with_mean, tmp_path, RunConfig(), {}), Calls(method, features)
+    assert estimator.evaluate(points(), steps, [hook])["mean"] == mean
+    assert hook.found == found
+    if steps is None:
+        hook = Calls(method, features)
+        predictions = list(estimator.predict(points(), hooks=[hook], checkpoint_path=path))
+        assert np.mean([one["x"] for one in predictions]) == mean
+        assert hook.found == found
+
+
 def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path, messages: Messages) -> None:
     hook = Calls("after_create_session", features)
     with messages.raised(ValueError, hide="<tf.Tensor .*?>"):
@@ -137,10 +167,13 @@ def test_where_no_batch_can_be_taken_the_message_says_so(tmp_path: Path, message
         Estimator(native_model, tmp_path / "parts", RunConfig(gradient_accumulation=2), native).train(
             points(repeat=True), steps=1
         )
-    estimator = trained(tmp_path, max_steps=1)
-    estimator = Estimator(model, tmp_path, RunConfig(), {"hooks": [lambda _: hook]})
+
+    def begins_with_a_batch(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        scaffold = v1.train.Scaffold(init_fn=lambda _, session: session.run("features:0"))
+        return model(features, labels, mode, params)._replace(scaffold=scaffold)
+
     with messages.raised(ValueError):
-        estimator.evaluate(points())
+        Estimator(begins_with_a_batch, tmp_path, RunConfig(), {}).train(points(), steps=1)
 
 
 def native_model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:

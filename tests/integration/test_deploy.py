@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kubeflow_trainer_api.models
 import kubernetes_validate
 import pytest
 import yaml
@@ -68,9 +70,11 @@ def entrypoint() -> list[str]:
 
 def pods(name: str) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Host name of each pod that a manifest makes -> its arguments, and what Kubernetes sets in its environment."""
-    found = {}
+    found: dict[str, tuple[list[str], dict[str, str]]] = {}
     for owner in documents(name):
-        if owner["kind"] == "Service":
+        if owner["kind"] in ("JobSet", "TrainJob"):
+            found |= pods_of_job_set(owner, documents(name))
+        if owner["kind"] not in ("Job", "StatefulSet"):
             continue
         (container,) = owner["spec"]["template"]["spec"]["containers"]
         is_job = owner["kind"] == "Job"
@@ -78,6 +82,31 @@ def pods(name: str) -> dict[str, tuple[list[str], dict[str, str]]]:
             hostname = f"{owner['metadata']['name']}-{index}"
             env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": hostname}
             found[hostname] = (container["args"], {**env, **({"JOB_COMPLETION_INDEX": str(index)} if is_job else {})})
+    return found
+
+
+def pods_of_job_set(
+    owner: dict[str, Any], all_documents: list[dict[str, Any]]
+) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """The same for a JobSet, or a TrainJob, of which Kubeflow Trainer makes a JobSet by its runtime."""
+    found = {}
+    trainer = owner["spec"].get("trainer")
+    spec = all_documents[0]["spec"]["template"]["spec"] if trainer else owner["spec"]
+    for replicated in spec["replicatedJobs"]:
+        job = replicated["template"]["spec"]
+        (container,) = job["template"]["spec"]["containers"]
+        for at, index in itertools.product(
+            range(replicated.get("replicas", 1)), range(trainer["numNodes"] if trainer else job["completions"])
+        ):
+            name = owner["metadata"]["name"]
+            labels = {"jobset-name": name, "replicatedjob-name": replicated["name"], "job-index": str(at)}
+            hostname = f"{name}-{replicated['name']}-{at}-{index}"
+            env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": hostname, "JOB_COMPLETION_INDEX": str(index)}
+            for variable in container["env"]:
+                field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+                label = re.fullmatch(r"metadata\.labels\['jobset\.sigs\.k8s\.io/(.*)'\]", field)
+                env[variable["name"]] = labels[label[1]] if label else variable["value"]
+            found[hostname] = (trainer["args"] if trainer else container["args"], env)
     return found
 
 
@@ -107,6 +136,16 @@ def test_the_pods_of_the_indexed_job_are_one_cluster(tmp_path: Path, command_lin
     assert [task.role for task in tasks] == ["chief:0", "worker:0", "worker:1", "worker:2"]
 
 
+@pytest.mark.parametrize(("name", "per_job"), [("jobset.yaml", 2), ("trainjob.yaml", 4)])
+def test_the_pods_of_a_job_set_are_one_cluster(
+    name: str, per_job: int, tmp_path: Path, command_line: CommandLine
+) -> None:
+    tasks = ask_pods(name, tmp_path, command_line)
+    addresses = [f"digits-node-{rank // per_job}-{rank % per_job}.digits:2222" for rank in range(4)]
+    assert assert_that_all_agree(tasks) == {"chief": addresses[:1], "worker": addresses[1:]}
+    assert [task.role for task in tasks] == ["chief:0", "worker:0", "worker:1", "worker:2"]
+
+
 def test_the_pods_of_the_parameter_server_run_are_one_cluster(tmp_path: Path, command_line: CommandLine) -> None:
     tasks = ask_pods("parameter_server.yaml", tmp_path, command_line)
     assert assert_that_all_agree(tasks) == {
@@ -119,11 +158,29 @@ def test_the_pods_of_the_parameter_server_run_are_one_cluster(tmp_path: Path, co
     assert len(roles) == 8 and "digits-evaluator-0" in roles
 
 
+MODELS = {"JobSet": "JobsetV1alpha2JobSet"} | {
+    kind: f"TrainerV1alpha1{kind}" for kind in ("ClusterTrainingRuntime", "TrainJob")
+}
+"""Kind of a resource that Kubernetes itself does not have -> its model of Kubeflow's."""
+
+
+@pytest.mark.parametrize("name", ["jobset.yaml", "trainjob.yaml"])
+def test_a_manifest_of_a_job_set_has_what_its_model_has_and_nothing_that_it_does_not_know(name: str) -> None:
+    for document in documents(name):
+        model = getattr(kubeflow_trainer_api.models, MODELS[document["kind"]])
+        assert json.loads(model.from_dict(document).to_json()) == document  # the model drops what it does not know
+
+
 @pytest.mark.parametrize("version", ["1.29", "1.31"])
 @pytest.mark.parametrize("name", sorted(path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")))
 def test_a_manifest_has_what_kubernetes_requires_and_nothing_that_it_does_not_know(name: str, version: str) -> None:
     for document in documents(name):
-        kubernetes_validate.validate(document, version, strict=True)
+        if document["kind"] not in MODELS:
+            kubernetes_validate.validate(document, version, strict=True)
+        spec = document.get("spec", {})
+        for replicated in spec.get("template", document).get("spec", {}).get("replicatedJobs", ()):
+            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits"}}
+            kubernetes_validate.validate({**job, "spec": replicated["template"]["spec"]}, version, strict=True)
     for container in re.findall(r"image: (\S+)", (DEPLOY / "kubernetes" / name).read_text()):
         assert re.fullmatch(r".+:\d+\.\d+\.\d+", container), "without a tag the image may change during a run"
 

@@ -45,6 +45,7 @@ CLASSIC: dict[str, Callable[[], Any]] = {
     "v1-momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.5),
     "v1-adam": lambda: v1.train.AdamOptimizer(0.01),
     "v1-ftrl": lambda: v1.train.FtrlOptimizer(0.1),
+    "tf_keras-legacy-adam": lambda: tf_keras.optimizers.legacy.Adam(0.01),
 }
 REPLICATED = ("one_device", "mirrored", "central_storage")
 BATCHES = {"even": 24, "uneven": 21, "one-left": 19}
@@ -70,8 +71,11 @@ def classic(optimizer: Callable[[], Any]) -> Callable[..., EstimatorSpec]:
         embedded = tf.nn.embedding_lookup(table, buckets(features))
         predictions = tf.concat([embedded, features], 1) @ v1.get_variable("kernel", [7, 1], tf.float64)
         loss = tf.reduce_mean(tf.square(predictions - labels))
-        train_op = optimizer().minimize(loss, v1.train.get_global_step())
-        return EstimatorSpec(mode, predictions, loss, train_op)
+        made, step = optimizer(), v1.train.get_global_step()
+        if isinstance(made, v1.train.Optimizer):
+            return EstimatorSpec(mode, predictions, loss, made.minimize(loss, step))
+        made.iterations = step
+        return EstimatorSpec(mode, predictions, loss, made.get_updates(loss, v1.trainable_variables())[0])
 
     return model_fn
 

@@ -193,6 +193,9 @@ def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: C
     assert here["requests"] >= 4 and here["batches"] == 19  # of Keras layers that draw; of the hook
     (said,) = [line for line in here["said"] if "itself" in line]
     messages.same("log", said)
+    one, many = cases["evaluation"]["largest"]
+    assert_equal(many, one)  # a state that cannot be merged
+    assert cases["evaluation"]["largest requests"] == 0
 
 
 def test_an_evaluation_that_loses_a_worker_counts_each_example_once(cases: Cases) -> None:

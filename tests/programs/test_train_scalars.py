@@ -86,6 +86,19 @@ def test_summaries_that_model_fn_merges_for_its_scaffold_are_of_all_replicas(tmp
     assert summarised_values(tmp_path, "merged") == {1: 2.5, 2: 6.5}
 
 
+def test_what_a_summary_waits_for_runs_in_steps_without_summaries_too(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        count = v1.get_variable("count", [], tf.int32, v1.zeros_initializer(), trainable=False, use_resource=True)
+        with tf.control_dependencies([count.assign_add(1)]):
+            tf.summary.scalar("mean", tf.reduce_mean(features))
+        return LINES["native"](features, labels, mode, params)
+
+    estimator = Estimator(model_fn, tmp_path, RunConfig(save_summary_steps=3))
+    estimator.train(points(8, 2))
+    assert estimator.get_variable_value("count") == 4
+    assert list(summarised_values(tmp_path, "mean")) == [1, 3]
+
+
 # --- metrics --------------------------------------------------------------------------------------------------------
 
 

@@ -35,11 +35,11 @@ class CheckpointInfo:
 def list_checkpoints(model_dir: str | os.PathLike[str]) -> list[CheckpointInfo]:
     """The complete checkpoints of `model_dir`, by step: ours, and those that tf.estimator or a Saver left there."""
     directory = Path(model_dir)
-    infos = (_describe(directory, name, files) for name, files in layout.groups(directory).items())
+    infos = (_describe(directory, name) for name in layout.groups(directory))
     return sorted((info for info in infos if info), key=lambda info: info.step)
 
 
-def _describe(directory: Path, name: str, files: list[str]) -> CheckpointInfo | None:
+def _describe(directory: Path, name: str) -> CheckpointInfo | None:
     step = layout.step_of(name)
     if step is None or manifest.what_is_missing(directory / name) is not None:
         return None
@@ -50,7 +50,7 @@ def _describe(directory: Path, name: str, files: list[str]) -> CheckpointInfo | 
     return CheckpointInfo(
         step=step,
         path=str(directory / name),
-        time=manifest.time_in(directory, name, files),
+        time=manifest.time_of(directory / name) or 0.0,
         files=tuple(names),
         bytes=sum(sizes.get(file, 0) for file in names),
         input=written.get("input", {}),

@@ -16,7 +16,8 @@ v1 = tf.compat.v1
 
 
 def random_model(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
-    """Metrics of every form, a table, and random numbers: those of TF 1, or with `dropout` those of Keras."""
+    """Metrics of every form, a table, and random numbers: those of TF 1, or with `dropout` those of Keras. With
+    `largest` a metric whose state cannot be merged."""
     keys, values = tf.constant([0, 1], tf.int64), tf.constant([1.0, 0.5], tf.float64)
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1.0)
     hidden = keras.layers.Dense(4, dtype="float64")(features)
@@ -33,6 +34,11 @@ def random_model(features: Any, labels: Any, mode: str, params: Any) -> Estimato
         "pair": v1.metrics.mean_absolute_error(labels, predictions),
         "auc": v1.metrics.auc(labels[:, 0] > 0, tf.sigmoid(predictions[:, 0])),
     }  # fmt: skip
+    if params.get("largest"):
+        local = {"trainable": False, "collections": [v1.GraphKeys.LOCAL_VARIABLES]}
+        largest = v1.get_variable("largest", [], tf.float64, v1.zeros_initializer(), use_resource=True, **local)
+        of_batch = tf.reduce_max(tf.abs(predictions - labels))
+        metrics["largest"] = largest.read_value(), largest.assign(tf.maximum(largest.read_value(), of_batch))
     loss = tf.square(predictions - labels)[:, 0]
     return EstimatorSpec(mode, loss=loss, optimizer=keras.optimizers.SGD(0.05), eval_metric_ops=metrics)
 
@@ -66,8 +72,8 @@ def evaluation(around: Surroundings) -> Any:
         ).batch(8),
     }
     estimators = {}
-    for params in ({}, {"dropout": True}):
-        kind = "dropout" if params else "plain"
+    for params in ({}, {"dropout": True}, {"largest": True}):
+        kind = next(iter(params), "plain")
         one = Estimator(random_model, around.folder / f"eval-{kind}", RunConfig(), params)
         one.train(lambda: whole().batch(8), steps=5)
         many = Estimator(random_model, one.model_dir, RunConfig(train_distribute=around.strategy), params)
@@ -84,6 +90,8 @@ def evaluation(around: Surroundings) -> Any:
     hook = Watching()
     found["hook"] = [estimators["plain"][1].evaluate(sources["known"], hooks=[hook]), found["known"][0]]
     found["here"] = {"requests": sum(around.requests), "batches": hook.batches, "said": around.logged[:]}
+    found["largest"] = [each.evaluate(sources["known"]) for each in estimators["largest"]]
+    found["largest requests"] = sum(around.requests) - found["here"]["requests"]
     return found
 
 

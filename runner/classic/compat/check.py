@@ -86,11 +86,7 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
         for verdict, reason, name in judged:
             if verdict == UNSUPPORTED and use.line in elsewhere:
                 verdict, reason = CHANGED, f"{reason}; the code around it supports several versions"
-            elif (
-                verdict == UNSUPPORTED
-                and (use.line, use.column) in imports
-                and use.api_name.partition(".")[0] == "contrib"
-            ):
+            elif verdict == UNSUPPORTED and (use.line, use.column) in imports and _is_refused_late(use):
                 verdict, reason = CHANGED, f"only its use raises an error, not this import: {reason}"
             elif verdict == UNSUPPORTED and (own := packages.of_the_users_own(use.name, Path(file))):
                 reason = f"Python looks for it in the installed TensorFlow, not in your {own}: rename your folder"
@@ -195,10 +191,13 @@ def _judged(use: Use, installed: Installed) -> list[tuple[str, str, str]]:
 
 
 def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
-    if _is_private_path(use.name):
-        yield CHANGED, "a private module of tf.estimator: only names that are public under tf.estimator exist", use.said
+    if estimator_paths.is_of_source(use.name):
+        yield CHANGED, _OWN_CODE, use.said
+    elif space_of(estimator_paths.SPACES, use.name):
+        yield CHANGED, "a private module of tf.estimator: what was public under tf.estimator is the runner's", use.said
     elif use.is_private:
-        yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it", use.said
+        only = _IN_MODEL_FN if use.name.startswith("tensorflow.python.keras.") else ""
+        yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it{only}", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
@@ -215,9 +214,16 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
         yield CHANGED, _WEIGHTED_LOSS, f"{use.said}(weights=)"
 
 
+_OWN_CODE = (
+    "TensorFlow 2.15's own code (Apache 2.0, no longer maintained) runs, of the package tensorflow-estimator, on the "
+    "runner's Estimator"
+)
 _WEIGHTED_LOSS = (
     "on several replicas, the weighted mean is over the global batch, as on one device; in tf.estimator each replica "
     "divided by the sum of its own weights"
+)
+_IN_MODEL_FN = (
+    "; its layers and models work in a model_fn, but not in fit and model_to_estimator: import from tensorflow.keras"
 )
 _OF_1 = (
     "this file is written for TensorFlow 1: under `python -m runner.classic`, `tensorflow` means tensorflow.compat.v1 "
@@ -248,10 +254,9 @@ def _gone(use: Use, installed: Installed) -> str | None:
     """Return the reason why the name does not exist; None if it does."""
     name = use.name
     top, _, rest = name.partition(".")
-    if _is_private_path(name):
-        return None
-    if top == "tensorflow_estimator":
-        return "TensorFlow no longer has this package: use tf.estimator.* for its public names"
+    space, below = space_of(estimator_paths.SPACES, name) or (None, "")
+    if space is not None:
+        return None if space.serves(below) else space.reason(below, "it").removesuffix(".")
     if top != "tensorflow" or not rest:
         return None
     part, _, of_contrib = name.removeprefix(f"{V1}.").removeprefix("tensorflow.").partition(".")
@@ -275,10 +280,9 @@ def _gone(use: Use, installed: Installed) -> str | None:
     return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
 
 
-def _is_private_path(name: str) -> bool:
-    """Report whether the dotted `name` is a private module of tf.estimator that can be imported, or a name in one."""
-    space, below = space_of(estimator_paths.SPACES, name) or (None, "")
-    return space is not None and space.serves(below)
+def _is_refused_late(use: Use) -> bool:
+    space, _ = space_of(estimator_paths.SPACES, use.name) or (contrib.SPACE, "")
+    return space.is_refused_late and (space is not contrib.SPACE or use.api_name.partition(".")[0] == "contrib")
 
 
 def _of_estimator(name: str) -> str | None:
@@ -286,10 +290,10 @@ def _of_estimator(name: str) -> str | None:
     space, rest = space_of(names.SPACES, name) or (None, "")
     if space is None:
         return None
-    if rest in names.GONE:
-        return names.GONE[rest]
     if rest in OF_EVERY_MODULE or space.serves(rest):
         return ""
+    if rest in names.GONE:
+        return names.GONE[rest]
     if names.V1_SPACE.serves(rest):
         return f"a name of TensorFlow 1: use tf.compat.v1.estimator.{rest}"
     module, _, last = rest.rpartition(".")

@@ -1,28 +1,51 @@
-"""The private modules of tf.estimator 2.15, and which names each of them has here.
+"""The modules of the package tensorflow_estimator 2.15, public or not, and which names each of them has here.
 
-They were below `tensorflow_estimator.python.estimator` and, in older releases, `tensorflow.python.estimator`. Here each
-has all public names of tf.estimator, so that `tensorflow.python.estimator.model_fn.ModeKeys` and the like can be
-imported. To add a path, add a word to _IN_ROOT.
+Releases before 2.0 had them below `tensorflow.python.estimator`. Here each has all public names of tf.estimator, those
+of its own folder first, so that `tensorflow.python.estimator.model_fn.ModeKeys` and the like can be imported. Its other
+names are those of 2.15's own source if the extra `tf-estimator` is installed: the source is executed when such a name
+is used, and all that it imports is what these tables say. To add a path, add a word to _TREE.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import os
+import re
+import types
+from collections.abc import Callable, Mapping
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
 
 from runner.classic.compat import names
-from runner.classic.compat.old_modules import MODULE, Space, within
+from runner.classic.compat.installed_names import defined_in
+from runner.classic.compat.old_modules import MODULE, SOURCE, NotServed, Space, load, within
+from runner.config.error_messages import did_you_mean
 
-_ROOT = "python.estimator"
-_IN_ROOT = """
-    canned canned.baseline canned.dnn canned.dnn_linear_combined canned.head canned.linear canned.metric_keys
-    canned.optimizers canned.parsing_utils canned.prediction_keys early_stopping estimator estimator_lib export
-    export.export export.export_lib export.export_output exporter extenders head head.base_head head.binary_class_head
-    head.multi_class_head head.multi_head head.multi_label_head head.regression_head hooks hooks.basic_session_run_hooks
-    hooks.hooks hooks.session_run_hook inputs inputs.inputs inputs.numpy_io inputs.pandas_io keras keras_lib mode_keys
-    model_fn run_config tpu tpu.tpu_config tpu.tpu_estimator training
-""".split()
-_MODULES = frozenset({"", "python", _ROOT, *(f"{_ROOT}.{name}" for name in _IN_ROOT)})
-"""The modules, below `tensorflow_estimator`."""
+_ROOT = "tensorflow_estimator.python.estimator"
+_TREE = """
+    : api canned early_stopping estimator estimator_export estimator_lib export exporter extenders gc head hooks
+    : inputs keras keras_lib mode_keys model_fn run_config tools tpu training util
+    canned: baseline dnn dnn_linear_combined dnn_testing_utils head kmeans linear linear_testing_utils metric_keys
+    canned: optimizers parsing_utils prediction_keys rnn saved_model_estimator timeseries v1 v1.dnn_testing_utils_v1
+    canned: v1.linear_testing_utils_v1 linear_optimizer linear_optimizer.python linear_optimizer.python.utils
+    canned.linear_optimizer.python.utils: sdca_ops sharded_mutable_dense_hashtable
+    canned.timeseries: ar_model estimators feature_keys head math_utils model model_utils saved_model_utils
+    canned.timeseries: state_management
+    export: export export_lib export_output function
+    head: base_head binary_class_head head_utils multi_class_head multi_head multi_label_head regression_head
+    head: sequential_head
+    hooks: basic_session_run_hooks fake_summary_writer hooks session_run_hook
+    inputs: inputs numpy_io pandas_io queues queues.feeding_functions queues.feeding_queue_runner
+    tools: analytics checkpoint_converter
+    tpu: _tpu_estimator_embedding error_handling iteration_count_estimator tpu_config tpu_context tpu_estimator util
+"""
+_MODULES = frozenset(
+    f"{folder}.{name}".strip(".")
+    for folder, _, inside in (line.strip().partition(":") for line in _TREE.strip().splitlines())
+    for name in inside.split()
+) | {""}
+"""The modules, below `tensorflow_estimator.python.estimator`; "" is that itself."""
 
 _PUBLIC: Mapping[str, str] = {**names.V1_NAMES, **names.KERAS_NAMES}
 _BY_LAST: Mapping[str, str] = {
@@ -32,9 +55,89 @@ _BY_LAST: Mapping[str, str] = {
     "MetricKeys": "runner.classic.keys:MetricKeys",
     "PredictionKeys": "runner.classic.keys:PredictionKeys",
     "get_optimizer_instance": "runner.classic.optimizers:v1_optimizer_of",
-    "estimator": "tensorflow:estimator",  # tensorflow_estimator.estimator
+    "get_optimizer_instance_v2": "runner.classic.optimizers:optimizer_of",
+    "estimator_export": f"{__name__}:exported",
     "_Head": "builtins:object",  # an abstract class without code
 }
+
+
+_NOT_SERVED: Mapping[str, str] = {
+    "canned.kmeans": names.GONE["experimental.KMeans"],
+    "canned.linear.LinearSDCA": names.GONE["experimental.LinearSDCA"],
+    "canned.saved_model_estimator": "load the model with tf.saved_model.load in a model_fn",
+    "canned.timeseries": "use the package tensorflow_probability: tfp.sts",
+    "training._TrainingExecutor": "use tf.estimator.train_and_evaluate",
+}
+"""Module, or name in one, whose source cannot do here what it did -> what to do instead."""
+
+_HEADS: Mapping[str, str] = {"canned.head": "_Head", "head.sequential_head": "SequentialHeadWrapper"}
+"""Module -> the class in its source that makes the EstimatorSpec of heads."""
+
+
+def exported(*names: str, v1: Any = None) -> Callable[[Any], Any]:
+    """Return a decorator without effect, in place of the one that put 2.15's names on TensorFlow."""
+    return lambda one: one
+
+
+def _source_of(module: str) -> Path:
+    """Return the file of a module, which may not exist."""
+    return (names.package() or Path(os.devnull)).joinpath("python/estimator", *module.split(".")).with_suffix(".py")
+
+
+def _execute(module: types.ModuleType, below: str) -> None:
+    """Execute a module's source. Where the tables have one of its names, that one replaces it."""
+    before = dict(vars(module))
+    try:
+        SourceFileLoader(module.__name__, str(_source_of(below))).exec_module(module)
+    except (AttributeError, ImportError) as error:
+        vars(module).clear()
+        vars(module).update(before)
+        raise NotServed(f"{module.__name__}: 2.15's own code cannot run here, with this Keras: {error}") from error
+    if below in _HEADS:
+        kind = vars(module)[_HEADS[below]]
+        kind.create_estimator_spec = _exact(kind.create_estimator_spec)
+    for name, value in list(vars(module).items()):
+        place, instead = _find(f"{below}.{name}"), _NOT_SERVED.get(f"{below}.{name}")
+        if instead:
+            value.__init__ = functools.partial(_refuse, f"{module.__name__}.{name} is not available: {instead}.")
+        elif place not in (None, MODULE, SOURCE) and not name.startswith("__"):
+            setattr(module, name, load(str(place), name))
+
+
+def _refuse(text: str, *args: Any, **kwargs: Any) -> None:
+    raise NotServed(text)
+
+
+def _exact(create_estimator_spec: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method like that of one of _HEADS, with the losses that the runner's heads have.
+
+    A sum over a batch counts once in an evaluation. A mean over steps needs those of the global batch, or is refused;
+    the mean over examples is `tf.losses`', which the runner makes that of the global batch.
+    """
+
+    @functools.wraps(create_estimator_spec)
+    def made(head: Any, features: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        from runner.classic.heads import checks
+        from runner.programs.batch_losses import batch_part
+
+        reduction = getattr(head, "_loss_reduction", None) or head.loss_reduction
+        of_steps = not (hasattr(head, "_loss_reduction") or checks.is_sum(reduction))
+        if mode == "train" and of_steps and not checks.is_weighted_mean(reduction) and not batch_part().is_whole:
+            raise ValueError(
+                f"SequentialHeadWrapper(static_head), whose loss_reduction={reduction!r}: with several replicas each "
+                "would divide by its own steps. Give static_head loss_reduction=tf.compat.v1.losses.Reduction.MEAN."
+            )
+        spec = create_estimator_spec(head, features, mode, *args, **kwargs)
+        if mode == "eval" and checks.is_sum(reduction):
+            spec.loss_weight = 1.0
+        return spec
+
+    return made
+
+
+def _not_served(name: str) -> str:
+    """Return what to do instead of a name of _NOT_SERVED; "" for other names."""
+    return next((text for one, text in _NOT_SERVED.items() if f"{name}.".startswith(f"{one}.")), "")
 
 
 def _find(name: str) -> str | None:
@@ -43,21 +146,63 @@ def _find(name: str) -> str | None:
     module, _, last = name.rpartition(".")
     if module not in _MODULES:
         return None
-    part = module.removeprefix(f"{_ROOT}.").partition(".")[0]
-    return _PUBLIC.get(f"{part}.{last}", _BY_LAST.get(last))  # a module's own names win
+    ours = _PUBLIC.get(f"{module.partition('.')[0]}.{last}", _BY_LAST.get(last))  # a module's own names win
+    file = _source_of(module)
+    return ours or (SOURCE if file.exists() and last in defined_in(file) and not _not_served(module) else None)
+
+
+def is_of_source(name: str) -> bool:
+    """Report whether 2.15's own source has the dotted `name`, or the object that it is an attribute of."""
+    below = re.sub(r"^tensorflow(_estimator)?\.python\.estimator\.", "", name)
+    is_public = name.removeprefix("tensorflow.estimator.") in names.OF_PACKAGE
+    return is_public or SOURCE in (_find(below), _find(below.rpartition(".")[0]))
+
+
+def _find_old(name: str) -> str | None:
+    """Find a name below `tensorflow.python.estimator`: a source is executed once, in the module of the package."""
+    place = _find(name)
+    return ":".join(f"{_ROOT}.{name}".rsplit(".", 1)) if place == SOURCE else place
+
+
+def _reason(name: str, shown: str) -> str:
+    instead = _not_served(name) or ("" if names.package() else names.NEEDS_PACKAGE)
+    hint = did_you_mean(name.rpartition(".")[2], _BY_LAST)
+    return f"{shown} is not available: {instead}.{hint}" if instead else f"{shown} does not exist.{hint}"
 
 
 _SPACE = Space(
     _find,
-    lambda name, shown: names.reason(_BY_LAST, name.rpartition(".")[2], shown),
+    _reason,
     lambda module: sorted({*_BY_LAST, *within(_MODULES - {""}, module)}),
+    is_refused_late=True,
+    execute=_execute,
 )
+_API_NAME = re.compile(r"(?:_api\.)?(?:_?(v[12])\.)?(?:v[12]\.)?(estimator\b.*)")
+_API_MODULE = re.compile(r"|python(\.estimator)?|_api|(_api\.)?_?v[12](\.v[12])?")
+
+
+def _find_api(name: str) -> str | None:
+    if match := _API_NAME.fullmatch(name):
+        is_of_1 = match[1] != "v2" or match[2].startswith("estimator.inputs")
+        return f"tensorflow:compat.{'v1' if is_of_1 else 'v2'}.{match[2]}"
+    return MODULE if _API_MODULE.fullmatch(name) else None
+
+
+_API = Space(_find_api, lambda name, shown: f"there is no {shown}.", lambda module: ["estimator"])
+_GONE_FROM_TENSORFLOW = """
+    distribute.estimator_training tpu.session_support tpu.tpu_embedding tpu.tpu_embedding_gradient
+"""
 SPACES: Mapping[str, Space] = {
-    "tensorflow_estimator": _SPACE,
-    "tensorflow.python.estimator": Space(
-        lambda name: _find(f"{_ROOT}.{name}".removesuffix(".")),
-        _SPACE.reason,
-        lambda module: _SPACE.listed(f"{_ROOT}.{module}".removesuffix(".")),
-    ),
+    _ROOT: _SPACE,
+    "tensorflow.python.estimator": _SPACE._replace(find=_find_old),
+    "tensorflow_estimator": _API,  # not only its modules `_api.v1`, `_api.v2`: it has the names of `_api.v1` itself
+    f"{_ROOT}.api": _API,
+    # What the sources import is refused where they use it.
+    **{
+        f"tensorflow.python.{name}": Space(
+            lambda name: None, lambda name, shown: f"TensorFlow no longer has {shown}.", lambda name: [], True
+        )
+        for name in _GONE_FROM_TENSORFLOW.split()
+    },
 }
 """Dotted name of a package -> what is below it."""

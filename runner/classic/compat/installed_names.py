@@ -85,7 +85,7 @@ class Installed:
         """Report whether the module with the file `source` defines `name`, or gets it by `from ... import *`."""
         if not source.is_file():
             return False
-        return name in _defined(source) or any(self.has_private(f"{one}.{name}") for one in _starred(source))
+        return name in defined_in(source) or any(self.has_private(f"{one}.{name}") for one in _starred(source))
 
     def _files(self, name: str) -> list[Path]:
         own = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
@@ -101,7 +101,7 @@ class Installed:
 
     @functools.cache  # noqa: B019  # there is one object per process
     def _names(self, module: str) -> frozenset[str]:
-        found: set[str] = set().union(*(_defined(path) for path in self._files(module)))
+        found: set[str] = set().union(*(defined_in(path) for path in self._files(module)))
         parent, _, last = module.rpartition(".")
         for path in self._files(parent) if parent else ():  # the parent module sets tf.app.flags
             found |= set(re.findall(rf"^_current_module\.{last}\.(\w+) = ", path.read_text(), re.MULTILINE))
@@ -110,7 +110,7 @@ class Installed:
 
 
 @functools.cache
-def _defined(path: Path) -> frozenset[str]:
+def defined_in(path: Path) -> frozenset[str]:
     """Return the names that a module has after its import: those that its file defines and does not delete again."""
     text = path.read_text()
     tree = ast.parse(text)

@@ -6,7 +6,10 @@ This module imports none of the runner's modules that it names, so it can be use
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 from runner.classic.compat.old_modules import MODULE, Space, modules_of, places_in, within
 from runner.config.error_messages import did_you_mean
@@ -64,6 +67,15 @@ tpu @ runner.classic.tpu: InputPipelineConfig RunConfig TPUConfig TPUEstimator T
 KERAS_NAMES: Mapping[str, str] = {"model_to_estimator": "runner.classic.model_to_estimator:model_to_estimator"}
 """`tf.keras.estimator.<name>` -> "module:attribute"."""
 
+_RNN = "tensorflow_estimator.python.estimator.canned.rnn"
+OF_PACKAGE: Mapping[str, str] = places_in(f"experimental @ {_RNN}: RNNClassifier RNNEstimator")
+"""Names of GONE that exist with the package tensorflow-estimator -> "module:attribute"."""
+
+NEEDS_PACKAGE = (
+    "the runner runs 2.15's own code for it, which nobody maintains, if the package tensorflow-estimator 2.15.0 is "
+    "installed: pip install 'estimator-runner[tf-estimator]'"
+)
+
 GONE: Mapping[str, str] = {
     "BoostedTreesClassifier": "use the package tensorflow_decision_forests; TensorFlow dropped it in 2.13",
     "BoostedTreesEstimator": "use the package tensorflow_decision_forests; TensorFlow dropped it in 2.13",
@@ -71,12 +83,21 @@ GONE: Mapping[str, str] = {
     "DistributeConfig": "give RunConfig(train_distribute=, eval_distribute=); there is no standalone client mode",
     "experimental.KMeans": "use sklearn.cluster.MiniBatchKMeans, or write the update as the train_op of a model_fn",
     "experimental.LinearSDCA": "use LinearClassifier or LinearRegressor with optimizer='Ftrl'",
-    "experimental.RNNClassifier": "write a model_fn with keras.layers.LSTM and tf.estimator.MultiClassHead",
-    "experimental.RNNEstimator": "write a model_fn with keras.layers.LSTM and a head",
-    "SequentialHead": "write a model_fn, and mask the loss with EstimatorSpec(loss_weight=)",
+    "experimental.RNNClassifier": NEEDS_PACKAGE,
+    "experimental.RNNEstimator": NEEDS_PACKAGE,
     "tpu.experimental.EmbeddingConfigSpec": "use tf.tpu.experimental.embedding with strategy=tpu",
 }
 """Removed names -> what to do instead."""
+
+
+@functools.cache
+def package() -> Path | None:
+    """Return the folder of the installed package tensorflow-estimator; None if there is none of version 2.15.0."""
+    try:
+        found = importlib.metadata.distribution("tensorflow-estimator")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return Path(str(found.locate_file("tensorflow_estimator"))) if found.version == "2.15.0" else None
 
 
 def reason(table: Iterable[str], name: str, shown: str) -> str:
@@ -86,10 +107,10 @@ def reason(table: Iterable[str], name: str, shown: str) -> str:
     return f"there is no {shown}.{did_you_mean(name, table)}"
 
 
-def _space(table: Mapping[str, str]) -> Space:
+def _space(table: Mapping[str, str], of_package: Mapping[str, str] = MappingProxyType({})) -> Space:
     modules = modules_of((*table, *GONE))
     return Space(
-        lambda name: MODULE if name in modules else table.get(name),
+        lambda name: MODULE if name in modules else table.get(name) or (of_package.get(name) if package() else None),
         functools.partial(reason, table),
         functools.partial(within, table),
     )
@@ -97,7 +118,7 @@ def _space(table: Mapping[str, str]) -> Space:
 
 V1_SPACE, _KERAS = _space(V1_NAMES), _space(KERAS_NAMES)
 SPACES: Mapping[str, Space] = {
-    "tensorflow.estimator": _space(NAMES),
+    "tensorflow.estimator": _space(NAMES, OF_PACKAGE),
     "tensorflow.compat.v1.estimator": V1_SPACE,
     "tensorflow.keras.estimator": _KERAS,
     "tensorflow.compat.v1.keras.estimator": _KERAS,

@@ -26,6 +26,10 @@ MODULE = ""
 """The place of a name that is a module of its space."""
 
 
+SOURCE = "<source>"
+"""The place of a name that its module has once Space.execute has executed the module's source."""
+
+
 class NotServed(AttributeError):
     """Raised for a name that the runner does not support. The message says what to use instead."""
 
@@ -34,9 +38,10 @@ class Space(NamedTuple):
     """What is below a dotted name.
 
     Attributes:
-      find: name below it ("" for itself) -> MODULE, "module:attribute", or None if there is no such name.
+      find: name below it ("" for itself) -> MODULE, SOURCE, "module:attribute", or None if there is no such name.
       reason: (name below it, the name as users write it) -> the message about a name that does not exist.
       listed: module below it -> the names in that module.
+      execute: called with a module and its name below the space, when a name is used that is in the module's source.
       is_refused_late: an import of a name that does not exist succeeds, and the use of the name raises NotServed.
     """
 
@@ -44,6 +49,7 @@ class Space(NamedTuple):
     reason: Callable[[str, str], str]
     listed: Callable[[str], list[str]]
     is_refused_late: bool = False
+    execute: Callable[[types.ModuleType, str], None] | None = None
 
     def serves(self, name: str) -> bool:
         """Report whether `name` is an object, an attribute of one, or a module that is not empty."""
@@ -154,6 +160,10 @@ class OldModule(types.ModuleType):
                 # that an earlier import left in sys.modules.
                 sys.modules.pop(whole, None)
             raise NotServed(self._space.reason(below, _shown(whole)))
+        if place == SOURCE:
+            assert self._space.execute is not None
+            self._space.execute(self, self._below)
+            return self.__getattribute__(name)
         value = load(place, _shown(whole))
         setattr(self, name, value)  # Python asks `__getattr__` only for what is not set
         return value
@@ -214,7 +224,7 @@ class OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if space is None:
             return None
         place, elsewhere = space.find(below), None
-        if place:
+        if place and place != SOURCE:
             with contextlib.suppress(AttributeError):  # a space of all names also finds those that do not exist
                 value = load(place, _shown(fullname))
                 elsewhere = (value, value.__spec__) if isinstance(value, types.ModuleType) else None

@@ -57,7 +57,8 @@ metrics @ tensorflow:compat.v1: confusion_matrix
 metrics @ tensorflow:compat.v1.sets:
     set_difference=difference set_intersection=intersection set_size=size set_union=union
 slim.learning @ tf_slim.learning: add_gradients_summaries clip_gradient_norms create_train_op multiply_gradients
-slim.nets @ tf_slim.nets: alexnet inception overfeat resnet_utils resnet_v1 resnet_v2 vgg
+slim.nets @ tf_slim.nets:
+    alexnet inception inception_v1 inception_v2 inception_v3 overfeat resnet_utils resnet_v1 resnet_v2 vgg
 slim @ tf_slim: data_decoder dataset model_analyzer summaries tfexample_decoder
 losses.metric_learning @ tf_slim.losses.metric_learning:
     cluster_loss contrastive_loss lifted_struct_loss npairs_loss npairs_loss_multilabel triplet_semihard_loss
@@ -255,11 +256,14 @@ _PRIVATE_MODULES = frozenset(
     feature_column_ops embedding_ops optimizers summaries normalization encoders core_rnn core_rnn_cell
     core_rnn_cell_impl rnn rnn_cell lstm_ops gru_ops fused_rnn_cell training hparam lookup lookup_ops head extenders
     replicate_model_fn early_stopping hooks tpu tpu_config tpu_estimator tpu_optimizer tpu_context crf decoder
-    basic_decoder helper beam_search_decoder attention_wrapper loss seq2seq variables arg_scope checkpoint_ops metrics
-    metric_ops data batching interleave_ops grouping shuffle_ops dataset_ops readers distribute mirrored_strategy
-    cluster_resolver tpu_cluster_resolver opt weight_decay_optimizers lazy_adam_optimizer nadam_optimizer
-    moving_average_optimizer lars_optimizer slim nets model_fn run_config predictor saved_model_predictor
-    checkpoint_utils rnn_common
+    basic_decoder helper beam_search_decoder attention_wrapper loss seq2seq variables arg_scope checkpoint_ops
+    metrics metric_ops data batching interleave_ops grouping shuffle_ops dataset_ops readers distribute
+    mirrored_strategy cluster_resolver tpu_cluster_resolver opt weight_decay_optimizers lazy_adam_optimizer
+    nadam_optimizer moving_average_optimizer lars_optimizer slim nets model_fn run_config predictor
+    saved_model_predictor checkpoint_utils rnn_common counter enumerate_ops error_ops get_single_element
+    prefetching_ops random_ops resampling scan_ops unique writers collective_all_reduce_strategy one_device_strategy
+    multi_head sequence_feature_column tensor_util sort_ops loss_ops metric_loss_ops classification
+    confusion_matrix_ops histogram_ops set_ops adamax beam_search_ops
     """.split()
 )
 """Last parts of the names of the modules below `tensorflow.contrib.<part>.python`."""
@@ -272,8 +276,14 @@ def public(name: str) -> str:
     part, _, rest = name.partition(".python")
     if not name.startswith(f"{part}.python") or (rest and not rest.startswith(".")):
         return name
-    last = rest.rpartition(".")[2]
-    return part if not last or (last in _PRIVATE_MODULES and f"{part}.{last}" not in NAMES) else f"{part}.{last}"
+    *folders, last = rest.strip(".").split(".")
+    for folder in folders:
+        below = f"{part}.{folder}"
+        if below in MODULES or (below in NAMES and folder not in _PRIVATE_MODULES):
+            part = below
+    # Of `arg_scope`, `multi_head` and the like, a module and what it defines have one name.
+    is_module = last in _PRIVATE_MODULES and (f"{part}.{last}" not in NAMES or folders[-1:] in (["ops"], ["estimator"]))
+    return part if not last or (is_module and f"{part}.{last}" not in MODULES) else f"{part}.{last}"
 
 
 def find(name: str) -> str | None:

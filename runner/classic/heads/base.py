@@ -11,7 +11,7 @@ import tensorflow as tf
 from runner.classic import summaries
 from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.heads import checks
-from runner.classic.heads.metrics import Metrics, add, mean
+from runner.classic.heads.metrics import Metrics, add, in_pairs, mean
 from runner.classic.optimizers import minimize, optimizer_of
 from runner.export.outputs import PredictOutput
 from runner.model_fn import ModeKeys
@@ -143,7 +143,7 @@ class Head(abc.ABC):
                 metrics, features, logits, labels, mode=mode, regularization_losses=regularization_losses
             )
             weight = self.loss_weight(labels, logits, features)
-            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metrics, loss_weight=weight)
+            return EstimatorSpec(mode, predictions, loss, eval_metric_ops=in_pairs(metrics), loss_weight=weight)
         if (optimizer is None) == (train_op_fn is None):
             given = "both" if optimizer is not None else "neither"
             raise ValueError(
@@ -159,7 +159,7 @@ class Head(abc.ABC):
                 train_op = minimize(optimizer_of(optimizer), loss, trainable_variables)
             train_op = tf.group(train_op, *update_ops) if update_ops else train_op
         self._summarise(labels, logits, features)
-        if self._summary_key("loss") != "loss":  # the runner itself writes "loss"
+        if self._summary_key("loss") != "loss" or summaries.is_of_session():  # the runner itself writes "loss"
             summaries.scalar(self._summary_key("loss"), loss)
         if regularization_losses is not None:
             summaries.scalar(self._summary_key("regularization_loss"), tf.add_n(list(regularization_losses)))
@@ -357,6 +357,6 @@ def ids_of_labels(labels: tf.Tensor, label_vocabulary: Sequence[Any], head: str)
     places = tf.range(len(label_vocabulary), dtype=tf.int64)
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, places), default_value=-1)
     ids = table.lookup(labels)
-    unknown = tf.boolean_mask(labels, ids < 0)
+    unknown = tf.gather_nd(labels, tf.where(ids < 0))
     message = f"labels must be in label_vocabulary={list(label_vocabulary)[:20]}; not in it:"
     return checks.after(tf.debugging.Assert(tf.reduce_all(ids >= 0), [message, unknown], summarize=10), ids)

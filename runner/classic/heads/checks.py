@@ -148,10 +148,9 @@ def checked_labels(labels: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
             f"labels have the shape {labels.shape}; with logits {logits.shape} this head takes {expected}. Check "
             "n_classes or label_dimension; convert one-hot labels to classes with tf.argmax(labels, -1)."
         )
-    wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
-    right = tf.reduce_all(tf.equal(tf.shape(labels), wanted)) if labels.shape.rank is not None else False
-    message = "labels have a wrong shape; their shape and the one that the head takes:"
-    return after(tf.debugging.Assert(right, [message, tf.shape(labels), wanted]), labels)
+    labels = _of_shape(labels, "labels", logits, [dimension], least_rank=2)
+    labels.set_shape(expected)  # so that losses and metrics know the rank of labels of an unknown shape
+    return labels
 
 
 def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> tf.Tensor:
@@ -164,7 +163,7 @@ def checked_range(labels: tf.Tensor, num_classes: int, what: str = "labels") -> 
     """
     right = tf.logical_and(labels >= 0, labels <= num_classes - 1)
     message = f"{what} must be from 0 to {num_classes - 1}; these are not:"
-    wrong = tf.boolean_mask(labels, tf.logical_not(right))
+    wrong = tf.gather_nd(labels, tf.where(tf.logical_not(right)))
     return after(tf.debugging.Assert(tf.reduce_all(right), [message, wrong], summarize=10), labels)
 
 
@@ -172,18 +171,9 @@ def checked_losses(losses: Any, logits: tf.Tensor, dimension: int) -> tf.Tensor:
     """Return `losses`, the result of a loss_fn, as a tensor `[batch, ..., dimension]`.
 
     Raises:
-      ValueError: it has another shape. If the shape is known only in a step, the step fails.
+      ValueError: it has another shape; in a graph the step fails instead, as in tf.estimator.
     """
-    losses = tf.convert_to_tensor(losses)
-    expected = logits.shape[:-1].concatenate(dimension)
-    if not losses.shape.is_compatible_with(expected):
-        raise ValueError(
-            f"loss_fn returned losses of the shape {losses.shape} for logits {logits.shape}; it must return {expected}."
-        )
-    wanted = tf.concat([tf.shape(logits)[:-1], [dimension]], axis=0)
-    right = tf.reduce_all(tf.equal(tf.shape(losses), wanted))
-    message = "loss_fn returned losses of a wrong shape; their shape and the required one:"
-    return after(tf.debugging.Assert(right, [message, tf.shape(losses), wanted]), losses)
+    return _of_shape(tf.convert_to_tensor(losses), "the losses of loss_fn", logits, [dimension])
 
 
 def example_weights(
@@ -198,7 +188,7 @@ def example_weights(
       one_each_logit: weights may also have the shape of the logits.
 
     Raises:
-      ValueError: there is no such feature, or it has another shape.
+      ValueError: there is no such feature, or it has another shape; in a graph the step then fails, as in tf.estimator.
       TypeError: weight_column is neither a key nor a numeric_column.
     """
     if weight_column is None:
@@ -216,11 +206,27 @@ def example_weights(
     weights = tf.cast(weights, logits.dtype)
     if weights.shape.rank is not None and logits.shape.rank is not None and weights.shape.rank == logits.shape.rank - 1:
         weights = tf.expand_dims(weights, -1)
-    allowed = [logits.shape[:-1].concatenate(1)] + ([logits.shape] if one_each_logit else [])
-    if not any(weights.shape.is_compatible_with(shape) for shape in allowed):
-        shapes = " or ".join(map(str, allowed))
-        raise ValueError(f"weights have the shape {weights.shape} for logits {logits.shape}; it must be {shapes}.")
-    return weights
+    return _of_shape(weights, "weights", logits, [1, None] if one_each_logit else [1])
+
+
+def _of_shape(
+    values: tf.Tensor, what: str, logits: tf.Tensor, dimensions: Sequence[int | None], least_rank: int = 0
+) -> tf.Tensor:
+    """Return `values`, which must have the shape of the logits, but with one of `dimensions` as the size of the last
+    axis; None: the same size. Otherwise ValueError, or in a graph a step fails.
+
+    As in tf.estimator, the sizes are compared by broadcasting: in a graph, `[2]` is taken for `[2, 2]`.
+    """
+    message = f"{what} have a wrong shape; their shape, that of the logits, and the sizes allowed for the last axis:"
+    if tf.executing_eagerly():
+        if values.shape not in [logits.shape if one is None else [*logits.shape[:-1], one] for one in dimensions]:
+            raise ValueError(f"{message} {values.shape}, {logits.shape}, {dimensions}.")
+        return values
+    size, of_logits = tf.shape(values), tf.shape(logits)
+    allowed = [of_logits if one is None else tf.concat([of_logits[:-1], [one]], axis=0) for one in dimensions]
+    fits = tf.reduce_any([tf.reduce_all(tf.equal(size, one)) for one in allowed])
+    fits = tf.logical_and(fits, tf.rank(values) >= least_rank)
+    return after(tf.debugging.Assert(fits, [message, size, of_logits, str(dimensions)]), values)
 
 
 def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, part: WholeBatch = _WHOLE) -> tf.Tensor:
@@ -234,7 +240,7 @@ def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, p
       loss_reduction: a key of _REDUCTIONS.
       part: this replica's part of the global batch, which makes sums and weighted means those of the global batch.
     """
-    total = tf.reduce_sum(losses * _of_each(losses, weights))
+    total = tf.reduce_sum(losses * of_each(losses, weights))
     if is_sum(loss_reduction):
         return part.of_sum(total)
     if is_weighted_mean(loss_reduction):
@@ -244,14 +250,21 @@ def reduced(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str, p
 
 def divisor(losses: tf.Tensor, weights: tf.Tensor | None, loss_reduction: str) -> tf.Tensor:
     """Return the float scalar by which a weighted mean divides the sum of the weighted losses."""
-    of_each = _of_each(losses, weights)
+    each = of_each(losses, weights)
     if _REDUCTIONS[loss_reduction] == "nonzero":
-        of_each = tf.cast(tf.not_equal(of_each, 0), of_each.dtype)
-    return tf.reduce_sum(of_each)
+        each = tf.cast(tf.not_equal(each, 0), each.dtype)
+    return tf.reduce_sum(each)
 
 
-def _of_each(losses: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
-    return tf.ones_like(losses) if weights is None else weights * tf.ones_like(losses)
+def of_each(values: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    """Return the weights of `values`, in their shape and dtype. Values of one dimension fewer than the weights get them
+    without their last axis, as in Keras.
+    """
+    if weights is None:
+        return tf.ones_like(values)
+    if None not in (weights.shape.rank, values.shape.rank) and weights.shape.rank == values.shape.rank + 1:
+        weights = tf.squeeze(weights, -1)
+    return tf.cast(weights, values.dtype) * tf.ones_like(values)
 
 
 def after(check: Any, value: tf.Tensor) -> tf.Tensor:

@@ -71,7 +71,7 @@ class BinaryClassHead(base.HeadOfOne):
         if key == "logistic":
             return tf.sigmoid(logits)
         both = tf.concat([tf.zeros_like(logits), logits], axis=-1)
-        return _of_classes(key, both, self._label_vocabulary)
+        return _of_classes(key, both, 2, self._label_vocabulary)
 
     def _metrics(self) -> metrics.Metrics:
         found: metrics.Metrics = {
@@ -152,7 +152,7 @@ class MultiClassHead(base.HeadOfOne):
         return tf.expand_dims(losses, -1)
 
     def _prediction(self, key: str, logits: tf.Tensor) -> tf.Tensor:
-        return logits if key == "logits" else _of_classes(key, logits, self._label_vocabulary)
+        return logits if key == "logits" else _of_classes(key, logits, self.logits_dimension, self._label_vocabulary)
 
     def _metrics(self) -> metrics.Metrics:
         def right(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor]:
@@ -179,9 +179,8 @@ def _chosen(labels: tf.Tensor, logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
     return labels, tf.cast(logits > 0, labels.dtype)  # for a logit of 0, the prediction is 0, like argmax's
 
 
-def _of_classes(key: str, logits: tf.Tensor, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
-    """Return the prediction `key` (a key of `_prediction_keys`) for logits `[batch, ..., classes]`."""
-    num_classes = logits.shape[-1]
+def _of_classes(key: str, logits: tf.Tensor, num_classes: int, label_vocabulary: Sequence[Any] | None) -> tf.Tensor:
+    """Return the prediction `key` (a key of `_prediction_keys`) for logits `[batch, ..., num_classes]`."""
     if key == "probabilities":
         return tf.nn.softmax(logits)
     if key == "all_class_ids":

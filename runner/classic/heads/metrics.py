@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras  # must be imported before a trace, in which the runner watches the writes of Keras metrics
 import tensorflow as tf
+
+from runner.classic.heads.checks import of_each
+
+v1 = tf.compat.v1
 
 Metrics = dict[str, tuple[Callable[[str], Any], Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]]]
 """Name -> (function from a name to a Keras metric; function from (labels, logits) to the arguments of its update)."""
@@ -66,5 +70,16 @@ def add(metric: Any, *values: tf.Tensor, weights: tf.Tensor | None) -> None:
     """
     flat = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in values]
     if weights is not None:
-        weights = tf.reshape(tf.cast(weights, tf.float64) * tf.ones_like(values[0], tf.float64), [-1])
+        weights = tf.reshape(of_each(tf.cast(values[0], tf.float64), weights), [-1])
+    graph = v1.get_default_graph()
+    before = 0 if tf.executing_eagerly() else len(graph.get_operations())
     metric.update_state(*flat, sample_weight=weights)
+    if not tf.executing_eagerly():  # `update_state` of Keras 3 returns no operation
+        written = [one for one in graph.get_operations()[before:] if one.type.startswith("Assign")]
+        metric.update_op = tf.group(*written)
+
+
+def in_pairs(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `metrics` with each Keras metric that `add` has updated in a graph as a pair (value, update)."""
+    updates = {name: getattr(metric, "update_op", None) for name, metric in metrics.items()}
+    return {n: one if updates[n] is None else (one.result(), updates[n]) for n, one in metrics.items()}

@@ -109,10 +109,11 @@ class MultiHead(base.Head):
         num_examples = tf.shape(next(iter(logits.values())))[0]
         for name, loss in self._losses(labels, logits, features, mode).items():
             weight = self._heads[name].loss_weight(labels[name], logits[name], features)
-            add_scalar(eval_metrics[f"loss/{name}"], loss, num_examples if weight is None else weight)
+            weight = num_examples if weight is None else weight
+            metrics.add(eval_metrics[f"loss/{name}"], loss, weights=weight)
         if regularization_losses is not None:
             name = self._key("regularization_loss")
-            add_scalar(eval_metrics[name], tf.add_n(list(regularization_losses)), num_examples)
+            metrics.add(eval_metrics[name], tf.add_n(list(regularization_losses)), weights=num_examples)
         for name, head in self._heads.items():
             head.update_metrics(eval_metrics, features, logits[name], labels[name])
         return eval_metrics
@@ -160,8 +161,3 @@ class MultiHead(base.Head):
                 f"MultiHead: {what} lack the keys {', '.join(missing)}. They have: {', '.join(map(str, values))}."
             )
         return values
-
-
-def add_scalar(metric: Any, value: tf.Tensor, weight: tf.Tensor) -> None:
-    """Update a Keras metric with the scalar `value` of a batch, weighted by the scalar `weight`."""
-    metric.update_state(tf.cast(value, tf.float64), sample_weight=tf.cast(weight, tf.float64))

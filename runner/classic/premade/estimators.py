@@ -6,7 +6,6 @@ The constructors are made from the table in `signatures`, and the model function
 from __future__ import annotations
 
 import functools
-import logging
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,6 @@ from runner.classic.heads.regression import RegressionHead
 from runner.classic.premade import model_fns
 from runner.classic.premade.logits import Deep, Wide
 from runner.classic.premade.model_fns import V2, Family, ModelFn
-
-_log = logging.getLogger(__name__)
 
 _HEAD = ("n_classes", "label_dimension", "weight_column", "label_vocabulary", "loss_reduction")
 
@@ -56,9 +53,8 @@ def _constructor(cls: type, family: Family) -> Callable[..., None]:
             make = binary_or_multi_class_head if "n_classes" in of_head else RegressionHead
             parent.__init__(make(**of_head), **given)
             return
-        for name in ("partitioner", "input_layer_partitioner"):
-            if given.get(name) is not None:
-                _log.warning("%s= has no effect: the strategy places variables; use strategy.partitioner.", name)
+        for name in ("partitioner", "input_layer_partitioner"):  # only tf.compat.v1.estimator has them
+            given.setdefault(name, None)
         model_fn = _MODEL_FNS[cls.__name__](types.SimpleNamespace(**given), family)
         warm_start_from = given.get("warm_start_from")
         parent.__init__(model_fn, given["model_dir"], given["config"], warm_start_from=warm_start_from)
@@ -67,20 +63,23 @@ def _constructor(cls: type, family: Family) -> Callable[..., None]:
 
 
 def _linear(given: Any, family: Family) -> ModelFn:
-    wide = Wide(given.feature_columns, given.sparse_combiner)
+    wide = Wide(given.feature_columns, given.sparse_combiner, given.partitioner)
     return model_fns.linear_model_fn(given.head, wide, given.optimizer, family)
 
 
 def _dnn(given: Any, family: Family) -> ModelFn:
-    deep = Deep(given.hidden_units, given.feature_columns, given.activation_fn, given.dropout, given.batch_norm)
+    deep = Deep(
+        given.hidden_units, given.feature_columns, given.activation_fn, given.dropout, given.batch_norm,
+        given.input_layer_partitioner,
+    )  # fmt: skip
     return model_fns.dnn_model_fn(given.head, deep, given.optimizer, family)
 
 
 def _dnn_linear_combined(given: Any, family: Family) -> ModelFn:
-    wide = Wide(given.linear_feature_columns, given.linear_sparse_combiner)
+    wide = Wide(given.linear_feature_columns, given.linear_sparse_combiner, given.input_layer_partitioner)
     deep = Deep(
         given.dnn_hidden_units or (), given.dnn_feature_columns, given.dnn_activation_fn, given.dnn_dropout,
-        given.batch_norm,
+        given.batch_norm, given.input_layer_partitioner,
     )  # fmt: skip
     return model_fns.combined_model_fn(given.head, wide, given.linear_optimizer, deep, given.dnn_optimizer, family)
 

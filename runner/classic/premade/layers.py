@@ -5,8 +5,9 @@ These are not Keras layers, because Keras 3 has no feature columns and would giv
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -123,10 +124,11 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
       momentum: share of the old value in a moving average.
     """
     size = [x.shape[-1]]
-    gamma = variable(f"{scope}/gamma", size, v1.ones_initializer())
-    beta = variable(f"{scope}/beta", size, v1.zeros_initializer())
-    means = variable(f"{scope}/moving_mean", size, v1.zeros_initializer(), trainable=False)
-    variances = variable(f"{scope}/moving_variance", size, v1.ones_initializer(), trainable=False)
+    gamma = tf.convert_to_tensor(variable(f"{scope}/gamma", size, v1.ones_initializer()))
+    beta = tf.convert_to_tensor(variable(f"{scope}/beta", size, v1.zeros_initializer()))
+    with divided_by(None):
+        means = variable(f"{scope}/moving_mean", size, v1.zeros_initializer(), trainable=False)
+        variances = variable(f"{scope}/moving_variance", size, v1.ones_initializer(), trainable=False)
     updates: list[Any] = []
     mean, variance = tf.convert_to_tensor(means), tf.convert_to_tensor(variances)
     if training:
@@ -143,6 +145,14 @@ def variable(
     scope, _, last = name.rpartition("/")
     with v1.variable_scope(scope, auxiliary_name_scope=False):
         return v1.get_variable(last, shape, dtype, initializer, trainable=trainable, use_resource=True)
+
+
+@contextlib.contextmanager
+def divided_by(partitioner: Any) -> Iterator[None]:
+    """Let `partitioner` divide variables into parts, as in v1.get_variable, inside this context; None: nothing does."""
+    with v1.variable_scope(v1.get_variable_scope(), auxiliary_name_scope=False) as scope:
+        scope.set_partitioner(partitioner)
+        yield
 
 
 def forget_shared_embeddings(*columns: Any) -> None:

@@ -27,6 +27,7 @@ class Deep:
     activation_fn: Any = tf.nn.relu
     dropout: float | None = None
     batch_norm: bool = False
+    input_layer_partitioner: Any = None
     name: ClassVar = "dnn"
 
     def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
@@ -41,7 +42,8 @@ class Deep:
         training = mode == ModeKeys.TRAIN
         activation = layers.activation_of(self.activation_fn)
         inputs = f"{scope}input_from_feature_columns/input_layer"
-        x = layers.dense_features(features, self.feature_columns, scope=inputs)
+        with layers.divided_by(self.input_layer_partitioner or v1.get_variable_scope().partitioner):
+            x = layers.dense_features(features, self.feature_columns, scope=inputs)
         for number, size in enumerate(self.hidden_units):
             name = f"{scope}hiddenlayer_{number}"
             x = layers.dense(x, size, scope=name, activation=activation)
@@ -63,14 +65,16 @@ class Wide:
 
     feature_columns: Any
     sparse_combiner: str = "sum"
+    partitioner: Any = None
     name: ClassVar = "linear"
 
     def logits(self, features: Any, mode: str, units: int, scope: str = "") -> tf.Tensor:
         """Return the float logits of the linear part, `[batch, units]`. Arguments are as in `Deep.logits`."""
-        logits, variables = layers.linear_sum(
-            features, self.feature_columns, units=units, scope=f"{scope}linear_model",
-            sparse_combiner=self.sparse_combiner,
-        )  # fmt: skip
+        with layers.divided_by(self.partitioner or v1.get_variable_scope().partitioner):
+            logits, variables = layers.linear_sum(
+                features, self.feature_columns, units=units, scope=f"{scope}linear_model",
+                sparse_combiner=self.sparse_combiner,
+            )  # fmt: skip
         *weights, bias = map(tf.convert_to_tensor, variables)
         if units > 1:
             summaries.histogram("bias", bias)
@@ -130,11 +134,11 @@ def dnn_logit_fn_builder(
       feature_columns: dense feature columns.
       activation_fn: activation of the hidden layers: a function, or the name of one in tf.nn.
       dropout: probability with which units of a hidden layer are dropped in training; None: no dropout.
-      input_layer_partitioner: ignored, because the strategy places variables.
+      input_layer_partitioner: divides the variables of the input layer, such as embeddings; None: as outside.
       batch_norm: normalize the values of each hidden layer over the batch, after the activation.
     """
     _check_units(units)
-    deep = Deep(hidden_units, feature_columns, activation_fn, dropout, batch_norm)
+    deep = Deep(hidden_units, feature_columns, activation_fn, dropout, batch_norm, input_layer_partitioner)
 
     def dnn_logit_fn(features: Any, mode: str) -> tf.Tensor:
         layers.forget_shared_embeddings(feature_columns)

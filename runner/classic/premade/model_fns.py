@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,6 @@ from runner.classic.premade import layers
 from runner.classic.premade.logits import Baseline, Deep, Wide, summarise
 from runner.classic.premade.signatures import V1_SIGNATURES, V2_SIGNATURES, Signatures
 from runner.model_fn import ModeKeys
-from runner.tf_private.optimizers import with_slots_in
 
 v1 = tf.compat.v1
 
@@ -32,18 +31,24 @@ class Family:
       signatures: class name -> signature of its constructor.
       optimizer_of: makes an optimizer from (the user's argument, learning rate for an optimizer given by name).
       dnn_rate: learning rate of a DNN estimator's optimizer that is given by name; None: Keras's default.
-      slot_folders: scope of a model ("dnn", "linear") -> folder of the optimizer's slots below each variable's name.
-      has_name_scopes: names of summaries, losses, and optimizer variables other than slots begin with that scope.
+      has_scopes: names of summaries, losses and optimizer variables begin with the scope of a model ("dnn", "linear"),
+        and variables are divided into parts, often only one.
     """
 
     signatures: Signatures
     optimizer_of: Callable[..., Any]
     dnn_rate: float | None
-    slot_folders: Mapping[str, str]
-    has_name_scopes: bool
+    has_scopes: bool
 
-    def name_scope(self, scope: str) -> contextlib.AbstractContextManager[Any]:
-        return v1.name_scope(scope) if self.has_name_scopes and scope else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def scope(self, name: str, num_servers: int = 0) -> Iterator[None]:
+        """Enter the scope in which a part of a model makes its logits; large variables are divided over the servers."""
+        if not self.has_scopes or not name:
+            yield
+            return
+        partitioner = v1.min_max_variable_partitioner(max_partitions=max(1, num_servers), min_slice_size=64 << 20)
+        with layers.divided_by(partitioner), v1.name_scope(name):
+            yield
 
     def update(
         self, optimizer: Any, rate: float | None, loss: tf.Tensor, variables: Sequence[Any], *, scope: str, counts: bool
@@ -59,11 +64,12 @@ class Family:
           counts: the update also advances the global step.
         """
         made = self.optimizer_of(optimizer, rate)
-        if not self.has_name_scopes:
+        if not self.has_scopes:
             return minimize(made, loss, variables, counts=counts)
-        if scope in self.slot_folders:
-            made = with_slots_in(made, self.slot_folders[scope])
-        with _in_head(scope):
+        # The slots of a part are made in the variable scope, too: `dnn/dnn/kernel/part_0/Adam`. TensorFlow cuts their
+        # name in checkpoints from the wrong place: `dnn/kernel/t_0/Adam`.
+        in_scope = v1.variable_scope(scope, auxiliary_name_scope=False) if scope else contextlib.nullcontext()
+        with in_scope, _in_head(scope):
             return minimize(made, loss, variables, counts=counts)
 
     def name_losses(
@@ -72,7 +78,7 @@ class Family:
         """Give the losses of a training step the names of tf.compat.v1.estimator, which users' hooks fetch. Do
         nothing for tf.estimator.
         """
-        if self.has_name_scopes and isinstance(head, HeadOfOne):
+        if self.has_scopes and isinstance(head, HeadOfOne):
             average = head.average_loss(labels, logits, features)
             with _in_head(scope):
                 tf.identity(loss, "weighted_loss/Sum")
@@ -84,10 +90,8 @@ def _in_head(scope: str) -> contextlib.AbstractContextManager[Any]:
 
 
 # tf.estimator's documentation said 0.05 for a DNN's named optimizer, but its code used Keras's default, 0.001.
-V2 = Family(V2_SIGNATURES, optimizer_of, dnn_rate=None, slot_folders={}, has_name_scopes=False)
-# In the checkpoints of TensorFlow 2.15, these folders are names of partitions, `part_0`, one of them cut off.
-_SLOT_FOLDERS = {"dnn": "t_0", "linear": "part_0"}
-V1 = Family(V1_SIGNATURES, v1_optimizer_of, dnn_rate=0.05, slot_folders=_SLOT_FOLDERS, has_name_scopes=True)
+V2 = Family(V2_SIGNATURES, optimizer_of, dnn_rate=None, has_scopes=False)
+V1 = Family(V1_SIGNATURES, v1_optimizer_of, dnn_rate=0.05, has_scopes=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,15 +150,15 @@ def baseline_model_fn(head: Head, optimizer: Any, family: Family) -> ModelFn:
 def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "") -> ModelFn:
     """Return the model_fn that adds the logits of `parts`; `scope` is as in `Family.update`."""
 
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> EstimatorSpec:
         layers.forget_shared_embeddings(*(part.made_by.feature_columns for part in parts))
         each, trained = [], []
         for part in parts:
             name = part.made_by.name
-            with family.name_scope(name), _trained() as variables:
+            with family.scope(name, getattr(config, "num_ps_replicas", 0)), _trained() as variables:
                 each.append(part.made_by.logits(features, mode, head.logits_dimension, scope=f"{name}/"))
             if name == "linear" and not scope:
-                with family.name_scope("linear/"):
+                with family.scope("linear/"):
                     summarise(each[-1], "linear")
             trained.append((part, part.learning_rate(), variables))
 

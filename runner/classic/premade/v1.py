@@ -1,8 +1,8 @@
 """The premade estimators of tf.compat.v1.estimator.
 
 They differ from those of tf.estimator: an optimizer given by name is one of tf.compat.v1.train, losses are summed over
-the batch, and variables have other names in checkpoints. The arguments `partitioner` and `input_layer_partitioner` have
-no effect and log a warning, because the strategy places variables (`strategy.partitioner`).
+the batch, optimizer state has other names in checkpoints, and variables are divided into parts by the arguments
+`partitioner` and `input_layer_partitioner`, often only one: `dnn/logits/kernel/part_0`. Checkpoints have them whole.
 """
 
 from __future__ import annotations

@@ -37,6 +37,36 @@ def test_every_way_to_write_a_name_gives_the_same_object() -> None:
     assert {"fully_connected", "l2_regularizer"} <= set(dir(layers)) and "slim" in dir(tf.contrib)
 
 
+# The files of TensorFlow 1.15 that define the name.
+@pytest.mark.parametrize(("path", "public"), [
+    ("slim.python.slim.nets.vgg.vgg_16", "slim.nets.vgg.vgg_16"),
+    ("slim.python.slim.nets.inception_v3.inception_v3", "slim.nets.inception.inception_v3"),
+    ("slim.python.slim.learning.create_train_op", "slim.learning.create_train_op"),
+    ("losses.python.losses.loss_ops.add_loss", "losses.add_loss"),
+    ("losses.python.metric_learning.metric_loss_ops.npairs_loss", "losses.metric_learning.npairs_loss"),
+    ("metrics.python.ops.set_ops.set_union", "metrics.set_union"),
+    ("estimator.python.estimator.multi_head.multi_head", "estimator.multi_head"),
+    ("estimator.python.estimator.replicate_model_fn.TowerOptimizer", "estimator.TowerOptimizer"),
+    ("framework.python.ops.arg_scope.arg_scope", "framework.arg_scope"),
+    ("framework.python.ops.sort_ops.argsort", "framework.argsort"),
+    ("data.python.ops.unique.unique", "data.unique"),
+    ("data.python.ops.get_single_element.get_single_element", "data.get_single_element"),
+    ("distribute.python.one_device_strategy.OneDeviceStrategy", "distribute.OneDeviceStrategy"),
+    ("opt.python.training.adamax.AdaMaxOptimizer", "opt.AdaMaxOptimizer"),
+    ("seq2seq.python.ops.beam_search_decoder.tile_batch", "seq2seq.tile_batch"),
+    ("feature_column.python.feature_column.sequence_feature_column.sequence_numeric_column",
+     "feature_column.sequence_numeric_column"),
+])  # fmt: skip
+def test_private_paths_lead_to_the_public_names(path: str, public: str) -> None:
+    module, _, name = path.rpartition(".")
+    found = tf.contrib
+    for part in public.split("."):
+        found = getattr(found, part)
+    assert getattr(importlib.import_module(f"tensorflow.contrib.{module}"), name) is found
+    assert names.SPACE.serves(path)
+    importlib.import_module("tensorflow.contrib.seq2seq.python.ops.beam_search_ops")
+
+
 def test_a_name_that_is_not_served_says_what_to_use(messages: Messages) -> None:
     with messages.raised(NotServed):
         _ = tf.contrib.learn.Experiment

@@ -170,6 +170,101 @@ def test_of_several_heads_each_has_its_loss_in_the_events(tmp_path: Path) -> Non
     assert found["loss"] == pytest.approx(parts, rel=1e-6)
 
 
+# --- in a graph and session of the program's own --------------------------------------------------------------------
+
+BINARY, CLASSES = [[45.0], [-41.0]], [[10.0, 0, 0], [0, 10, 0]]
+CUBE = [[[10.0], [-10]], [[12], [-12]]]  # a logit for each of two places of two examples
+PLACES = tf.feature_column.numeric_column("w", shape=(2,))
+
+
+def losses(values: Any, dtype: str = "float32") -> Callable[..., Any]:
+    return lambda labels, logits: tf.constant(values, dtype)
+
+
+# The last column is what TensorFlow 2.15 computed, or the type of its exception. Only what is wrapped in a lambda has
+# no static shape.
+IN_A_GRAPH: dict[str, tuple[Callable[[], Head], Any, Any, Any, dict[str, float] | type[Exception]]] = {
+    "binary": (heads.BinaryClassHead, BINARY, lambda: [[1], [1]], None,
+               {"loss": 20.5, "accuracy": 0.5, "label/mean": 1.0, "accuracy_baseline": 1.0}),
+    "classes": (lambda: heads.MultiClassHead(3), CLASSES, lambda: [[1], [1]], None,
+                {"loss": 5.0000, "average_loss": 5.0000, "accuracy": 0.5}),
+    "names of classes": (lambda: heads.MultiClassHead(3, label_vocabulary=["a", "b", "c"]), CLASSES,
+                         lambda: [["b"], ["b"]], None, {"loss": 5.0000, "accuracy": 0.5}),
+    "several labels": (lambda: heads.MultiLabelHead(2), [[-1.0, 1], [-1.5, 1.5]], lambda: [[1, 0], [1, 1]], None,
+                       {"loss": 1.1323, "average_loss": 1.1323}),
+    "numbers": (heads.RegressionHead, [[45.0], [41]], lambda: [[1.0], [1]], None,
+                {"loss": 1768.0, "prediction/mean": 43.0, "label/mean": 1.0}),
+    "logits, too": (heads.BinaryClassHead, lambda: [[1.0], [2]], lambda: [[1], [1]], None,
+                    {"loss": 0.22009, "prediction/mean": 0.80593}),
+    "labels without their axis": (heads.BinaryClassHead, BINARY, lambda: [1, 1], None, tf.errors.InvalidArgumentError),
+    "too many labels": (heads.RegressionHead, BINARY, lambda: [[1.0], [1], [1]], None, tf.errors.InvalidArgumentError),
+    "weights of places": (lambda: heads.BinaryClassHead(PLACES), CUBE, [[[1], [0]], [[0], [1]]],
+                          [[1.0, 1.5], [2, 2.5]], {"loss": 13.5, "average_loss": 7.7143, "accuracy": 0.35714}),
+    "weights of logits": (lambda: heads.RegressionHead(2, "w"), [[45.0, 1], [41, 1]], [[43.0, 2], [44, 2]],
+                          lambda: [[1.0, 2], [3, 4]], {"loss": 9.25, "average_loss": 3.7}),
+    "weights of another shape": (lambda: heads.BinaryClassHead("w"), BINARY, [[1], [1]], lambda: [1.0, 2, 3],
+                                 tf.errors.InvalidArgumentError),
+    "float64": (lambda: heads.BinaryClassHead("w", loss_fn=losses([[1.0], [2]], "float64")), BINARY, [[1], [0]],
+                [[1.0], [0.5]], {"loss": 1.0, "average_loss": 1.3333, "label/mean": 0.66667}),
+    "losses that are too few": (lambda: heads.BinaryClassHead(loss_fn=losses([1.0, 2.0])), BINARY, [[1], [0]], None,
+                                tf.errors.InvalidArgumentError),
+    "losses that fit by broadcasting": (lambda: heads.RegressionHead(2, "w", loss_fn=losses([1.0, 2.0])),
+                                        [[1.0, 2], [3, 4]], [[1, 2], [0, 1]], [[1.0], [0.5]],
+                                        {"loss": 1.0, "average_loss": 1.3333, "label/mean": 1.1667}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_A_GRAPH)
+def test_a_spec_gives_a_session_what_that_of_2_15_gave(name: str) -> None:
+    make, logits, labels, weights, expected = IN_A_GRAPH[name]
+
+    def tensor(value: Any) -> Any:
+        return v1.placeholder_with_default(tf.constant(value()), None) if callable(value) else tf.constant(value)
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        head, features = make(), {"x": tf.zeros([2])}
+        features |= {} if weights is None else {"w": tensor(weights)}
+        spec = head.create_estimator_spec(features, "eval", tensor(logits), tensor(labels))
+        assert (spec.train_op, spec.export_outputs) == (None, None)
+        pairs = spec.eval_metric_ops
+        assert all(type(pair) is tuple and len(pair) == 2 for pair in pairs.values())
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer(), v1.tables_initializer()])
+        if not isinstance(expected, dict):
+            with pytest.raises(expected):
+                session.run(spec.loss)
+            return
+        found = {"loss": session.run([spec.loss, *(update for _, update in pairs.values())])[0]}
+        found |= session.run({name: value for name, (value, _) in pairs.items()})
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert spec.loss.dtype == ("float64" if name == "float64" else "float32")
+
+
+def test_a_spec_of_train_has_the_users_update_and_the_summaries_of_2_15() -> None:
+    tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
+
+    class Mine(tf_keras.optimizers.legacy.Optimizer):  # type: ignore[name-defined]
+        def get_updates(self, loss: Any, params: Any) -> list[Any]:
+            assert [one.name for one in params] == ["v:0"]
+            return [tf.strings.as_string(loss, precision=3)]
+
+        def get_config(self) -> dict[str, Any]:
+            return super().get_config()
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        variables, regularization = [tf.Variable([1.0, 2.0], name="v")], [tf.constant(1.5), tf.constant(0.5)]
+        spec = heads.BinaryClassHead().create_estimator_spec(
+            {}, "train", tf.constant(BINARY), tf.constant([[1], [1]]), Mine("mine"), variables,
+            regularization_losses=regularization,
+        )  # fmt: skip
+        spec.scaffold.finalize()
+        session.run(spec.scaffold.init_op)
+        loss, updated, summaries = session.run([spec.loss, spec.train_op, spec.scaffold.summary_op])
+    assert (loss, updated) == (22.5, b"22.500")
+    assert {one.tag: one.simple_value for one in v1.Summary.FromString(summaries).value} == {
+        "loss": 22.5, "regularization_loss": 2.0,
+    }  # fmt: skip
+
+
 # --- what does not fit ----------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from runner.classic import inputs
 from runner.classic.estimator import add_metrics
 from runner.classic.premade import logits
 from tests.support import premade_cases
+from tests.support.line import read_events
 from tests.support.messages import Messages
 from tests.support.models import strategies
 from tests.support.tiers import slow_but
@@ -75,6 +76,14 @@ def test_arguments_are_those_of_2_15() -> None:
     for name, expected in REFERENCE["arguments"].items():
         assert found[name][: len(expected)] == expected, name
         assert set(found[name]) - set(expected) <= {"warm_start_from"}, name  # 2.15 had it for all but some
+
+
+@pytest.mark.long
+def test_each_optimizer_reports_one_learning_rate(tmp_path: Path) -> None:
+    estimator = V2.DNNRegressor([2], [fc.numeric_column("age")], str(tmp_path), config=RunConfig(save_summary_steps=1))
+    estimator.train(premade_cases.input_fn("number"), steps=1)
+    found = {event.tag: event.value for event in read_events(tmp_path) if "rate" in event.tag}
+    assert found == {"train/learning_rate": pytest.approx(0.001)}
 
 
 @pytest.mark.long
@@ -286,8 +295,49 @@ def test_what_cannot_be_built_says_what_to_change(make: Callable[[], Any], messa
         make()
 
 
-def test_a_partitioner_says_that_the_strategy_places_variables(
-    caplog: pytest.LogCaptureFixture, messages: Messages
-) -> None:
-    V1.LinearRegressor([fc.numeric_column("x")], partitioner=v1.fixed_size_partitioner(2), config=RunConfig())
-    messages.logged(caplog, "partitioner=")
+class Variables(tf.compat.v1.train.SessionRunHook):
+    """Keeps the names of all variables with their sizes along axis 0, and what it fetches of some by name."""
+
+    def __init__(self, *fetched: str) -> None:
+        self.fetched = fetched
+
+    def begin(self) -> None:
+        self.found = {one.name: (one.shape.as_list() or [0])[0] for one in v1.global_variables()}
+
+    def before_run(self, run_context: Any) -> Any:
+        return v1.train.SessionRunArgs(list(self.fetched))
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self.values = run_values.results
+
+
+def test_variables_of_v1_are_parts_as_in_tf_estimator(tmp_path: Path) -> None:
+    """The names and sizes are those of TensorFlow 2.15."""
+
+    def divided(shape: Any, dtype: Any) -> list[int]:
+        return [4, 1] if shape[0] == 8 else [1] * len(shape)
+
+    hook = Variables("linear/linear_model/c/weights/part_3:0", "dnn/logits/bias/part_0:0")
+    column = fc.categorical_column_with_hash_bucket("c", 8)
+    estimator = V1.DNNLinearCombinedClassifier(
+        str(tmp_path), linear_feature_columns=[column], dnn_feature_columns=[fc.embedding_column(column, 2)],
+        dnn_hidden_units=[3], input_layer_partitioner=divided, batch_norm=True, config=RunConfig(),
+    )  # fmt: skip
+    features, labels = {"c": np.array([["a"], ["b"]])}, np.array([[0], [1]])
+    estimator.train(lambda: tf.data.Dataset.from_tensors((features, labels)).repeat(2), hooks=[hook])
+
+    slots = {"dnn": ["Adagrad"], "linear": ["Ftrl", "Ftrl_1"]}
+    table, bn = (
+        "dnn/input_from_feature_columns/input_layer/c_embedding/embedding_weights",
+        "dnn/hiddenlayer_0/batchnorm_0",
+    )
+    parts = {f"{name}/part_{number}": 2 for name in (table, "linear/linear_model/c/weights") for number in range(4)}
+    parts |= {"dnn/hiddenlayer_0/kernel/part_0": 2, "dnn/hiddenlayer_0/bias/part_0": 3, f"{bn}/gamma/part_0": 3}
+    parts |= {f"{bn}/beta/part_0": 3, "dnn/logits/kernel/part_0": 3, "dnn/logits/bias/part_0": 1}
+    parts |= {"linear/linear_model/bias_weights/part_0": 1}
+    of_slots = {f"{name}/{slot}": size for name, size in parts.items() for slot in slots[name.partition("/")[0]]}
+    others = {f"{bn}/moving_mean": 3, f"{bn}/moving_variance": 3, "global_step": 0}
+    assert hook.found == {f"{name}:0": size for name, size in {**parts, **of_slots, **others}.items()}
+    assert [value.shape for value in hook.values] == [(2, 1), (1,)]
+    assert estimator.get_variable_value(table).shape == (8, 2)
+    assert np.isfinite(estimator.evaluate(lambda: tf.data.Dataset.from_tensors((features, labels)))["loss"])

@@ -1,0 +1,75 @@
+"""Libraries that were built on tf.estimator, as PyPI has them: their pipelines come to the numbers of TensorFlow 2.15.
+
+`make test-world` installs them into build/clients; without that these tests are skipped. Where `.venv-2.15` is missing,
+too, (`make golden`), the pipelines run, and nothing is compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.golden import clients
+from tests.integration.test_golden import PYTHON, ROOT, assert_same
+
+LIBRARIES = ROOT / "build" / "clients"
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.skipif(not (LIBRARIES / ".installed").exists(), reason="no libraries in build/clients"),
+]
+
+
+def run(python: Path | str, folder: Path, names: Sequence[str]) -> None:
+    """Run pipelines in a process of `python`, each in a folder of its own in `folder`."""
+    paths = f"{ROOT}{os.pathsep}{LIBRARIES}"
+    subprocess.run(
+        [python, "-m", "tests.golden.clients", folder, *names],
+        cwd=ROOT, check=True, env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What TensorFlow 2.15 left, and the runner: from the same data and initial values."""
+    theirs, ours = (tmp_path_factory.mktemp(name) for name in ("theirs", "ours"))
+    asked = {name for name in clients.CASES for item in request.session.items if f"[{name}]" in item.nodeid}
+    asked |= {"gan_wasserstein"} if "latent_gan" in asked else set()
+    names = [name for name in clients.CASES if name in asked]
+    if PYTHON.exists():
+        run(PYTHON, theirs, [name for name in names if name not in clients.OF_PANDAS])
+    for folder in (one for one in theirs.iterdir() if (one / "model.ckpt-0.index").exists()):
+        (ours / folder.name).mkdir()
+        for file in folder.glob("model.ckpt-0.*"):
+            shutil.copy(file, ours / folder.name)
+        (ours / folder.name / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-0"\n')
+    run(sys.executable, ours, names)
+    return theirs, ours
+
+
+def found(folder: Path, name: str) -> dict[str, Any]:
+    error = folder / f"{name}.error"
+    assert not error.exists(), error.read_text()
+    numbers: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return numbers
+
+
+@pytest.mark.parametrize("name", clients.CASES)
+def test_a_pipeline_trains_evaluates_predicts_and_exports(name: str, folders: tuple[Path, Path]) -> None:
+    ours = found(folders[1], name)
+    assert len(ours["/losses"]) == clients.STEPS and all(np.isfinite(one).all() for one in ours.values())
+    if not PYTHON.exists() or name in clients.OF_PANDAS:
+        return
+    theirs = found(folders[0], name)
+    if name in clients.DRAW:
+        assert ours.keys() == theirs.keys()
+        ours, theirs = ({key: one[key] for key in one if "predictions" in key} for one in (ours, theirs))
+    assert_same(ours, theirs, 1e-4)
