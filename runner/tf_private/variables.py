@@ -205,10 +205,13 @@ def lookups_in_copies() -> contextlib.AbstractContextManager[None]:
     Private: `DistributedVariable` and its `_get`, the copy of the current replica. Its `sparse_read` and `gather_nd`,
     which tf.gather calls, are those of tf.Variable and raise AttributeError. `_embedding_lookup_and_transform`, which
     all of `tf.nn.embedding_lookup*` call, asks for the type of a plain variable; `compat.forward_compatible` there
-    chooses a fused lookup of sparse ids, which takes the whole value, where ids and variable have one device. When they
-    move: leave this out; lookups are slower.
+    chooses a fused lookup of sparse ids where ids and variable have one device; it takes the whole copy, but of a plain
+    variable it is cheap. When they move: leave this out; lookups are slower.
     """
-    lookup = embedding_ops._embedding_lookup_and_transform
+    lookup, is_since = embedding_ops._embedding_lookup_and_transform, embedding_ops.compat.forward_compatible
+
+    def is_fused(*date: int) -> bool:
+        return tf.distribute.get_strategy().num_replicas_in_sync == 1 and bool(is_since(*date))
 
     def in_copy(method: str) -> Callable[..., tf.Tensor]:
         return lambda self, *args, **kwargs: getattr(self._get(), method)(*args, **kwargs)
@@ -220,7 +223,7 @@ def lookups_in_copies() -> contextlib.AbstractContextManager[None]:
 
     return all_replaced(
         (embedding_ops, "_embedding_lookup_and_transform", lookup_in_copies),
-        (embedding_ops, "compat", Overlay(embedding_ops.compat, forward_compatible=lambda *_: False)),
+        (embedding_ops, "compat", Overlay(embedding_ops.compat, forward_compatible=is_fused)),
         *((DistributedVariable, name, in_copy(name)) for name in ("sparse_read", "gather_nd")),
     )
 
