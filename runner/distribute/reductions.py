@@ -161,15 +161,16 @@ def _gathered_rows(
     Args:
       values: the gradients of one replica.
       num_replicas: the number of all replicas.
-      gather: (vector, options, number of its size) -> the vectors of all replicas, see `cluster.gathers`.
+      gather: (vector, options, number of its size) -> the vectors of all replicas, see `cluster.gathers`. That of the
+        numbers of rows has always one size.
       options: CommunicationOptions.
     """
     own = [without_duplicates(value) for value in values]
     # The index of a row travels as bits in front of its values.
     bits = 8 // own[0].dtype.size
     shapes = [value.values.shape[1:] for value in own]
-    sizes = [bits + (shape.num_elements() or 0) for shape in shapes]
-    counts = gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options, 127)
+    sizes = [bits + int(shape.num_elements()) for shape in shapes]
+    counts = gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options, 0)
     ends = tf.cumsum(tf.reshape(counts, [num_replicas, -1]) * tf.constant(sizes, tf.int64), 1)
     number = tf.searchsorted(tf.constant(_SIZES, tf.int64), tf.reduce_max(ends)[None])[0]
     rows = []

@@ -373,6 +373,7 @@ def test_sparse_gradients_of_uneven_batches_are_added_up(model_fn: Any, two: Gan
             np.testing.assert_allclose(
                 found[f"{model_fn.__name__}/{name}"], estimator.get_variable_value(name), 1e-10, 1e-10, err_msg=name
             )
+        assert found["native_lazy_adam/largest message"] < 1000, "a whole table travels"
 
 
 def test_sums_and_weighted_means_are_those_of_the_global_batch(two: Gang, tmp_path: Path) -> None:

@@ -509,7 +509,11 @@ def sparse(folder: Path) -> dict[str, Any]:
     result = {}
     for model_fn in (embedding, classic_embedding, native_lazy_adam, each_optimizer):
         estimator = Estimator(model_fn, folder / model_fn.__name__, config())
-        estimator.train(train_input(6, 19, "float64"), max_steps=20)
+        run = estimator.train_run(train_input(6, 19, "float64"), max_steps=20)
+        assert run is not None
+        sent = [one for one in run._setup.program.trace.graph.get_operations() if one.type.startswith("Collective")]
+        sizes = [one.inputs[0].shape.num_elements() or 0 for one in sent]  # the number of rows is known only in a step
+        result[f"{model_fn.__name__}/largest message"] = max(sizes)
         result |= {f"{model_fn.__name__}/{name}": value for name, value in variables(estimator).items()}
     return result
 
