@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.tf_private.legacy_keras import keras_2_of_graphs
+from runner.tf_private.parameter_server import lookup_by_rows
 from runner.tf_private.replaced import all_replaced, replaced
 from runner.tf_private.variables import begin_with
 
@@ -72,6 +73,8 @@ def keras_trace(
     - `IndexLookup.vocabulary_size`: Keras asks the table, which is empty until the initializers of a graph have run.
     - `losses.loss.scale_loss_for_distribution`: divides each scalar loss by the number of replicas, for optimizers that
       sum. The runner weights gradients itself and needs the loss unscaled.
+    - `numpy.take` of the backend, which keras.ops calls for an Embedding, with `_value` and `_maybe_autocast` of a
+      variable: it reads the whole variable. After an update by rows, TensorFlow copies a variable at each such read.
     - `saving_lib._load_state` and `legacy_h5_format._set_weights`: `load_model` and `load_weights` call them, and they
       set variables by `Variable.assign`, as `set_weights` and `Normalization.adapt` do. Values that model_fn loads
       become initial values; an assignment in the step would undo all training so far.
@@ -125,7 +128,8 @@ def _watching_keras_3(
 ) -> contextlib.AbstractContextManager[None]:
     from keras import layers as keras_layers
     from keras import random as keras_random
-    from keras.src.backend.common import global_state
+    from keras.src.backend.common import global_state, stateless_scope
+    from keras.src.backend.tensorflow import numpy as keras_numpy
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.layers.preprocessing.index_lookup import IndexLookup
@@ -134,7 +138,7 @@ def _watching_keras_3(
     from keras.src.saving import saving_lib
 
     initialize, assign = Variable._initialize, Variable.assign
-    next_seed, size_of_table = keras_random.SeedGenerator.next, IndexLookup.vocabulary_size
+    take, next_seed, size_of_table = keras_numpy.take, keras_random.SeedGenerator.next, IndexLookup.vocabulary_size
 
     def owned_initialize(self: Any, value: Any) -> None:
         with replaced(trace.owners, "variable", self):
@@ -167,6 +171,17 @@ def _watching_keras_3(
         keys = getattr(self.lookup_table._initializer, "_keys", None)  # None: the table is filled from a file
         return size_of_table(self) if keys is None else keys.shape[0] + self._token_start_index()
 
+    def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
+        """Return rows of a variable without reading the others."""
+        is_lookup = axis == 0 and isinstance(x, Variable) and isinstance(indices, tf.Tensor | tf.RaggedTensor)
+        if not is_lookup or x._value is None or stateless_scope.in_stateless_scope():
+            return take(x, indices, axis)
+
+        def rows(ids: tf.Tensor) -> tf.Tensor:
+            return lookup_by_rows(x._value, tf.where(ids < 0, ids + tf.cast(x.shape[0], ids.dtype), ids))
+
+        return x._maybe_autocast(tf.ragged.map_flat_values(rows, indices))
+
     def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
         them.
@@ -189,6 +204,7 @@ def _watching_keras_3(
         (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
         (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
         (TFOptimizer, "_all_reduce_sum_gradients", _reduced(TFOptimizer._all_reduce_sum_gradients, trace)),
+        (keras_numpy, "take", take_rows),
         (keras_random.SeedGenerator, "next", next_of_replica),
         (IndexLookup, "vocabulary_size", vocabulary_size),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),

@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+# DistributedVariable, embedding_ops: see `lookups_in_copies`.
+from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.ops import embedding_ops
+
 # UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
 # When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
@@ -20,7 +24,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from tensorflow.python.training import checkpoint_utils
 
 from runner.tf_private import tensor_bundle
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import Overlay, all_replaced, replaced
 
 v1 = tf.compat.v1
 
@@ -193,6 +197,37 @@ def share_on_read(variable: Any) -> None:
     """
     for copy in copies_of(variable):
         tf.raw_ops.DisableCopyOnRead(resource=copy.handle)
+
+
+def lookups_in_copies() -> contextlib.AbstractContextManager[None]:
+    """Make a lookup in a variable that has a copy on each replica read the rows alone, while a step is traced.
+
+    TensorFlow 2.21 reads the whole copy. After an update by rows, each such read makes a copy of it.
+
+    Private: `DistributedVariable` and its `_get`, the copy of the current replica. Its `sparse_read` and `gather_nd`,
+    which tf.gather calls, are those of tf.Variable and raise AttributeError. `_embedding_lookup_and_transform`, which
+    all of `tf.nn.embedding_lookup*` call, asks for the type of a plain variable; `compat.forward_compatible` there
+    chooses a fused lookup of sparse ids where ids and variable have one device; it takes the whole copy, but of a plain
+    variable it is cheap. When they move: leave this out; lookups are slower.
+    """
+    lookup, is_since = embedding_ops._embedding_lookup_and_transform, embedding_ops.compat.forward_compatible
+
+    def is_fused(*date: int) -> bool:
+        return tf.distribute.get_strategy().num_replicas_in_sync == 1 and bool(is_since(*date))
+
+    def in_copy(method: str) -> Callable[..., tf.Tensor]:
+        return lambda self, *args, **kwargs: getattr(self._get(), method)(*args, **kwargs)
+
+    def lookup_in_copies(params: Any, *args: Any, **kwargs: Any) -> Any:
+        listed = params if isinstance(params, list | tuple) else [params]
+        copies = [one._get() if isinstance(one, DistributedVariable) else one for one in listed]
+        return lookup(copies if isinstance(params, list | tuple) else copies[0], *args, **kwargs)
+
+    return all_replaced(
+        (embedding_ops, "_embedding_lookup_and_transform", lookup_in_copies),
+        (embedding_ops, "compat", Overlay(embedding_ops.compat, forward_compatible=is_fused)),
+        *((DistributedVariable, name, in_copy(name)) for name in ("sparse_read", "gather_nd")),
+    )
 
 
 def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
