@@ -66,7 +66,7 @@ def keras_trace(
     - `backend.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
     - `backend.Variable._initialize_with_initializer`: hides the shape of the variable from its creators.
     - `TFOptimizer.assign*`: the methods by which all Keras optimizers write.
-    - `TFOptimizer._all_reduce_sum_gradients`: the sum of gradients over replicas.
+    - `TFOptimizer._all_reduce_sum_gradients`: the sum of gradients over replicas; `_clip_gradients`, before it.
     - `global_state.GLOBAL_STATE_TRACKER`: what `keras.utils.clear_session` replaces. It is put back afterwards, so that
       the caller's own models keep their state.
     - `IndexLookup.vocabulary_size`: Keras asks the table, which is empty until the initializers of a graph have run.
@@ -179,6 +179,12 @@ def _watching_keras_3(
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
         return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
 
+    clip, reduce = TFOptimizer._clip_gradients, _reduced(TFOptimizer._all_reduce_sum_gradients, trace)
+
+    def clip_sums(self: Any, grads: Any) -> Any:
+        """Return the sums over replicas, clipped as in Keras 2. In Keras 3 each replica clips its own gradients."""
+        return clip(self, [gradient for gradient, _ in reduce(self, [(one, None) for one in grads])])
+
     writing = ("assign", "assign_add", "assign_sub")
     return all_replaced(
         (Variable, "_initialize", owned_initialize),
@@ -188,7 +194,8 @@ def _watching_keras_3(
         (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
         (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
         (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
-        (TFOptimizer, "_all_reduce_sum_gradients", _reduced(TFOptimizer._all_reduce_sum_gradients, trace)),
+        (TFOptimizer, "_clip_gradients", clip_sums),
+        (TFOptimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs),
         (keras_random.SeedGenerator, "next", next_of_replica),
         (IndexLookup, "vocabulary_size", vocabulary_size),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),

@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from runner import Input, RunConfig
+from runner.classic.contrib.estimator import clip_gradients_by_norm
 from runner.classic.keras2_optimizers import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
-from runner.classic.optimizers import optimizer_of, v1_optimizer_of
+from runner.classic.optimizers import minimize, optimizer_of, v1_optimizer_of
 from tests.support.messages import Messages
 from tests.support.models import strategies
 from tests.support.tiers import slow_but
@@ -244,3 +245,52 @@ def test_optimizers_of_own_classes_train_as_in_2_15_on_any_number_of_replicas(na
         assert found.pop("linear/linear_model/bias_weights").item() == pytest.approx(bias, rel=1e-5, abs=1e-7)
         assert found.pop("global_step") == 4
         assert sorted(found) == sorted(f"training/{one}" for one in others)
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------------
+
+
+def named_by_2_15() -> Any:
+    """The optimizer that the RNN estimators of 2.15's own code make of a name, in model_fn."""
+    optimizer = optimizer_of("SGD", 0.5)
+    optimizer.clipnorm, optimizer.iterations = 0.2, v1.train.get_or_create_global_step()
+    return optimizer
+
+
+def by_common_norm() -> Any:
+    return clip_gradients_by_norm(v1.train.GradientDescentOptimizer(0.5), 0.2)
+
+
+_CLIPPING: dict[str, tuple[Callable[[], Any], bool]] = {  # and whether the norm is that of all gradients together
+    "by name, 2.15's code": (named_by_2_15, False),
+    "contrib.estimator.clip_gradients_by_norm": (by_common_norm, True),
+    "keras.optimizers": (lambda: optimizer_of(lambda: keras.optimizers.SGD(0.5, clipnorm=0.2)), False),
+    "tf_keras.optimizers": (lambda: optimizer_of(lambda: tf_keras.optimizers.SGD(0.5, global_clipnorm=0.2)), True),
+    "tf_keras.optimizers.legacy": (lambda: optimizer_of(lambda: legacy.SGD(0.5, clipnorm=0.2)), False),
+}
+
+
+@pytest.mark.parametrize("name", _CLIPPING)
+def test_gradients_are_clipped_as_those_of_the_global_batch(name: str, tmp_path: Path) -> None:
+    """By the norm of the sum over the replicas, in which the rows for an id that occurs several times are added."""
+    make, is_common = _CLIPPING[name]
+    x = np.array([[1, 0], [2, 0], [0, 4], [0, 2], [4, 2], [1, 3]], np.float32)
+    ids = np.array([0, 0, 2, 2, 1, 0])
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        kernel = v1.get_variable("kernel", initializer=np.zeros(2, np.float32))
+        table = v1.get_variable("table", initializer=np.zeros(3, np.float32))
+        each = tf.linalg.matvec(features["x"], kernel) + tf.gather(table, features["id"])
+        loss = tf.reduce_mean(each)
+        return v1.estimator.EstimatorSpec(mode, loss=loss, train_op=minimize(make(), loss))
+
+    data = tf.data.Dataset.from_tensor_slices({"x": x, "id": ids})
+    gradients = {"kernel": x.mean(0), "table": np.bincount(ids) / 6}
+    norms = {one: np.linalg.norm(value) for one, value in gradients.items()}
+    for strategy in ("default", "mirrored"):
+        config = RunConfig(train_distribute=strategies()[strategy], tensorboard=False)
+        estimator = v1.estimator.Estimator(model_fn, str(tmp_path / strategy), config)
+        estimator.train(Input(lambda params: data.batch(params["batch_size"]), params={}, batch_size=6))
+        for one, value in gradients.items():
+            norm = np.hypot(*norms.values()) if is_common else norms[one]
+            assert estimator.get_variable_value(one) == pytest.approx(-0.5 * 0.2 / norm * value, rel=1e-5), strategy

@@ -85,6 +85,7 @@ PRIVATE_NAMES = [
     "keras.src.backend.tensorflow.core:Variable._initialize_with_initializer",
     "keras.src.backend.tensorflow.numpy:take",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
+    "keras.src.backend.tensorflow.optimizer:TFOptimizer._clip_gradients",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_add",
     "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_sub",

@@ -242,7 +242,7 @@ def test_rnn_classifier_has_the_numbers_of_2_15(tmp_path: Path) -> None:
 
 
 @keras_2
-@pytest.mark.parametrize("kind", ["classifier", "sequential"])
+@pytest.mark.parametrize("kind", ["classifier", "by name", "sequential"])
 def test_rnn_estimators_are_the_same_on_two_replicas(kind: str, tmp_path: Path) -> None:
     rnn = importlib.import_module(f"{ESTIMATOR}.canned.rnn")
     wrapper = importlib.import_module(f"{ESTIMATOR}.head.sequential_head").SequentialHeadWrapper
@@ -254,6 +254,9 @@ def test_rnn_estimators_are_the_same_on_two_replicas(kind: str, tmp_path: Path) 
         shared = {"units": [2], "cell_type": "lstm", "optimizer": sgd, "config": on(replicas)}
         if kind == "classifier":
             model = rnn.RNNClassifier([column], model_dir=started(folder), weight_column="w", **shared)
+        elif kind == "by name":  # its summed gradients are longer than 5, to which it then clips them
+            shared |= {"optimizer": "Adagrad", "loss_reduction": "sum", "model_dir": started(folder, "training/Adagrad")}
+            model = rnn.RNNClassifier([column], weight_column="w", **shared)
         else:
             head = wrapper(tf.estimator.BinaryClassHead(loss_reduction=reduction), sequence_length_mask="mask")
             model = rnn.RNNEstimator(head, [column], model_dir=started(folder), return_sequences=True, **shared)
@@ -261,7 +264,7 @@ def test_rnn_estimators_are_the_same_on_two_replicas(kind: str, tmp_path: Path) 
         model.train(lambda: sequences(8 // replicas, of_steps=of_steps))
         return model.evaluate(lambda: sequences(8, of_steps=of_steps))
 
-    reduction = "sum_over_batch_size" if kind == "classifier" else v1.losses.Reduction.MEAN
+    reduction = v1.losses.Reduction.MEAN if kind == "sequential" else "sum_over_batch_size"
     assert trained(2, reduction) == pytest.approx(trained(1, reduction), rel=1e-5)
     if kind == "sequential":
         with pytest.raises(ValueError, match="loss_reduction="):
