@@ -31,8 +31,10 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
       settings: the arguments that are variables, besides the learning rate and its decay.
       slots: name of a slot -> argument of the op. Slots start with `initial_<slot>_value`, or else 0. A slot "momentum"
         exists only if the momentum is not 0.
-      iterations, clipnorm: what model functions of TensorFlow 2.15 set: the global step, and the norm to which the
-        gradient of each variable is clipped; None: not set.
+      iterations: the variable that counts updates, such as the global step; None: this optimizer makes its own,
+        `training/<name>/iter`. `apply_gradients` advances only its own.
+      clipnorm: the norm to which the gradient of each variable is clipped, which model functions of 2.15 set; None: no
+        clipping.
     """
 
     iterations: Any = None
@@ -54,15 +56,20 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
             for slot in self.slots
             if slot != "momentum" or self._values["momentum"]
         }
-        self._counter: Any = None
         self._factor: Any = None
         self._scope: str | None = None
         self._variables_by_name: dict[str, Any] = {}
         self._rates: dict[Any, tf.Tensor] = {}
 
-    def count_by(self, counter: Any) -> None:
-        """Set the variable that counts updates; None: this optimizer makes its own, `training/<name>/iter`."""
-        self._counter = counter
+    def get_updates(self, loss: tf.Tensor, params: Sequence[Any]) -> list[Any]:
+        """Return a list of one operation, which updates the variables `params` once and counts the update."""
+        return [self.minimize(loss, self.iterations, params)]
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        # Choose the name of the scope in the replica: where replicas meet, TensorFlow forgets which names are taken, so
+        # a second optimizer of the class would get the first one's.
+        self._variable_scope()
+        return super().apply_gradients(*args, **kwargs)
 
     # --- methods that tf.compat.v1.train.Optimizer calls --------------------------------------------------------
 
@@ -87,7 +94,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
     def _create_settings(self) -> None:
         if self._variables_by_name:
             return
-        if self._counter is None:
+        if self.iterations is None:
             zeros = v1.zeros_initializer()
             self._variables_by_name["iter"] = v1.get_variable("iter", [], tf.int64, zeros, trainable=False)
         for name, value in self._settings.items():
@@ -135,7 +142,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def num_updates(self, like: Any) -> tf.Tensor:
         """Return the number of updates before this one, a scalar with the dtype of the variable `like`."""
-        counter = self._variables_by_name.get("iter", self._counter)
+        counter = self._variables_by_name.get("iter", self.iterations)
         return tf.cast(counter, like.dtype.base_dtype)
 
     def rate(self, like: Any) -> tf.Tensor:

@@ -209,8 +209,6 @@ class _Template:
             optimizers = list(self._optimizer())
             # The only models with several optimizers are those of the class WideDeepModel, which has one for each part.
             parts = [model] if len(optimizers) == 1 else [model.linear_model, model.dnn_model]
-        for one in optimizers:
-            getattr(one, "count_by", lambda step: None)(v1.train.get_global_step())
         names = [{self._family.name(one) for one in part.trainable_weights} for part in parts]
         # tf_keras makes the variables of a frozen layer trainable, too.
         if len(names) == 1 and names[0] >= {one.name.partition(":")[0] for one in v1.trainable_variables()}:

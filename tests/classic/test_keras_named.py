@@ -48,7 +48,7 @@ def test_updates_are_those_of_keras_2(name: str) -> None:
     ours, theirs, settings = CASES[name]
     counter = tf.Variable(0, dtype=tf.int64)
     optimizer = ours(**settings)
-    optimizer.count_by(counter)
+    optimizer.iterations = counter
     found = trained(optimizer, counter, lambda one, pairs, step: one.apply_gradients(pairs, global_step=step))
     expected = trained(theirs(**settings), counter, lambda one, pairs, step: one.apply_gradients(pairs))
     for value, wanted in zip(found, expected, strict=True):
@@ -78,7 +78,7 @@ def test_a_schedule_is_asked_at_each_step() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     optimizer = optimizer_of(keras.optimizers.SGD(schedule))
     counter = tf.Variable(0, dtype=tf.int64)
-    optimizer.count_by(counter)
+    optimizer.iterations = counter
     variable = tf.Variable(0.0)
     for expected in (-0.5, -0.75, -0.875):
         optimizer.apply_gradients([(tf.constant(1.0), variable)], global_step=counter)
@@ -120,7 +120,7 @@ def test_a_rate_that_is_a_tensor_of_the_graph_is_taken_as_it_is() -> None:
         counter, variable = v1.Variable(4, dtype=tf.int64), v1.Variable(0.0)
         rate = v1.train.exponential_decay(0.8, counter, 2, 0.5)
         optimizer = optimizer_of(lambda: legacy.SGD(rate))
-        optimizer.count_by(counter)
+        optimizer.iterations = counter
         value = optimizer.rate(variable)
         session.run(v1.global_variables_initializer())
         assert session.run(value) == pytest.approx(0.2)
