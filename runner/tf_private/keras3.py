@@ -38,12 +38,14 @@ class KerasTrace:
       written: operations by which Keras optimizers write variables; the optimizers return no update op.
       reduce: called by Keras optimizers with a list of (gradient, variable) pairs, instead of summing over replicas.
       owners: the current owner of new variables.
+      layers: name of a variable that a layer of tf_keras made -> that layer, which may be frozen, now or later.
     """
 
     def __init__(self, reduce: Callable[[list[Any]], list[Any]] | None = None) -> None:
         self.written: list[tf.Operation] = []
         self.reduce = reduce
         self.owners = _Owners()
+        self.layers: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
@@ -83,17 +85,30 @@ def keras_trace(
 
 
 def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractContextManager[None]:
-    """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3.
+    """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3; note whose variables
+    are.
 
     Private, in tf_keras 2.21: `_compute_current_learning_rate`, `_apply_weight_decay` and
     `_distributed_apply_gradients_fn`, which write variables and return no operation for it; `_aggregate_gradients` of
-    the legacy optimizers, which sums gradients. When they move: see what `apply_gradients` calls.
+    the legacy optimizers, which sums gradients; `base_layer_v1`, with the layers of graphs. When they move: see what
+    `apply_gradients` and `add_weight` call.
     """
     if "tf_keras" not in sys.modules:
         return contextlib.nullcontext()
     kind, legacy = sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer
+    layers = sys.modules["tf_keras"].layers.Layer, importlib.import_module("tf_keras.src.engine.base_layer_v1").Layer
+
+    def noting_layer(add_weight: Callable[..., Any]) -> Callable[..., Any]:
+        def add(self: Any, *args: Any, **kwargs: Any) -> Any:
+            variable = add_weight(self, *args, **kwargs)
+            trace.layers[variable.name.partition(":")[0]] = self
+            return variable
+
+        return add
+
     writing = ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn")
     return all_replaced(
+        *((layer, "add_weight", noting_layer(layer.add_weight)) for layer in layers),
         (kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)),
         (legacy, "_aggregate_gradients", _reduced(legacy._aggregate_gradients, trace)),
         *((kind, name, _noted(getattr(kind, name), trace, traced)) for name in writing),

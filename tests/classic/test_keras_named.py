@@ -14,7 +14,8 @@ import tensorflow as tf
 from runner import Input, RunConfig
 from runner.classic.contrib.estimator import clip_gradients_by_norm
 from runner.classic.keras2_optimizers import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
-from runner.classic.optimizers import minimize, optimizer_of, v1_optimizer_of
+from runner.classic.optimizers import InParts, minimize, optimizer_of, v1_optimizer_of
+from runner.programs.learning_rate import scaled
 from tests.support.messages import Messages
 from tests.support.models import strategies
 from tests.support.tiers import slow_but
@@ -113,6 +114,15 @@ def test_an_optimizer_of_the_users_own_class_of_a_known_name_is_not_replaced() -
     own: Any = type("Adam", (legacy.Adam,), {"__module__": "users"})
     found: Any = optimizer_of(own(0.3))
     assert type(found) is own and found.get_config()["learning_rate"] == pytest.approx(0.3)
+
+
+def test_the_rates_of_all_parts_of_a_model_are_scaled() -> None:
+    """Those of `WideDeepModel`, whose optimizers may be TensorFlow 1's."""
+    one, two = tf.Variable(1.0, name="one"), tf.Variable(1.0, name="two")
+    both = InParts([v1.train.GradientDescentOptimizer(0.5), SGD(learning_rate=0.25)], [{"one"}, {"two"}])
+    with scaled(both, tf.constant(0.1)):
+        both.apply_gradients([(tf.constant(1.0), one), (tf.constant(1.0), two)])
+    assert (one.numpy(), two.numpy()) == pytest.approx((0.95, 0.975))
 
 
 def test_a_rate_that_is_a_tensor_of_the_graph_is_taken_as_it_is() -> None:

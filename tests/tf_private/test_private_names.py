@@ -100,6 +100,7 @@ PRIVATE_NAMES = [
     "tf_keras.src.backend:_SEED_GENERATOR",
     "tf_keras.src.utils.losses_utils:reduce_weighted_loss",
     "tf_keras.src.engine.base_layer_utils:tf1.executing_eagerly_outside_functions",
+    "tf_keras.src.engine.base_layer_v1:Layer.add_weight",
     "tf_keras.src.engine.base_layer_utils:tf.compat.v1.executing_eagerly_outside_functions",
     "tf_keras.src.legacy_tf_layers.base:tf",
     "tf_keras.src.optimizers.legacy.optimizer_v2:OptimizerV2._aggregate_gradients",

@@ -72,8 +72,8 @@ _NOT_SERVED: Mapping[str, str] = {
 """Module, or name in one, whose source cannot do here what it did -> what to do instead."""
 
 _NEEDS_KERAS_2 = (
-    "this model needs Keras 2 as tf.keras: pip install 'estimator-runner[classic,tf-estimator]', import runner.classic before "
-    "TensorFlow, and do not set TF_USE_LEGACY_KERAS=0"
+    "this model needs Keras 2 as tf.keras: pip install 'estimator-runner[classic,tf-estimator]', import runner.classic "
+    "before TensorFlow, and do not set TF_USE_LEGACY_KERAS=0"
 )
 
 _HEADS: Mapping[str, str] = {"canned.head": "_Head", "head.sequential_head": "SequentialHeadWrapper"}
