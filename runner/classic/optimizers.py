@@ -14,37 +14,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.keras2_optimizers import (
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AmsgradAdam,
-    CenteredRMSprop,
-    Ftrl,
-    KerasNamed,
-    RMSprop,
-)
+from runner.classic import keras2_optimizers as keras2
 from runner.tf_private.optimizers import made_apart, schedule_of
 
 v1 = tf.compat.v1
 
 _BY_NAME: Mapping[str, Any] = {
-    "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD,
+    "Adagrad": keras2.Adagrad, "Adam": keras2.Adam, "Ftrl": keras2.Ftrl, "RMSProp": keras2.RMSprop, "SGD": keras2.SGD,
 }  # fmt: skip
 # Name of a Keras class -> (setting that must be on or None, the optimizer); used only by model_to_estimator.
 _OF_MODELS: Mapping[str, tuple[str | None, Any]] = {
-    "Adadelta": (None, Adadelta), "Adamax": (None, Adamax),
-    "Adam": ("amsgrad", AmsgradAdam), "RMSprop": ("centered", CenteredRMSprop),
+    "Adadelta": (None, keras2.Adadelta), "Adamax": (None, keras2.Adamax),
+    "Adam": ("amsgrad", keras2.AmsgradAdam), "RMSprop": ("centered", keras2.CenteredRMSprop),
 }  # fmt: skip
-_V1_BY_NAME = {
-    "Adagrad": v1.train.AdagradOptimizer,
-    "Adam": v1.train.AdamOptimizer,
-    "Ftrl": v1.train.FtrlOptimizer,
-    "RMSProp": v1.train.RMSPropOptimizer,
-    "SGD": v1.train.GradientDescentOptimizer,
-}
+_V1_BY_NAME = {name: getattr(v1.train, f"{name.replace('SGD', 'GradientDescent')}Optimizer") for name in _BY_NAME}
 _CLIPS = ("clipvalue", "clipnorm", "global_clipnorm")  # in the order in which Keras clips
 # _WITHOUT_MEANING: settings of a Keras optimizer that do not change its updates. _DEFAULTS: settings that a KerasNamed
 # does not have -> the value with which they change nothing.
@@ -142,7 +125,7 @@ class Clipped:
       given: the Keras optimizer that has the limits: `clipvalue`, `clipnorm`, `global_clipnorm`.
     """
 
-    def __init__(self, optimizer: KerasNamed, given: Any) -> None:
+    def __init__(self, optimizer: keras2.KerasNamed, given: Any) -> None:
         self._optimizer = optimizer
         self._limits = [getattr(given, name) for name in _CLIPS]
         self.scale_rate = optimizer.scale_rate
@@ -175,17 +158,16 @@ class InParts:
             optimizer.apply_gradients([(g, v) for g, v in grads_and_vars if v.name.partition(":")[0] in names])
 
 
-def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
+def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
     """Return a function that makes the counterpart of a Keras optimizer in `keras2_optimizers`, with its clipping.
     None if there is no counterpart that supports its settings.
 
     Args:
       optimizer: an optimizer of Keras 3 or tf_keras.
-      among_all: also consider optimizers that tf.estimator supported only in Keras models, such as Adadelta.
     """
     named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
     setting, kind = _OF_MODELS.get(type(optimizer).__name__, (None, None))
-    if named is None and among_all and kind is not None and (setting is None or getattr(optimizer, setting, False)):
+    if named is None and kind is not None and (setting is None or getattr(optimizer, setting, False)):
         named = named_as_before(optimizer, {*_CLIPS, setting}, kind)
     if named is None:
         return None
