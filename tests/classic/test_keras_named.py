@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -302,5 +303,5 @@ def test_gradients_are_clipped_as_those_of_the_global_batch(name: str, tmp_path:
         estimator = v1.estimator.Estimator(model_fn, str(tmp_path / strategy), config)
         estimator.train(Input(lambda params: data.batch(params["batch_size"]), params={}, batch_size=6))
         for one, value in gradients.items():
-            norm = np.hypot(*norms.values()) if is_common else norms[one]
+            norm = math.hypot(*norms.values()) if is_common else norms[one]
             assert estimator.get_variable_value(one) == pytest.approx(-0.5 * 0.2 / norm * value, rel=1e-5), strategy

@@ -121,7 +121,7 @@ def test_what_is_refused_is_refused_when_it_is_used(messages: Messages) -> None:
 @pytest.mark.skipif(bool(os.environ.get("TF_USE_LEGACY_KERAS")), reason="it is for Keras 3")
 def test_models_of_keras_2_are_refused_with_keras_3(messages: Messages) -> None:
     column = tf.feature_column.sequence_numeric_column("s")
-    model = tf.estimator.experimental.RNNClassifier([column], units=[2])
+    model = importlib.import_module(f"{ESTIMATOR}.canned.rnn").RNNClassifier([column], units=[2])
     with messages.raised(NotServed):
         model.train(lambda: sequences(8))
     assert issubclass(importlib.import_module(f"{ESTIMATOR}.canned.dnn")._DNNModelV2, tf.keras.Model)
