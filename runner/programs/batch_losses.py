@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.distribute.reductions import ReplicaWeights
+from runner.distribute.reductions import ReplicaWeights, without_duplicates
 from runner.tf_private.keras3 import reduced_losses_by
 from runner.tf_private.v1 import weighted_losses_by
 
@@ -55,6 +55,12 @@ class WholeBatch:
         """
         return tf.math.divide_no_nan(total, weight)
 
+    def global_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Return the gradients of the global batch, given (gradient of the replica's examples, variable) pairs. For
+        what must be the same on all replicas, such as the norm by which an optimizer clips.
+        """
+        return [without_duplicates(gradient) for gradient, _ in grads_and_vars]
+
 
 @dataclasses.dataclass(frozen=True)
 class PartOfStep(WholeBatch):
@@ -66,12 +72,15 @@ class PartOfStep(WholeBatch):
       graph: the graph of the step. Replicas cannot communicate inside a branch or loop of this graph, so a weighted
         mean is there the mean over the replica's own examples.
       sum_over_replicas: sums a scalar over all replicas.
+      all_reduce: weights (gradient, variable) pairs by the replica's share of the global batch, and sums them over all
+        replicas.
     """
 
     weights: ReplicaWeights
     replica: int
     graph: tf.Graph
     sum_over_replicas: Callable[[tf.Tensor], tf.Tensor]
+    all_reduce: Callable[[list[tuple[Any, Any]]], list[tuple[Any, Any]]]
     sums: list[tf.Tensor] = dataclasses.field(default_factory=list)
     is_whole = False
 
@@ -85,6 +94,9 @@ class PartOfStep(WholeBatch):
         if v1.get_default_graph() is not self.graph:
             return super().of_mean(total, weight)
         return self.of_sum(tf.math.divide_no_nan(total, self._over_all(weight)))
+
+    def global_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[Any]:
+        return [gradient for gradient, _ in self.all_reduce(list(grads_and_vars))]
 
     def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
         """Return the sum of the weights over the global batch, a scalar with a gradient (a model may learn weights)."""

@@ -144,7 +144,7 @@ def apply_update(
             if config.log_gradient_norm:
                 values["gradient_norm"] = norm
             if config.clip_global_norm is not None:
-                reduced = _scaled_down(merged, norm, config.clip_global_norm)
+                reduced = scaled_down(merged, norm, config.clip_global_norm)
         factor = learning_rate.factor(config, replica.global_step)
         with learning_rate.scaled(optimizer, factor):
             if config.log_step_count_steps:
@@ -172,7 +172,7 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
 
 
-def _scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
+def scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
     """Return `gradients`, whose global norm is `total`, scaled to a norm of at most `norm`."""
     limit = tf.constant(norm, total.dtype)
     # The difference makes the factor NaN if the norm is not finite, as in tf.clip_by_global_norm.

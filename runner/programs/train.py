@@ -455,7 +455,8 @@ def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBa
         return WholeBatch()
     # If cut, the gradients of each replica are a program of their own, perhaps for one micro-batch only.
     kind, over_replicas = PartOfUpdate if is_cut else PartOfStep, functools.partial(sum_over_replicas, replica)
-    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
+    all_reduce = replica.reductions.all_reduce
+    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas, all_reduce)
 
 
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:

@@ -19,6 +19,7 @@ from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.saved_model.model_utils import export_output
 from tensorflow.python.summary import summary
 from tensorflow.python.training import basic_session_run_hooks
+from tensorflow.python.util.deprecation import deprecated, deprecated_arg_values, deprecated_args  # noqa: F401
 
 from runner.tf_private.replaced import Overlay, all_replaced, replaced
 

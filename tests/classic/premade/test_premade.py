@@ -91,7 +91,8 @@ def test_each_optimizer_reports_one_learning_rate(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("linear_optimizer", "scope"), [("Ftrl", "Ftrl"), ("SGD", "SGD_1")])
+def test_wide_and_deep_does_not_depend_on_the_replicas(linear_optimizer: str, scope: str, tmp_path: Path) -> None:
     cities = fc.categorical_column_with_vocabulary_list("city", ["a", "b"])
     words = fc.categorical_column_with_vocabulary_list("word", ["v", "w"])
     with tf.Graph().as_default():  # TensorFlow makes them in no other place
@@ -99,7 +100,7 @@ def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
     found = {}
     for name in ("default", "mirrored"):
         estimator = V2.DNNLinearCombinedClassifier(
-            str(tmp_path / name), [cities], "Ftrl", [fc.numeric_column("x", shape=(2,)), *shared], "SGD", [4],
+            str(tmp_path / name), [cities], linear_optimizer, [fc.numeric_column("x", shape=(2,)), *shared], "SGD", [4],
             config=RunConfig(train_distribute=strategies()[name], tf_random_seed=5), weight_column="w",
         )  # fmt: skip
         estimator.train(Input(of_19, params={}, batch_size=6))
@@ -108,7 +109,7 @@ def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
     assert list(values) == list(found["mirrored"])
     for one, value in values.items():
         np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-5, atol=1e-7, err_msg=one)
-    assert values["training/Ftrl/iter"] == values["global_step"] == 8
+    assert values[f"training/{scope}/iter"] == values["global_step"] == 8
     first = tf.train.load_checkpoint(str(tmp_path / "default" / "model.ckpt-0"))
     shared_value = values["city_word_shared_embedding"]
     assert np.any(shared_value != first.get_tensor("city_word_shared_embedding"))  # 2.15 left it as it was
