@@ -51,6 +51,11 @@ def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str]
     write_atomically(Path(f"{path}{MANIFEST}"), json.dumps(values, indent=1) + "\n")
 
 
+def saved_inputs(path: str | os.PathLike[str]) -> list[int]:
+    """Return the indices of the workers whose input's state the checkpoint `path` holds."""
+    return [int(worker) for worker, how in ((read_manifest(path) or {}).get("input") or {}).items() if how == "saved"]
+
+
 def _checksum(file: Path) -> str:
     return f"crc32:{zlib.crc32(file.read_bytes()):08x}"
 

@@ -103,8 +103,7 @@ class UserTracker(Tracker):
     def end(self, status: str, time: float) -> None:
         self._call("end", status)
 
-    def leave(self, status: str, time: float) -> None:
-        self._call("end", status)
+    leave = end
 
     def address(self) -> str | None:
         address = self._call("address")
