@@ -145,15 +145,11 @@ class NullJournal(Journal):
 
     def __init__(self) -> None:
         self.phases, self.show_phase = {}, contextlib.nullcontext
+        self._timer, self._inner_secs = time.perf_counter, 0.0
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        with self.show_phase(name):
-            yield
 
     def took(self, name: str, secs: float) -> None: ...
 

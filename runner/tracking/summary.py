@@ -107,6 +107,15 @@ def as_killed(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {**summary, "status": "interrupted", "error": "the supervisor was killed"}
 
 
+def close_summary(model_dir: Path) -> dict[str, Any]:
+    """Write and return the summary of a run whose supervisor is dead, as `as_killed` says; {} if there is none."""
+    summary = read_summary(model_dir / SUMMARY_FILE)
+    closed = as_killed(summary)
+    if closed != summary:
+        write_summary(model_dir, closed)
+    return closed
+
+
 def write_summary(model_dir: Path, summary: Mapping[str, Any], name: str = SUMMARY_FILE) -> None:
     """Write a summary into the run's folder."""
     write_json(model_dir / name, summary)
