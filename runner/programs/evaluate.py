@@ -262,11 +262,11 @@ def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float
 
 
 def in_float64(sums: Any) -> Any:
-    """Return the sums of a batch as float64 scalars, in the graph."""
+    """Return scalars, such as the sums of a batch, as float64 scalars, in the graph."""
 
     def scalar(value: tf.Tensor) -> tf.Tensor:
         value = tf.cast(value, tf.float64)
-        value.set_shape([])  # the sum of a tensor of unknown rank has no static shape
+        value.set_shape([])  # a sum of a tensor of unknown rank has no static shape, and pruning the graph loses it
         return value
 
     return tf.nest.map_structure(scalar, sums)
