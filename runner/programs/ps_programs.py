@@ -17,7 +17,7 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
-from runner.programs.evaluate import EvalProgram, EvalResult, added, in_float64, on_host
+from runner.programs.evaluate import EvalProgram, EvalResult, in_float64, on_host
 from runner.programs.program import ModelToTrace
 from runner.programs.train_loop import LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
@@ -344,7 +344,8 @@ class RangeEvaluation(EvalProgram):
         results, ended = self._requests.take(iterator, max_steps)
         sums = self._so_far.sums
         for result in results:
-            sums = added(sums, on_host(result["sums"]))
+            more = on_host(result["sums"])
+            sums = {name: (total + more[name][0], weight + more[name][1]) for name, (total, weight) in sums.items()}
             parts = [part for part in (self._state, result["state"]) if part is not None]
             self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
         return self._counted(sums, sum(int(result["examples"]) for result in results), ended)
