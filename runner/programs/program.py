@@ -15,7 +15,7 @@ from runner.model_fn import EstimatorSpec
 from runner.programs.batch_losses import losses_over_batches
 from runner.programs.mixed_precision import ModelCall
 from runner.run_config import RunConfig
-from runner.tf_private.v1 import gradients_in_loops, lookups_of_rows, metrics_of_replica, summaries_of_v1
+from runner.tf_private.v1 import gradients_in_loops, metrics_of_replica, summaries_of_v1
 from runner.tracing.trace_step import Replica, trace_step
 from runner.tracing.variable_store import VariableStore
 from runner.types import StepRequest
@@ -78,7 +78,7 @@ class Program:
         self._store, self._pipeline = model.store, pipeline
         self._division = cast(RoundRobin, pipeline.division)  # of EVAL and PREDICT
         self._fetching: dict[Any, Callable[..., Any]] = {}
-        with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), lookups_of_rows(), metrics_of_replica():
+        with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), metrics_of_replica():
             self.trace = trace_step(
                 model.store, replica_fn, step_signature(pipeline), training=training, on_workers=on_workers
             )

@@ -22,7 +22,7 @@ from runner.distribute.reductions import Reductions, ReplicaWeights, local_repli
 from runner.tf_private import graphs
 from runner.tf_private.cluster import replicas_in_sync, strategy_seen
 from runner.tf_private.keras3 import keras_trace
-from runner.tf_private.variables import initial_values_from_checkpoints, lookups_in_copies
+from runner.tf_private.variables import initial_values_from_checkpoints, lookups_of_rows
 from runner.tracing.graph_operations import needed
 from runner.tracing.random_state import Stream, drawing_from, moment, next_seed, seeded, stateless_random_ops
 from runner.tracing.trace import ReplicaCall, Trace
@@ -128,7 +128,7 @@ class _Step:
                 self.store.placement.tracing(),
                 stateless_random_ops(),
                 initial_values_from_checkpoints(),
-                lookups_in_copies(),
+                lookups_of_rows(),
             ):
                 run(inputs[:-3], inputs[-3], ReplicaWeights(inputs[-2], inputs[-1]))
 
