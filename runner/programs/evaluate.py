@@ -142,21 +142,16 @@ class EvalProgram(Program):
         """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
         """
-        if request.key not in self._fetching:
+
+        def build() -> Callable[..., Any]:
             functions = [
                 self._replica_function(index, () if index else request.fetches, request.feeds)
                 for index in range(len(self.outputs))
             ]
+            return lambda iterator, *others: self._add_step(functions, iterator, next(iterator), *others)
 
-            def run_one(iterator: Any, step: tf.Tensor, start: Any, fed: Sequence[tf.Tensor]) -> Any:
-                return self._add_step(functions, iterator, next(iterator), step, start, fed)
-
-            self._fetching[request.key] = tf.function(run_one, autograph=False)
         try:
-            with self._pipeline.reading():
-                number = tf.constant(step, tf.int64)
-                run = self._fetching[request.key]
-                (examples, sums), values = run(iterator, number, self._start(), tuple(request.values))
+            (examples, sums), values = self._called(request.key, build, iterator, step, self._start(), *request.values)
         except tf.errors.OutOfRangeError:  # of `next(iterator)`, before anything is added to the state of a metric
             return self._counted(self._so_far.sums, 0, data_ended=True), []
         return self._counted(on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
@@ -186,7 +181,7 @@ class EvalProgram(Program):
         element: Any,
         step: tf.Tensor,
         before: tuple[tf.Tensor, Any],
-        fed: Sequence[tf.Tensor] = (),
+        *fed: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, Any], list[tf.Tensor]]:
         """Return ((examples, sums), fetches of the first replica) after adding the batches of all replicas of this
         step.
