@@ -54,6 +54,15 @@ class _VariableOp:
     traceback: tuple[Any, ...] = ()
 
 
+def load(variable: Any, value: Any, session: Any = None) -> None:
+    """Assign a value of the variable's shape in the session of a hook."""
+    session = v1.get_default_session() if session is None else session
+    if hasattr(session, "begin_to_write"):  # the session of hooks
+        session.begin_to_write()
+    with tf.init_scope():
+        variable.assign(value)
+
+
 class _Named:
     """A variable with `op` and `initial_value`, which eager variables do not have.
 
@@ -84,9 +93,7 @@ class _Named:
             raise ValueError(f"{self.op.name}.eval(): there is no default session. Give one: eval(session=session).")
         return session.run(self)
 
-    def load(self, value: Any, session: Any = None) -> None:
-        """Assign a value of the variable's shape in the session of a hook."""
-        _load(self, value, session)
+    load = load
 
     @property
     def op(self) -> _VariableOp:
@@ -101,19 +108,11 @@ class _Named:
         return tf.convert_to_tensor(self.initial())
 
 
-def _load(variable: Any, value: Any, session: Any = None) -> None:
-    session = v1.get_default_session() if session is None else session
-    if hasattr(session, "begin_to_write"):  # the session of hooks
-        session.begin_to_write()
-    with tf.init_scope():
-        variable.assign(value)
-
-
 def loadable(variable: tf.Variable) -> tf.Variable:
     """Give a variable of a strategy the method `load`, as in TF 1, and return it; its copies get theirs from
     `named`.
     """
-    variable.load = functools.partial(_load, variable)
+    variable.load = functools.partial(load, variable)
     return variable
 
 
