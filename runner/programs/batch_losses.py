@@ -8,9 +8,9 @@ batch. The loss is then the same on every strategy.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from runner.distribute.reductions import ReplicaWeights, without_duplicates
 from runner.tf_private.keras3 import reduced_losses_by
+from runner.tf_private.replaced import replaced
 from runner.tf_private.v1 import weighted_losses_by
 
 v1 = tf.compat.v1
@@ -136,23 +137,21 @@ class PartOfUpdate(PartOfStep):
         return tf.cast(self.totals[-1][1], weight.dtype)
 
 
-_part: contextvars.ContextVar[WholeBatch] = contextvars.ContextVar("batch_part")
-_WHOLE = WholeBatch()
+class _OfThread(threading.local):
+    part = WholeBatch()
+
+
+_of_thread = _OfThread()
 
 
 def batch_part() -> WholeBatch:
     """Return the scaling for the model_fn that is running; by default that for the whole batch."""
-    return _part.get(_WHOLE)
+    return _of_thread.part
 
 
-@contextlib.contextmanager
-def model_fn_has(part: WholeBatch) -> Iterator[None]:
+def model_fn_has(part: WholeBatch) -> contextlib.AbstractContextManager[None]:
     """Use `part` as the scaling for a model_fn that runs inside this context, in this thread."""
-    token = _part.set(part)
-    try:
-        yield
-    finally:
-        _part.reset(token)
+    return replaced(_of_thread, "part", part)
 
 
 _Reduction = v1.losses.Reduction

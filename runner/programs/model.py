@@ -219,13 +219,6 @@ class Model:
         """Set slices of a variable, as in `partitioned_variable.update`."""
         update(self.store.saved[name], places, values)
 
-    def _value(self, name: str) -> np.ndarray:
-        """Return the whole value of a variable that belongs in a checkpoint, an array of its shape and dtype."""
-        with self.store.scope():
-            # A variable that is partitioned over parameter servers comes in parts, cut along axis 0.
-            parts = [part.numpy() for part in tf.nest.flatten(value_of(self.store.saved[name]))]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, 0)
-
     def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
         """Initialize variables that the checkpoint lacks.
 
@@ -309,12 +302,10 @@ class Model:
         value is copied.
         """
         saved = self.store.saved
-        starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
+        averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
         others = [*LossScale.NAMES, *(name for name, spec in self.store.saved_specs.items() if spec.of_hook)]
-        others = [name for name in others if name in self.store and not reader.has(name)]
-        starts |= {name: self.store.initial_value(name) for name in others}
-        new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
-        new = {name: start for name, start in new.items() if name not in keys}
+        names = [one for one in (*averages, *others) if one in saved and one not in keys and not reader.has(one)]
+        new = {name: self.store.initial_value(name) if name in others else averages[name] for name in names}
         if new:
             _log.info("%s does not contain %s, which get initial values.", reader.path, ", ".join(new))
         return new
@@ -326,7 +317,8 @@ class Model:
             initial = specs[name].initial
             if not name.endswith("learning_rate") or callable(initial) or name.endswith("current_learning_rate"):
                 continue  # or it is that of a tf_keras schedule, which sets it at each update
-            value = self._value(name)
+            with self.store.scope():
+                value = value_of(self.store.saved[name]).numpy()
             if not np.allclose(initial, value):
                 _log.warning(
                     "%s: the value %g of %s is kept, and model_fn's %g is ignored. Use a schedule or a new model_dir.",

@@ -163,10 +163,7 @@ def remote_variables() -> contextlib.AbstractContextManager[None]:
 
         return update
 
-    return all_replaced(
-        (Variable, "assign_add", in_one_operation("assign_add")),
-        (Variable, "assign_sub", in_one_operation("assign_sub")),
-    )
+    return all_replaced(*((Variable, name, in_one_operation(name)) for name in ("assign_add", "assign_sub")))
 
 
 def lookup_by_rows(params: Any, ids: Any) -> tf.Tensor:

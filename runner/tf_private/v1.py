@@ -14,14 +14,14 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface
 from tensorflow.python.framework import stack
-from tensorflow.python.ops import embedding_ops, gradients_util, metrics_impl
+from tensorflow.python.ops import gradients_util, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.saved_model.model_utils import export_output
 from tensorflow.python.summary import summary
 from tensorflow.python.training import basic_session_run_hooks
 from tensorflow.python.util.deprecation import deprecated, deprecated_arg_values, deprecated_args  # noqa: F401
 
-from runner.tf_private.replaced import Overlay, all_replaced, replaced
+from runner.tf_private.replaced import all_replaced, replaced
 
 v1 = tf.compat.v1
 
@@ -59,13 +59,11 @@ def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
     Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, which `_prepare` converts to a tensor in
     `apply_gradients`; unchanged since TF 1.
     """
-    name = next((name for name in ("_learning_rate", "_lr") if hasattr(optimizer, name)), None)
-    if name is None:
-        return False
-    rate = getattr(optimizer, name)
-    value = tf.convert_to_tensor(rate() if callable(rate) else rate)
-    setattr(optimizer, name, value * tf.cast(factor, value.dtype))
-    return True
+    rate = rate_of_v1(optimizer)
+    if rate is not None:
+        name = "_learning_rate" if hasattr(optimizer, "_learning_rate") else "_lr"
+        setattr(optimizer, name, rate * tf.cast(factor, rate.dtype))
+    return rate is not None
 
 
 def rate_of_v1(optimizer: Any) -> tf.Tensor | None:
@@ -281,24 +279,6 @@ def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
         return gradients[: len(xs)]
 
     return replaced(gradients_util, "_GradientsHelper", helper)
-
-
-def lookups_of_rows() -> contextlib.AbstractContextManager[None]:
-    """Let `tf.nn.embedding_lookup_sparse`, and so feature columns, read only the rows that they look up, inside this
-    context.
-
-    Grappler joins Unique, ResourceGather and SparseSegmentSum into a read of the whole variable. A variable with sparse
-    updates is copied by each such read, in every step of training and every batch of an evaluation after it: 64 MB
-    for a million rows of 16. It knows no UniqueWithCounts, which returns the same two tensors before the counts.
-
-    Private: `embedding_ops.array_ops`, with which the lookup calls `unique`; the optimizer is
-    SimplifyEmbeddingLookupStage of TensorFlow 2.21. When it moves: leave this out; lookups then copy their tables.
-    """
-
-    def unique(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return tf.unique_with_counts(x, *args, **kwargs)[:2]
-
-    return replaced(embedding_ops, "array_ops", Overlay(embedding_ops.array_ops, unique=unique))
 
 
 def _sum(one: Any, other: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# DistributedVariable, embedding_ops: see `lookups_in_copies`.
+# DistributedVariable, embedding_ops: see `lookups_of_rows`.
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.ops import embedding_ops
 
@@ -54,6 +54,15 @@ class _VariableOp:
     traceback: tuple[Any, ...] = ()
 
 
+def load(variable: Any, value: Any, session: Any = None) -> None:
+    """Assign a value of the variable's shape in the session of a hook."""
+    session = v1.get_default_session() if session is None else session
+    if hasattr(session, "begin_to_write"):  # the session of hooks
+        session.begin_to_write()
+    with tf.init_scope():
+        variable.assign(value)
+
+
 class _Named:
     """A variable with `op` and `initial_value`, which eager variables do not have.
 
@@ -84,9 +93,7 @@ class _Named:
             raise ValueError(f"{self.op.name}.eval(): there is no default session. Give one: eval(session=session).")
         return session.run(self)
 
-    def load(self, value: Any, session: Any = None) -> None:
-        """Assign a value of the variable's shape in the session of a hook."""
-        _load(self, value, session)
+    load = load
 
     @property
     def op(self) -> _VariableOp:
@@ -101,19 +108,11 @@ class _Named:
         return tf.convert_to_tensor(self.initial())
 
 
-def _load(variable: Any, value: Any, session: Any = None) -> None:
-    session = v1.get_default_session() if session is None else session
-    if hasattr(session, "begin_to_write"):  # the session of hooks
-        session.begin_to_write()
-    with tf.init_scope():
-        variable.assign(value)
-
-
 def loadable(variable: tf.Variable) -> tf.Variable:
     """Give a variable of a strategy the method `load`, as in TF 1, and return it; its copies get theirs from
     `named`.
     """
-    variable.load = functools.partial(_load, variable)
+    variable.load = functools.partial(load, variable)
     return variable
 
 
@@ -199,16 +198,21 @@ def share_on_read(variable: Any) -> None:
         tf.raw_ops.DisableCopyOnRead(resource=copy.handle)
 
 
-def lookups_in_copies() -> contextlib.AbstractContextManager[None]:
-    """Make a lookup in a variable that has a copy on each replica read the rows alone, while a step is traced.
+def lookups_of_rows() -> contextlib.AbstractContextManager[None]:
+    """Make lookups, and so feature columns, read only the rows that they look up, while a step is traced.
 
-    TensorFlow 2.21 reads the whole copy. After an update by rows, each such read makes a copy of it.
+    A variable with sparse updates is copied by each read of the whole, in every step of training and every batch of an
+    evaluation after it: 64 MB for a million rows of 16. TensorFlow 2.21 reads the whole in two cases:
+    - of a variable that has a copy on each replica, it reads the copy;
+    - Grappler (SimplifyEmbeddingLookupStage) joins Unique, ResourceGather and SparseSegmentSum of a lookup of sparse
+      ids. It knows no UniqueWithCounts, which returns the same two tensors before the counts.
 
     Private: `DistributedVariable` and its `_get`, the copy of the current replica. Its `sparse_read` and `gather_nd`,
     which tf.gather calls, are those of tf.Variable and raise AttributeError. `_embedding_lookup_and_transform`, which
     all of `tf.nn.embedding_lookup*` call, asks for the type of a plain variable; `compat.forward_compatible` there
     chooses a fused lookup of sparse ids where ids and variable have one device; it takes the whole copy, but of a plain
-    variable it is cheap. When they move: leave this out; lookups are slower.
+    variable it is cheap. `embedding_ops.array_ops`, with which the lookup calls `unique`. When they move: leave this
+    out; lookups are slower, and copy their tables.
     """
     lookup, is_since = embedding_ops._embedding_lookup_and_transform, embedding_ops.compat.forward_compatible
 
@@ -223,7 +227,11 @@ def lookups_in_copies() -> contextlib.AbstractContextManager[None]:
         copies = [one._get() if isinstance(one, DistributedVariable) else one for one in listed]
         return lookup(copies if isinstance(params, list | tuple) else copies[0], *args, **kwargs)
 
+    def unique(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return tf.unique_with_counts(x, *args, **kwargs)[:2]
+
     return all_replaced(
+        (embedding_ops, "array_ops", Overlay(embedding_ops.array_ops, unique=unique)),
         (embedding_ops, "_embedding_lookup_and_transform", lookup_in_copies),
         (embedding_ops, "compat", Overlay(embedding_ops.compat, forward_compatible=is_fused)),
         *((DistributedVariable, name, in_copy(name)) for name in ("sparse_read", "gather_nd")),

@@ -19,7 +19,7 @@ from runner import Hook, Input, RunConfig
 from runner.classic import inputs
 from runner.classic.estimator import add_metrics
 from runner.classic.premade import logits
-from runner.programs import program
+from runner.tracing import trace_step
 from tests.support import premade_cases
 from tests.support.line import read_events
 from tests.support.messages import Messages
@@ -359,7 +359,7 @@ def test_lookups_read_only_their_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         if reads_rows:
             monkeypatch.undo()
         else:
-            monkeypatch.setattr(program, "lookups_of_rows", contextlib.nullcontext)
+            monkeypatch.setattr(trace_step, "lookups_of_rows", contextlib.nullcontext)
         model = tf.estimator.DNNLinearCombinedClassifier(
             str(tmp_path / str(reads_rows)),
             linear_feature_columns=[words],
