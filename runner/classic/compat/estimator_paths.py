@@ -119,7 +119,7 @@ def _execute(module: types.ModuleType, below: str) -> None:
             setattr(module, name, load(str(place), name))
 
 
-def _refuse(of: Any, text: str, *args: Any, **kwargs: Any) -> None:
+def _refuse(text: str, *args: Any, **kwargs: Any) -> None:
     raise NotServed(text)
 
 
