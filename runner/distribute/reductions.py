@@ -162,7 +162,7 @@ def _gathered_rows(
     Args:
       values: the gradients of one replica.
       num_replicas: the number of all replicas.
-      replica: the collectives of the replica. The gather of the numbers of rows has always one size.
+      replica: the collectives of the replica.
       options: CommunicationOptions.
     """
     own = [without_duplicates(value) for value in values]
@@ -170,7 +170,7 @@ def _gathered_rows(
     bits = 8 // own[0].dtype.size
     shapes = [value.values.shape[1:] for value in own]
     sizes = [bits + int(shape.num_elements()) for shape in shapes]
-    counts = replica.gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options, 0)
+    counts = replica.gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options)
     ends = tf.cumsum(tf.reshape(counts, [num_replicas, -1]) * tf.constant(sizes, tf.int64), 1)
     number = tf.searchsorted(tf.constant(_SIZES, tf.int64), tf.reduce_max(ends)[None])[0]
     size = tf.gather(tf.constant(_SIZES, tf.int64), number)
@@ -351,11 +351,11 @@ class Reductions:
 
         def reduce(some: list[tuple[Any, Any]]) -> Sequence[Any]:
             values = [value for value, _ in some]
-            gather = cluster.gather_of_two(self._strategy)
-            if op != _SUM or gather is None or not _are_few_numbers(values):
+            is_one_of_two = len(collectives) == 1 and self._strategy.num_replicas_in_sync == 2
+            if not is_one_of_two or collectives[0].in_packs or not _are_few_numbers(values):
                 return batch_reduce_to(op, some, options)
             with tf.device(self._strategy.extended.worker_devices[0]):
-                first, second = tf.split(gather(_packed(values), options), 2)
+                first, second = tf.split(collectives[0].gather(_packed(values), options), 2)
                 return _unpacked(first + second, values)
 
         sums = iter(_sum_by_dtype(dense, lambda pair: self._dtype(pair[0]), reduce))

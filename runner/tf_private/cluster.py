@@ -122,24 +122,6 @@ def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.C
     return chosen
 
 
-def gather_of_two(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor, Any], tf.Tensor] | None:
-    """Return a function that gathers the vectors of two replicas, the first replica's first, by one collective.
-
-    It takes this replica's vector and CommunicationOptions. Return None unless there are exactly two replicas, on CPUs
-    of two processes, and strategy.bytes_per_pack is not set.
-
-    Private: the launcher of a MultiWorkerMirroredStrategy's collectives, and its `_all_gather`. The public
-    `ReplicaContext.all_gather` gathers the lengths first. When they move: return None; sums take one more message.
-    """
-    extended = strategy.extended
-    launchers: Any = getattr(getattr(extended, "_cross_device_ops", None), "_launchers", ())
-    if strategy.num_replicas_in_sync != 2 or len(launchers) != 1 or "CPU" not in extended.worker_devices[0]:
-        return None
-    options = getattr(launchers[0], "_options", None)
-    is_one_pack = options is not None and not options.bytes_per_pack
-    return getattr(launchers[0], "_all_gather", None) if is_one_pack else None
-
-
 _KEYS_OF_A_SIZE = 1 << 24
 
 
@@ -147,37 +129,45 @@ class Collectives(NamedTuple):
     """What one replica of this process sends to all replicas and receives from them.
 
     Attributes:
-      gather: (vector, CommunicationOptions, number) -> the vectors of all replicas, in their order. A collective in a
-        loop keeps the size of its first step (TensorFlow 2.21), so each size must be another collective: the number,
-        below 128, tells sizes apart. All replicas must give vectors of one size.
+      gather: (vector, CommunicationOptions, number or None) -> the vectors of all replicas, in their order. They must
+        give vectors of one size. A collective in a loop keeps the size of its first step (TensorFlow 2.21), so each
+        size must be another collective: the number, below 127, tells sizes apart. None: all steps have one size.
       all_reduce: (tensor, None, CommunicationOptions) -> the sum over all replicas, of the same shape in each step.
+      in_packs: gradients are sent in several messages, of strategy.bytes_per_pack.
     """
 
     gather: Callable[..., tf.Tensor]
     all_reduce: Callable[..., tf.Tensor]
+    in_packs: bool
 
 
 def collectives(strategy: tf.distribute.Strategy) -> list[Collectives]:
     """Return the collectives of each replica of this process. Empty unless the replicas are on CPUs of several
     processes.
 
-    Private: the launchers of a MultiWorkerMirroredStrategy's collectives, their `_all_gather`, `all_reduce` and
-    `_next_instance_key`, by which the processes find each other. When they move: return []; sparse gradients then
-    travel dense.
+    Private: the launchers of a MultiWorkerMirroredStrategy's collectives, their `_all_gather`, `all_reduce`, `_options`
+    and `_next_instance_key`, by which the processes find each other. The public `ReplicaContext.all_gather` gathers the
+    lengths first. When they move: return []; sparse gradients then travel dense, and sums take one more message.
     """
     launchers: Any = getattr(getattr(strategy.extended, "_cross_device_ops", None), "_launchers", ())
-    if not all(hasattr(one, name) for one in launchers for name in ("_all_gather", "all_reduce", "_next_instance_key")):
+    names = ("_all_gather", "all_reduce", "_options", "_next_instance_key")
+    if not all(hasattr(one, name) for one in launchers for name in names):
         return []
 
-    def gather(launcher: Any, vector: tf.Tensor, options: Any, size: Any) -> tf.Tensor:
+    def gather(launcher: Any, vector: tf.Tensor, options: Any, size: tf.Tensor | None = None) -> tf.Tensor:
         key = launcher._next_instance_key()
-        of_size = key % _KEYS_OF_A_SIZE + _KEYS_OF_A_SIZE * tf.cast(size, tf.int32)
-        with replaced(launcher, "_next_instance_key", lambda: of_size):
+        if size is not None:
+            key = key % _KEYS_OF_A_SIZE + _KEYS_OF_A_SIZE * (1 + tf.cast(size, tf.int32))
+        with replaced(launcher, "_next_instance_key", lambda: key):
             gathered: tf.Tensor = launcher._all_gather(vector, options)
             return gathered
 
     on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
-    return [Collectives(functools.partial(gather, one), one.all_reduce) for one in launchers] if on_cpu else []
+    return [
+        Collectives(functools.partial(gather, one), one.all_reduce, bool(one._options.bytes_per_pack))
+        for one in launchers
+        if on_cpu
+    ]
 
 
 def is_unused() -> bool:

@@ -383,7 +383,9 @@ def test_tables_of_which_most_is_touched_are_summed_whole_over_three_workers(thr
     for found in three.results("dense_at_times"):
         assert {"CollectiveReduceV2", "CollectiveGatherV2"} <= set(found["sent in branches"])
         for name in estimator.get_variable_names():
-            np.testing.assert_allclose(found[name], estimator.get_variable_value(name), 1e-10, 1e-10, err_msg=name)
+            expected = estimator.get_variable_value(name)
+            np.testing.assert_allclose(found[name], expected, 1e-10, 1e-10, err_msg=name)
+            np.testing.assert_allclose(found[f"whole/{name}"], expected, 1e-10, 1e-10, err_msg=name)
 
 
 def test_sums_and_weighted_means_are_those_of_the_global_batch(two: Gang, tmp_path: Path) -> None:
