@@ -324,7 +324,8 @@ class Estimator:
         self, input_fn: InputFn, steps: float, hooks: Sequence[Any], path: str, name: str | None
     ) -> dict[str, Any]:
         started = time.monotonic()
-        setup = self.prepare_evaluation(input_fn, name, steps)
+        with self._models.for_evaluation.awaiting(path):
+            setup = self.prepare_evaluation(input_fn, name, steps)
         evaluation.check_ends(setup.pipeline, steps, [*hooks, *setup.program.spec.evaluation_hooks])
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
@@ -421,7 +422,8 @@ class Estimator:
     def _predictions(
         self, prepare: Callable[[], tuple[Model, Any, Any]], hooks: Sequence[Any], path: str, single: bool
     ) -> Iterator[Any]:
-        model, pipeline, program = prepare()
+        with self._models.for_prediction.awaiting(path):
+            model, pipeline, program = prepare()
         with self._restored(model, program, path):
             given = [*hooks, *program.spec.prediction_hooks]
             predict_hooks = self._begun_hooks(given, model, program, path, "predict")

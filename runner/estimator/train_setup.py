@@ -106,7 +106,8 @@ class TrainSetupBuilder:
         model.store.forget_hooks()
         # Only by the caller's hooks: those of model_fn are known after the trace, which needs this.
         stop_at_nan = split_hooks(hooks or ())[0].nan(context.config.nan) != "ignore"
-        program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
+        with model.awaiting(latest):
+            program = model.train_program(pipeline, summary_writer=self.summary_writer, stop_at_nan=stop_at_nan)
         spec = program.spec
         chief_hooks = spec.training_chief_hooks if context.is_chief else ()
         overrides, native, session = split_hooks([*(hooks or ()), *spec.training_hooks, *chief_hooks])

@@ -27,6 +27,7 @@ from runner.programs.program import ModelToTrace, Program
 from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
+from runner.tf_private.replaced import replaced
 from runner.tracing.partitioned_variable import assign, restore, update, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
@@ -137,6 +138,15 @@ class Model:
                 self.values_of = None  # new variables have initial values, not the checkpoint's
         return self._programs[key]
 
+    def awaiting(self, path: str | None) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose programs may leave out initial values, because the checkpoint `path` is restored next.
+
+        None: there is no checkpoint.
+        """
+        if path is None or self._config.eager:  # an eager run computes with initial values before it restores
+            return contextlib.nullcontext()
+        return replaced(self.store, "awaited", Reader(path).shape)
+
     @contextlib.contextmanager
     def extended(self, program: Program, path: str | None) -> Iterator[None]:
         """Make the variables that hooks request inside this context, in `begin`, variables of the model.
@@ -197,6 +207,9 @@ class Model:
             self.values_of = None
             read = {name: reader.entry(keys_there.get(name, name)) for name in saved if name not in new}
             self.read(reader.path, read)
+            # None, unless a Scaffold maps a name that the checkpoint has to a key that it lacks.
+            self.assign({name: self.store.initial_value(name) for name in self.store.begun_with_zeros - read.keys()})
+            self.store.begun_with_zeros.clear()
             self._begin(new, read)  # afterwards, because it may copy values that were read
             self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys

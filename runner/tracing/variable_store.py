@@ -147,6 +147,9 @@ class VariableStore:
     Attributes:
       num_replicas: number of replicas in one update, over all workers.
       not_fed: name of a variable that starts from a placeholder that is not fed -> the message about it.
+      awaited: function from a name to the shape that a variable has in the checkpoint that is restored next; None: the
+        checkpoint does not have it, or none is restored.
+      begun_with_zeros: names of variables that have no initial value, because such a checkpoint has theirs.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
@@ -157,6 +160,8 @@ class VariableStore:
         self._discovered: dict[str, tf.Variable] = {}
         self.placement = ParameterServers(strategy) if is_parameter_server(strategy) else Unpartitioned()
         self.not_fed: dict[str, NotFed] = {}
+        self.awaited: Callable[[str], Sequence[int] | None] = lambda name: None
+        self.begun_with_zeros: set[str] = set()
         self._wholes: set[str] = set()  # names of variables partitioned over parameter servers
         self._parts: dict[str, VariablePart] = {}  # names of their parts
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use directly.
@@ -398,14 +403,14 @@ class VariableStore:
         if self.strategy is None or spec.of_hook or (on_one_device and spec.local):
             discovered = self._variables[spec.name] = self._discovered[spec.name]
             with tf.init_scope():
-                discovered.assign(self._initial_value(spec))
+                discovered.assign(self._first_value(spec))
             return
         first, *others = self._replica_devices(spec)
         if first is not None:
             own = [self._discovered[spec.name], *(self._uninitialized(spec, device) for device in others)]
             local = self._variables[spec.name] = LocalVariable([created_under(one, self.strategy) for one in own])
             with tf.init_scope():
-                local.assign(self._initial_value(spec))
+                local.assign(self._first_value(spec))
             return
         if isinstance(self.placement, ParameterServers):
             # v1 optimizers read `op` and the slice info of a part that a v1 partitioner made.
@@ -413,7 +418,7 @@ class VariableStore:
             same_slice(variable, self._discovered[spec.name])
             self._variables[spec.name] = self._discovered[spec.name] = variable
             with tf.init_scope(), tf.device(variable.device):  # computed on the server of the part
-                variable.assign(self._initial_value(spec), read_value=False)
+                variable.assign(self._first_value(spec), read_value=False)
             return
         copies: list[tf.Variable] = []
 
@@ -424,7 +429,7 @@ class VariableStore:
         # Enter it before the scope, so that the strategy calls it for each copy.
         with tf.init_scope(), v1.name_scope(None), tf.variable_creator_scope(record), self.strategy.scope():
             of_strategy = tf.Variable(
-                lambda: self._initial_value(spec),
+                lambda: self._first_value(spec),
                 dtype=spec.dtype,
                 shape=spec.shape,
                 name=spec.name,
@@ -458,6 +463,17 @@ class VariableStore:
             value = spec.initial()
         random_ops.set_seed(self.seed)  # `seeded` restores only Python's and NumPy's state
         return tf.cast(value, spec.dtype)
+
+    def _first_value(self, spec: VariableSpec) -> Any:
+        """Return the value that a new variable begins with: zeros, if it is large and a checkpoint is about to be
+        restored that has it. The operations of an initializer take up to three times the memory of their value.
+        """
+        if callable(spec.initial) and size_of(spec) >= LARGE and not (spec.local or spec.of_hook):
+            there = self.awaited(spec.name)
+            if there is not None and list(there) == spec.shape.as_list():
+                self.begun_with_zeros.add(spec.name)
+                return tf.zeros(spec.shape, spec.dtype)
+        return self._initial_value(spec)
 
     # --- answering a request ----------------------------------------------------------------------------------
 
