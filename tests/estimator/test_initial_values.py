@@ -59,7 +59,7 @@ def test_a_restored_table_has_no_initial_values_first(strategy: str, tmp_path: P
     assert trained.get_variable_value("global_step") == 4
 
 
-class Nothing(v1.train.Saver):
+class Nothing(v1.train.Saver):  # type: ignore[name-defined]
     """Restores nothing."""
 
     def restore(self, sess: Any, save_path: str) -> None:
