@@ -94,7 +94,7 @@ def show(names: list[str]) -> None:
 
 
 def used_names() -> set[str]:
-    """Return the names `module:path` of the packages that we use: PRIVATE_NAMES, and what is written in `runner/`."""
+    """Return the names `module:path` of the packages that we use: private ones, and what is written in `runner/`."""
     packages = {one.partition("-")[0] for one in NEWEST} | {"tf_keras"}
     found = set(private_names())
     for path in (ROOT / "runner").rglob("*.py"):
@@ -136,13 +136,9 @@ def resolved(node: ast.AST, aliases: dict[str, str]) -> str | None:
 
 
 def private_names() -> list[str]:
-    """Return PRIVATE_NAMES of the bridge's test, read and not imported: that fails where one has moved."""
-    tree = ast.parse((ROOT / "tests" / "tf_private" / "test_private_names.py").read_text())
-    return next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PRIVATE_NAMES"
-    )
+    """Return the names of the table of `runner/tf_private/`."""
+    table = (ROOT / "runner" / "tf_private" / "README.md").read_text()
+    return re.findall(r"(?m)^\| `([\w.:]+)`", table)
 
 
 def exists(name: str) -> bool:
