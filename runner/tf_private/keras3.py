@@ -147,14 +147,14 @@ def _watching_keras_3(
     from keras import layers as keras_layers
     from keras import random as keras_random
     from keras.optimizers import Optimizer
-    from keras.src.backend import in_stateless_scope
-    from keras.src.backend import numpy as keras_numpy
+    from keras.src import backend
     from keras.src.backend.common import global_state
     from keras.src.legacy.saving import legacy_h5_format
     from keras.src.losses import loss as keras_loss
     from keras.src.saving import saving_lib
 
     initialize, assign = Variable._initialize, Variable.assign
+    keras_numpy = getattr(backend, "ops", backend).numpy  # Keras 3.15 has no `ops` there
     take, next_seed = keras_numpy.take, keras_random.SeedGenerator.next
     with_words = keras_layers.StringLookup, keras_layers.IntegerLookup
     size_of_table = keras_layers.StringLookup.vocabulary_size  # of their base class
@@ -193,7 +193,7 @@ def _watching_keras_3(
     def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
         """Return rows of a variable without reading the others."""
         is_lookup = axis == 0 and isinstance(x, Variable) and isinstance(indices, tf.Tensor | tf.RaggedTensor)
-        if not is_lookup or x._value is None or in_stateless_scope():
+        if not is_lookup or x._value is None or backend.in_stateless_scope():
             return take(x, indices, axis)
 
         def rows(ids: tf.Tensor) -> tf.Tensor:
