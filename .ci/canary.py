@@ -107,7 +107,8 @@ def used_names() -> set[str]:
         found |= {
             name
             for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute | ast.Name) and (name := resolved(node, aliases))
+            if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load)  # not what we set
+            if (name := resolved(node, aliases))
             if name.partition(":")[0].partition(".")[0] in packages
         }
     return found
