@@ -35,7 +35,9 @@ def requirements() -> list[str]:
     """Return what we, our extras and our tests depend on, with the newest of NEWEST, without PINNED."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    listed = [*project["dependencies"], *(one for name in ("classic", "optuna", "test") for one in extras[name])]
+    ours = next(one for one in extras["test"] if one.startswith(project["name"]))  # with the other extras: `name[a,b]`
+    names_of_extras = "test", *re.split(r"[\[\],]", ours)[1:-1]
+    listed = [*project["dependencies"], *(one for name in names_of_extras for one in extras[name])]
     names = {re.split(r"[\[<>=~!; ]", one)[0]: one for one in listed}
     return [
         newest(name) if name in NEWEST else one for name, one in names.items() if name not in (*PINNED, project["name"])
