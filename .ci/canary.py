@@ -35,7 +35,9 @@ def requirements() -> list[str]:
     """Return what we, our extras and our tests depend on, with the newest of NEWEST, without PINNED."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    listed = [*project["dependencies"], *(one for name in ("classic", "optuna", "test") for one in extras[name])]
+    ours = next(one for one in extras["test"] if one.startswith(project["name"]))  # with the other extras: `name[a,b]`
+    names_of_extras = "test", *re.split(r"[\[\],]", ours)[1:-1]
+    listed = [*project["dependencies"], *(one for name in names_of_extras for one in extras[name])]
     names = {re.split(r"[\[<>=~!; ]", one)[0]: one for one in listed}
     return [
         newest(name) if name in NEWEST else one for name, one in names.items() if name not in (*PINNED, project["name"])
@@ -94,7 +96,7 @@ def show(names: list[str]) -> None:
 
 
 def used_names() -> set[str]:
-    """Return the names `module:path` of the packages that we use: PRIVATE_NAMES, and what is written in `runner/`."""
+    """Return the names `module:path` of the packages that we use: private ones, and what is written in `runner/`."""
     packages = {one.partition("-")[0] for one in NEWEST} | {"tf_keras"}
     found = set(private_names())
     for path in (ROOT / "runner").rglob("*.py"):
@@ -107,7 +109,8 @@ def used_names() -> set[str]:
         found |= {
             name
             for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute | ast.Name) and (name := resolved(node, aliases))
+            if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load)  # not what we set
+            if (name := resolved(node, aliases))
             if name.partition(":")[0].partition(".")[0] in packages
         }
     return found
@@ -136,13 +139,9 @@ def resolved(node: ast.AST, aliases: dict[str, str]) -> str | None:
 
 
 def private_names() -> list[str]:
-    """Return PRIVATE_NAMES of the bridge's test, read and not imported: that fails where one has moved."""
-    tree = ast.parse((ROOT / "tests" / "tf_private" / "test_private_names.py").read_text())
-    return next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PRIVATE_NAMES"
-    )
+    """Return the names of the table of `runner/tf_private/`; `a or b` is one that a newer version has at `b`."""
+    table = (ROOT / "runner" / "tf_private" / "README.md").read_text()
+    return [one.replace("`", "") for one in re.findall(r"(?m)^\| (`[\w.:]+`(?: or `[\w.:]+`)*) \|", table)]
 
 
 def exists(name: str) -> bool:
@@ -160,7 +159,7 @@ def exists(name: str) -> bool:
 
 
 def gone() -> list[str]:
-    return sorted(name for name in used_names() if not exists(name))
+    return sorted(name for name in used_names() if not any(map(exists, name.split(" or "))))
 
 
 def print_names() -> None:

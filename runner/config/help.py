@@ -5,6 +5,7 @@ They need no composed config, and no Hydra, whose import takes longer than the a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import platform
 import re
@@ -75,7 +76,10 @@ def version() -> str:
     """Return the line of `--version`: the versions of the runner and of the packages that affect a run."""
     from importlib import metadata  # 10 ms, which every other command would wait for
 
-    others = [f"{name} {metadata.version(name)}" for name in _SHOWN_PACKAGES]
+    others = []
+    for name in _SHOWN_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a build of another name, such as keras-nightly
+            others.append(f"{name} {metadata.version(name)}")
     return f"estimator-runner {runner.__version__} ({', '.join([*others, f'Python {platform.python_version()}'])})"
 
 

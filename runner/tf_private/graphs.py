@@ -28,10 +28,9 @@ from tensorflow.python.framework import func_graph, kernels, ops
 from runner.tf_private.replaced import Overlay, all_replaced, replaced
 
 try:  # Makes functions from graphs; see `function_of_part`.
-    from tensorflow.core.function.polymorphism import function_type
     from tensorflow.python.eager.polymorphic_function import atomic_function
 except ImportError:  # it moved: `_pruned_part` does the same, more slowly
-    atomic_function = function_type = None
+    atomic_function = None
 
 v1 = tf.compat.v1
 
@@ -155,14 +154,12 @@ def creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     """Enter a `tf.variable_creator_scope` that also applies inside `tf.init_scope`, where v1 slots are made.
 
     The stack of creators belongs to the current graph, so it is also entered at the eager level.
-
-    Private: `Graph._variable_creator_scope`, which tf.variable_creator_scope calls on the default graph.
     """
-    with tf.init_scope():
-        eager = v1.get_default_graph()
+    traced = v1.get_default_graph()
     with contextlib.ExitStack() as stack:
-        if eager is not v1.get_default_graph():
-            stack.enter_context(eager._variable_creator_scope(creator))
+        with tf.init_scope():
+            if v1.get_default_graph() is not traced:
+                stack.enter_context(tf.variable_creator_scope(creator))
         stack.enter_context(tf.variable_creator_scope(creator))
         yield
 
@@ -315,9 +312,8 @@ def function_of_part(part: Part, *, by_xla: bool = False) -> Callable[..., list[
     cut = Overlay(
         graph, get_operations=lambda: list(part.running), inputs=inputs, outputs=fetches, control_outputs=waited_for
     )
-    kind = function_type.from_structured_signature(((), {}), fetches, {})
     attributes = {"_XlaMustCompile": True} if by_xla else {}
-    atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", cut, attributes, kind)
+    atomic = atomic_function.from_func_graph(f"part_of_{graph.name}_{next(_numbers)}", cut, attributes)
     # call_flat returns None if there are no fetches
     return lambda *values: list(atomic.call_flat(*values, *handles) or ())
 

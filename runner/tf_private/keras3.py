@@ -65,14 +65,16 @@ def keras_trace(
       seeds: returns the next seed of a seed generator, int64 `[2]`, in place of its state; None, or if it returns None:
         its state, which each draw advances.
 
-    Private, all in Keras 3.15:
-    - `backend.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
-    - `backend.Variable._initialize_with_initializer`: hides the shape of the variable from its creators.
-    - `TFOptimizer.assign*`: the methods by which all Keras optimizers write.
-    - `TFOptimizer._all_reduce_sum_gradients`: the sum of gradients over replicas; `_clip_gradients`, before it.
+    Public: `Optimizer.assign*`, the methods by which all Keras optimizers write, and `vocabulary_size` of the layers of
+    a vocabulary: Keras asks the table, which is empty until the initializers of a graph have run.
+
+    Private, in Keras 3.15 and in the development version of 3.16, which moved the modules of the backend:
+    - `keras.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
+    - `keras.Variable._initialize_with_initializer`: hides the shape of the variable from its creators.
+    - `Optimizer._all_reduce_sum_gradients`: the sum of gradients over replicas; `_clip_gradients`, before it.
     - `global_state.GLOBAL_STATE_TRACKER`: what `keras.utils.clear_session` replaces. It is put back afterwards, so that
       the caller's own models keep their state.
-    - `IndexLookup.vocabulary_size`: Keras asks the table, which is empty until the initializers of a graph have run.
+    - `_token_start_index` of the layers of a vocabulary: the number of indices before its words.
     - `losses.loss.scale_loss_for_distribution`: divides each scalar loss by the number of replicas, for optimizers that
       sum. The runner weights gradients itself and needs the loss unscaled.
     - `numpy.take` of the backend, which keras.ops calls for an Embedding, with `_value` and `_maybe_autocast` of a
@@ -141,19 +143,21 @@ def _reduced(own: Callable[..., Any], trace: KerasTrace) -> Callable[..., Any]:
 def _watching_keras_3(
     trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Tensor | None] | None
 ) -> contextlib.AbstractContextManager[None]:
+    from keras import Variable
     from keras import layers as keras_layers
     from keras import random as keras_random
-    from keras.src.backend.common import global_state, stateless_scope
-    from keras.src.backend.tensorflow import numpy as keras_numpy
-    from keras.src.backend.tensorflow.core import Variable
-    from keras.src.backend.tensorflow.optimizer import TFOptimizer
-    from keras.src.layers.preprocessing.index_lookup import IndexLookup
+    from keras.optimizers import Optimizer
+    from keras.src import backend
+    from keras.src.backend.common import global_state
     from keras.src.legacy.saving import legacy_h5_format
     from keras.src.losses import loss as keras_loss
     from keras.src.saving import saving_lib
 
     initialize, assign = Variable._initialize, Variable.assign
-    take, next_seed, size_of_table = keras_numpy.take, keras_random.SeedGenerator.next, IndexLookup.vocabulary_size
+    keras_numpy = getattr(backend, "ops", backend).numpy  # Keras 3.15 has no `ops` there
+    take, next_seed = keras_numpy.take, keras_random.SeedGenerator.next
+    with_words = keras_layers.StringLookup, keras_layers.IntegerLookup
+    size_of_table = keras_layers.StringLookup.vocabulary_size  # of their base class
 
     def owned_initialize(self: Any, value: Any) -> None:
         with replaced(trace.owners, "variable", self):
@@ -189,7 +193,7 @@ def _watching_keras_3(
     def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
         """Return rows of a variable without reading the others."""
         is_lookup = axis == 0 and isinstance(x, Variable) and isinstance(indices, tf.Tensor | tf.RaggedTensor)
-        if not is_lookup or x._value is None or stateless_scope.in_stateless_scope():
+        if not is_lookup or x._value is None or backend.in_stateless_scope():
             return take(x, indices, axis)
 
         def rows(ids: tf.Tensor) -> tf.Tensor:
@@ -209,7 +213,7 @@ def _watching_keras_3(
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
         return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
 
-    clip, reduce = TFOptimizer._clip_gradients, _reduced(TFOptimizer._all_reduce_sum_gradients, trace)
+    clip, reduce = Optimizer._clip_gradients, _reduced(Optimizer._all_reduce_sum_gradients, trace)
 
     def clip_sums(self: Any, grads: Any) -> Any:
         """Return the sums over replicas, clipped as in Keras 2. In Keras 3 each replica clips its own gradients."""
@@ -225,14 +229,14 @@ def _watching_keras_3(
         (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
         (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
         (keras_numpy, "take", take_rows),
-        (TFOptimizer, "_clip_gradients", clip_sums),
-        (TFOptimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs),
+        (Optimizer, "_clip_gradients", clip_sums),
+        (Optimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs),
         (keras_random.SeedGenerator, "next", next_of_replica),
-        (IndexLookup, "vocabulary_size", vocabulary_size),
+        *((layer, "vocabulary_size", vocabulary_size) for layer in with_words),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),
         (keras_loss, "unscale_loss_for_distribution", lambda value: value),
         (global_state, "GLOBAL_STATE_TRACKER", threading.local()),
-        *((TFOptimizer, name, _noted(getattr(TFOptimizer, name), trace, traced)) for name in writing),
+        *((Optimizer, name, _noted(getattr(Optimizer, name), trace, traced)) for name in writing),
     )
 
 

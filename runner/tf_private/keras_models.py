@@ -1,6 +1,6 @@
 """Private names of Keras 3 and tf_keras that `model_to_estimator` needs.
 
-Written for Keras 3.15 and tf_keras 2.21. When a name moves, tests/classic/test_keras_models.py fails with that name.
+Written for Keras 3.15 and tf_keras 2.21.
 """
 
 from __future__ import annotations

@@ -150,11 +150,11 @@ def remote_variables() -> contextlib.AbstractContextManager[None]:
     `keras.Variable.assign_add` and `assign_sub` become one operation each. Keras 3.15 reads, adds and assigns, so of
     2000 updates of `optimizer.iterations` by two workers only 1217 counted.
 
-    Private: the methods of `keras.src.backend.tensorflow.core.Variable`. Does nothing without Keras 3.
+    Does nothing without Keras 3.
     """
     if "keras" not in sys.modules:
         return contextlib.nullcontext()
-    from keras.src.backend.tensorflow.core import Variable
+    from keras import Variable
 
     def in_one_operation(method: str) -> Callable[[Any, Any], Any]:
         def update(self: Any, value: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface
-from tensorflow.python.framework import stack
 from tensorflow.python.ops import gradients_util, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.saved_model.model_utils import export_output
@@ -45,9 +44,9 @@ When it moves: use `object`; the heads of that source then cannot predict.
 def default_session(session: Any) -> contextlib.AbstractContextManager[Any]:
     """Use `session` for `Tensor.eval()` and `Operation.run()` inside this context.
 
-    Private: `stack.default_session`, which `tf.compat.v1.Session.as_default` returns; in `ops` until 2.13.
+    Private: none; `tf.compat.v1.Session.as_default` asks nothing of the session.
     """
-    context: contextlib.AbstractContextManager[Any] = stack.default_session(session)
+    context: contextlib.AbstractContextManager[Any] = v1.Session.as_default(session)
     return context
 
 
@@ -293,7 +292,7 @@ def _in_functions_around(x: Any) -> list[tf.Tensor]:
     handle = getattr(x, "handle", None)
     graph: Any = getattr(v1.get_default_graph(), "outer_graph", None)
     placeholders: list[tf.Tensor] = []
-    while isinstance(handle, tf.__internal__.EagerTensor) and hasattr(graph, "captures"):
+    while hasattr(handle, "numpy") and hasattr(graph, "captures"):
         placeholders += [inside for outside, inside in graph.captures if outside is handle]
         graph = graph.outer_graph
     return placeholders

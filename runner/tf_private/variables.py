@@ -72,10 +72,12 @@ class _Named:
     Attributes:
       initial: computes the initial value, from which v1 moving averages and other variables start as well.
       keras_variable: the `keras.Variable` of Keras 3 that it belongs to; None: none.
+      requested_constraint: the constraint of the last request for the variable; None: none.
     """
 
     initial: Callable[[], Any]
     keras_variable: Any = None
+    requested_constraint: Callable[[tf.Variable], Any] | None = None
 
     @property
     def constraint(self) -> Any:
@@ -83,8 +85,7 @@ class _Named:
 
         Keras 3 keeps the constraint of a layer on its own variable, where only its own optimizers look.
         """
-        own = super().constraint  # type: ignore[misc]
-        return own if own is not None else getattr(self.keras_variable, "constraint", None)
+        return self.requested_constraint or getattr(self.keras_variable, "constraint", None)
 
     def eval(self, session: Any = None) -> Any:
         """Return the value in a session, such as a hook's."""
@@ -172,13 +173,9 @@ def named(variable: tf.Variable, initial: Callable[[], Any]) -> tf.Variable:
 
 
 def constrain(variable: Any, constraint: Callable[[tf.Variable], Any] | None) -> None:
-    """Make v1 optimizers apply `constraint` to the variable and each of its copies after updates, as in a v1 graph.
-
-    Private: `BaseResourceVariable._constraint`, which `constraint` returns, since TF 1. When it moves: pass it to the
-    constructor; the constraint of the first call of model_fn then stays.
-    """
+    """Make v1 optimizers apply `constraint` to the variable and each of its copies after updates, as in a v1 graph."""
     for copy in copies_of(variable):
-        copy._constraint = constraint
+        copy.requested_constraint = constraint
 
 
 def belongs_to(variable: Any, owner: Any) -> None:

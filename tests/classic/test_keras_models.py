@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -462,23 +461,6 @@ def test_a_class_without_a_config_is_refused(tmp_path: Path, messages: Messages)
     model.compile("sgd", "mse")
     with messages.raised(ValueError):
         model_to_estimator(model, model_dir=tmp_path)
-
-
-@pytest.mark.parametrize("name", [
-    "keras.src.trainers.trainer:Trainer.compile",
-    "tf_keras.src.utils.version_utils:should_use_v2",
-    "tf_keras.src.engine.base_layer_utils:is_in_tf_function",
-    "tf_keras.src.engine.training:Model._create_counter_variable",
-    "tf_keras.src.engine.training:Model.distribute_strategy",
-    "tf_keras.src.engine.sequential:Sequential._build_graph_network_for_inferred_shape",
-    "tf_keras.src.utils.losses_utils:scale_loss_for_distribution",
-])  # fmt: skip
-def test_private_name_is_there(name: str) -> None:
-    module, _, path = name.partition(":")
-    target = importlib.import_module(module)
-    for part in path.split("."):
-        assert hasattr(target, part), f"{name} has moved: see what runner/tf_private/keras_models.py says about it"
-        target = getattr(target, part)
 
 
 def test_tf_keras_is_as_it_was_when_replicas_leave_in_another_order_than_they_came() -> None:

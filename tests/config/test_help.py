@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,9 @@ def test_help_is_answered_before_hydra_is_imported(tmp_path: Path, messages: Mes
 def test_the_version_is_ours() -> None:
     said = ask("--version")
     assert said.startswith(f"estimator-runner {runner.__version__} (tensorflow ") and said.count("\n") == 1
+
+
+def test_a_package_that_is_installed_by_another_name_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    version_of = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version_of(f"{name}-of-tonight" if name == "keras" else name))
+    assert "(tensorflow " in ask("--version") and "keras" not in ask("--version")

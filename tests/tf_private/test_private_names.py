@@ -1,10 +1,13 @@
-"""Every private name of TensorFlow and Keras that the engine leans on is still there, and does what it did."""
+"""Every private name that runner/tf_private/README.md lists is there and does what it did, and no other is used."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import inspect
 import logging
+import re
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -23,109 +26,57 @@ from tests.support.messages import Messages
 
 v1 = tf.compat.v1
 
-PRIVATE_NAMES = [
-    "tensorflow.python.eager.context:_context",
-    "tensorflow.python.pywrap_tfe:TFE_ClearScalarCache",
-    "tensorflow.python.data.util.structure:to_tensor_list",
-    "tensorflow.core.function.polymorphism.function_type:from_structured_signature",
-    "tensorflow.python.distribute.distribute_lib:_DefaultDistributionExtended._num_replicas_in_sync",
-    "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher._all_gather",
-    "tensorflow.python.distribute.cross_device_utils:CollectiveReplicaLauncher._next_instance_key",
-    "tensorflow.python.distribute.values:DistributedVariable._get",
-    "tensorflow.python.eager.context:Context._set_global_seed",
-    "tensorflow.python.client.session:SessionInterface",
-    "tensorflow.python.saved_model.model_utils.export_output:ExportOutput",
-    "tensorflow.python.framework.func_graph:FuncGraph",
-    "tensorflow.python.framework.func_graph:override_func_graph_name_scope",
-    "tensorflow.python.training.saver:Saver.restore",
-    "tensorflow.python.checkpoint.graph_view:ObjectGraphView",
-    "tensorflow.python.checkpoint.save_util_v1:_fill_object_graph_proto",
-    "tensorflow.python.checkpoint.util:objects_ids_and_slot_variables_and_paths",
-    "tensorflow.python.checkpoint.util:add_checkpoint_values_check",
-    "tensorflow.python.eager.context:Context.call_function",
-    "tensorflow.python.eager.context:Context.function_call_options",
-    "tensorflow.python.eager.polymorphic_function.atomic_function:from_func_graph",
-    "tensorflow.python.framework.kernels:get_all_registered_kernels",
-    "tensorflow.python.framework.ops:Graph._variable_creator_scope",
-    "tensorflow.python.framework.ops:Operation._add_control_inputs",
-    "tensorflow.python.framework.ops:_EagerTensorBase.__tf_tensor__",
-    "tensorflow.python.framework.ops:Operation._remove_all_control_inputs",
-    "tensorflow.python.framework.func_graph:FuncGraph.capture_call_time_value",
-    "tensorflow.python.ops.embedding_ops:_embedding_lookup_and_transform",
-    "tensorflow.python.ops.embedding_ops:compat.forward_compatible",
-    "tensorflow.python.ops.gen_candidate_sampling_ops:pywrap_tfe.TFE_Py_FastPathExecute",
-    "tensorflow.python.ops.gen_image_ops:pywrap_tfe.TFE_Py_FastPathExecute",
-    "tensorflow.python.ops.gen_nn_ops:pywrap_tfe.TFE_Py_FastPathExecute",
-    "tensorflow.python.ops.gen_random_ops:pywrap_tfe.TFE_Py_FastPathExecute",
-    "tensorflow.python.ops.losses.losses_impl:compute_weighted_loss",
-    "tensorflow.python.ops.embedding_ops:array_ops.unique",
-    "tensorflow.python.ops.metrics_impl:_aggregate_across_replicas",
-    "tensorflow.python.ops.resource_variable_ops:UninitializedVariable",
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable._set_save_slice_info",
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable.constraint",
-    "tensorflow.python.ops.summary_ops_v2:_summary_state.writer",
-    "tensorflow.python.ops.script_ops:_internal_py_func",
-    "tensorflow.python.ops.script_ops:py_func_common",
-    "tensorflow.python.summary.summary:_should_invoke_v2_op",
-    "tensorflow.python.training.checkpoint_utils:_set_checkpoint_initializer",
-    "tensorflow.python.distribute.coordinator.cluster_coordinator:_CoordinatedClosureQueue.put_back",
-    "tensorflow.python.eager.context:anonymous_name",
-    "tensorflow.compat.v2:__internal__.distribute.ShardedVariable",
-    "tensorflow.python.distribute.parameter_server_strategy_v2:ParameterServerStrategyV2Extended",
-    "tensorflow.core.protobuf.trackable_object_graph_pb2:TrackableObjectGraph",
-    "tensorflow.python.framework.tensor:Tensor._USE_EQUALITY",
-    "tensorflow.python.framework.tensor_shape:_TENSORSHAPE_V2_OVERRIDE",
-    "tensorflow.python.util.lazy_loader:LazyLoader._load",
-    "tensorflow.python.data.ops.dataset_ops:DatasetV1._make_one_shot_iterator",
-    "tensorflow.python.data.ops.dataset_ops:DatasetV1._make_initializable_iterator",
-    "tensorflow.python.data.ops.dataset_ops:DatasetV2._inputs",
-    "tensorflow.python.data.ops.dataset_ops:DatasetV2._functions",
-    "tf_keras.api._v1.keras.__internal__.legacy.layers:dense",
-    "tf_keras.api._v1.keras.__internal__.legacy.rnn_cell:LSTMCell",
-    "tensorflow.compat.v2:__internal__.feature_column.DenseColumn",
-    "tensorflow.compat.v2:__internal__.feature_column.FeatureTransformationCache",
-    "tensorflow.compat.v2:__internal__.feature_column.StateManager.create_variable",
-    "keras.src.backend.tensorflow.core:Variable._initialize",
-    "keras.src.backend.tensorflow.core:Variable._initialize_with_initializer",
-    "keras.src.backend.tensorflow.core:Variable._maybe_autocast",
-    "keras.src.backend.tensorflow.numpy:take",
-    "keras.src.backend.tensorflow.optimizer:TFOptimizer._all_reduce_sum_gradients",
-    "keras.src.backend.tensorflow.optimizer:TFOptimizer._clip_gradients",
-    "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign",
-    "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_add",
-    "keras.src.backend.tensorflow.optimizer:TFOptimizer.assign_sub",
-    "keras.src.backend.common.global_state:GLOBAL_STATE_TRACKER",
-    "keras.src.backend.common.stateless_scope:in_stateless_scope",
-    "keras.src.layers.preprocessing.index_lookup:IndexLookup.vocabulary_size",
-    "keras.src.layers.preprocessing.index_lookup:IndexLookup._token_start_index",
-    "keras.src.legacy.saving.legacy_h5_format:_set_weights",
-    "keras.src.losses.loss:reduce_values",
-    "keras.src.losses.loss:scale_loss_for_distribution",
-    "keras.src.losses.loss:unscale_loss_for_distribution",
-    "keras.src.saving.saving_lib:_load_state",
-    "tf_keras.src.backend:_SEED_GENERATOR",
-    "tf_keras.src.utils.losses_utils:reduce_weighted_loss",
-    "tf_keras.src.engine.base_layer_utils:tf1.executing_eagerly_outside_functions",
-    "tf_keras.src.engine.base_layer_v1:Layer.add_weight",
-    "tf_keras.src.engine.base_layer_utils:tf.compat.v1.executing_eagerly_outside_functions",
-    "tf_keras.src.legacy_tf_layers.base:tf",
-    "tf_keras.src.optimizers.legacy.optimizer_v2:OptimizerV2._aggregate_gradients",
-    "tf_keras.src.optimizers.optimizer:Optimizer._apply_weight_decay",
-    "tf_keras.src.optimizers.optimizer:Optimizer._compute_current_learning_rate",
-    "tf_keras.src.optimizers.optimizer:Optimizer._distributed_apply_gradients_fn",
-    "tf_keras.src.engine.base_layer_utils:_UNSAFE_GRAPH_OP_LAYER_CREATION",
-]
+ROOM = Path(inspect.getfile(cluster)).parent
+TABLE = (ROOM / "README.md").read_text()
+ROWS = re.findall(r"(?m)^\| (`[\w.:]+`(?: or `[\w.:]+`)*) \| (`[\w./]+\.py`(?:, `[\w./]+\.py`)*) \| .*\w.* \|$", TABLE)
+"""(name, files that use it) of each row of the table; a name is `module:path`, or a module, or has several places."""
+NAMES = [re.findall("`(.*?)`", places) for places, _ in ROWS]
+FILES = [[(ROOM / file).resolve() for file in re.findall("`(.*?)`", files)] for _, files in ROWS]
+USED = {(name, file) for places, files in zip(NAMES, FILES, strict=True) for name in places for file in files}
+PRIVATE = r"tensorflow\.(python|core|__internal__)|(tf_)?keras\.(src|api)|hydra\._internal"
 
 
-@pytest.mark.parametrize("name", PRIVATE_NAMES)
-def test_private_name_is_there(name: str) -> None:
-    module, _, path = name.partition(":")
-    target = importlib.import_module(module)
-    for part in path.split("."):
-        assert hasattr(target, part), (
-            f"{name} has moved: see what the file of runner/tf_private that names it says about it"
-        )
-        target = getattr(target, part)
+@pytest.mark.parametrize("places", NAMES, ids=" or ".join)
+def test_private_name_is_there(places: list[str]) -> None:
+    def is_there(name: str) -> bool:
+        module, _, path = name.partition(":")
+        try:
+            functools.reduce(getattr, filter(None, path.split(".")), importlib.import_module(module))
+        except (ImportError, AttributeError):
+            return False
+        return True
+
+    assert any(map(is_there, places)), f"{places} have moved: see the files that runner/tf_private/README.md names"
+
+
+def named_privately(path: Path) -> set[str]:
+    """Return the private names, `a.b.c`, that a file imports, or names in a text or below `tf.__internal__`."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    texts = [one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    if path.parent != ROOM:  # texts there are about code of users
+        texts = []
+    imports = [f"{one.module}.{alias.name}" for one in nodes if isinstance(one, ast.ImportFrom) for alias in one.names]
+    imports += [alias.name for one in nodes if isinstance(one, ast.Import) for alias in one.names]
+    chains = [ast.unparse(one).replace("tf.", "tensorflow.", 1) for one in nodes if isinstance(one, ast.Attribute)]
+    chains = [one for one in chains if "__internal__." in one]
+    return {one for one in (*texts, *imports, *chains) if re.fullmatch(rf"({PRIVATE})(\.\w+)+", one)}
+
+
+def test_the_table_has_what_the_code_uses_and_nothing_else() -> None:
+    assert len(ROWS) == TABLE.count("\n| `"), "a row is not a name, files and a reason"
+    listed = {(f"{name.replace(':', '.')}.", file) for name, file in USED}
+    missing = {
+        f"{file.name} uses {name}, which has no row"
+        for file in ROOM.parent.rglob("*.py")
+        for name in named_privately(file)
+        if not any(row.startswith(f"{name}.") and at == file for row, at in listed)
+    }
+    unused = {
+        f"{file.name} does not use {name}"
+        for name, file in USED
+        if not re.search(rf"\b{re.split('[.:]', name)[-1]}\b", file.read_text())
+    }
+    assert missing | unused == set()
 
 
 def test_a_process_that_has_used_tensorflow_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +121,7 @@ def test_a_divided_variable_begins_with_the_rows_of_each_part() -> None:
 
 
 def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
-    from keras.src.backend.tensorflow.core import Variable
-
-    before = Variable._initialize
+    before = keras.Variable._initialize
     owners = []
 
     traces: list[keras3.KerasTrace] = []
@@ -196,7 +145,7 @@ def test_keras_variables_and_writes_are_watched_and_left_as_they_were() -> None:
     assert owners[:2] == ["dense/kernel", "dense/bias"], "counters of names are fresh in a trace"
     assert "sgd/learning_rate" in owners
     assert {operation.type for operation in traces[0].written} >= {"AssignSubVariableOp"}
-    assert Variable._initialize is before
+    assert keras.Variable._initialize is before
 
 
 def test_control_inputs_are_taken_back() -> None:
