@@ -8,8 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -18,6 +19,7 @@ import pytest
 from tests.docs.test_tutorials import blocks
 from tests.support.chains import variables
 from tests.support.hold import HELD
+from tests.support.journal import recorded
 from tests.support.processes import wait_until
 from tests.support.slurm import Slurm, slurm
 
@@ -74,12 +76,16 @@ def supervisor(number: int, folder: Path, **variables: str) -> psutil.Process:
 
 
 def trainer(number: int, folder: Path) -> psutil.Process:
-    """Return the process that trains for it."""
-    return max(supervisor(number, folder).children(recursive=True), key=lambda one: one.memory_info().rss)
+    """Return the process that trains for it: of those that lead a session, the last one that was started."""
+    leaders = [one for one in supervisor(number, folder).children(recursive=True) if os.getsid(one.pid) == one.pid]
+    return max(leaders, key=lambda one: one.create_time())
 
 
-def is_held(model_dir: Path) -> bool:
-    return (model_dir / f"model.ckpt-{HELD_AT // 50 * 50}.index").exists()
+def hold(folder: Path, processes: int, then: Callable[[], object]) -> None:
+    """Wait until so many processes are between two checkpoints, do something to them, and let them go on."""
+    wait_until(lambda: len(list(folder.glob("held-*"))) == processes, SECS)
+    then()
+    (folder / "hold").unlink()
 
 
 def assert_same_numbers(found: Path, expected: Path) -> None:
@@ -87,6 +93,12 @@ def assert_same_numbers(found: Path, expected: Path) -> None:
     assert ours.keys() == theirs.keys() and len(ours) > 4
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value, name)
+
+
+def assert_nothing_was_lost(journal: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the first start of a run saved the step at which it was held."""
+    ends = [line["global_step"] for line in journal if line.get("event") == "result"]
+    assert HELD_AT <= ends[0] < HELD_AT + 50 and ends[1:] == [STEPS]
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +122,9 @@ def killed(which: Callable[[int, Path], psutil.Process], number: int) -> Disturb
     return lambda cluster, job, folder: which(number, folder).kill()
 
 
+SIGNALS = ("TERM", "USR1", "USR2")
 DISTURBANCES: dict[str, tuple[Disturb, int]] = {
-    **{name: (signalled(name), 1) for name in ("TERM", "USR1", "USR2")},
+    **{name: (signalled(name), 1) for name in SIGNALS},
     "requeue": (lambda cluster, job, folder: cluster.ask(*REQUEUE[:-1], job), 1),
     "the chief's supervisor is killed": (killed(supervisor, 0), 1),
     "a worker's supervisor is killed": (killed(supervisor, 1), 1),
@@ -128,10 +141,12 @@ def test_a_disturbed_job_goes_on_to_the_same_numbers(
     disturb, restarts = DISTURBANCES[name]
     (tmp_path / "hold").write_text(str(HELD_AT))
     job, model_dir = submit(cluster, tmp_path, BATCH, "run.seed=0"), tmp_path / "outputs" / "digits"
-    wait_until(lambda: is_held(model_dir), SECS)
-    disturb(cluster, job, tmp_path)
-    (tmp_path / "hold").unlink()
+    hold(tmp_path, 2, lambda: disturb(cluster, job, tmp_path))
     wait_for_end(cluster, job, restarts)
+    journal = recorded(model_dir)
+    assert [line["event"] for line in journal if line.get("event") == "built"] == ["built"] * 2
+    if name in SIGNALS:
+        assert_nothing_was_lost(journal)
     summary = json.loads((model_dir / "summary.json").read_text())
     assert (summary["status"], summary["global_step"], summary["num_replicas"]) == ("finished", STEPS, 2)
     assert_same_numbers(model_dir, undisturbed / "0")
@@ -141,21 +156,17 @@ def test_a_job_whose_time_is_over_saves_before_and_goes_on(cluster: Slurm, undis
     (tmp_path / "hold").write_text(str(HELD_AT))
     job = submit(cluster, tmp_path, TIMED, "--time=00:02:00", "--signal=USR1@60", "run.seed=0")
     log, model_dir = tmp_path / f"digits-{job}.log", tmp_path / "outputs" / "digits"
-    wait_until(lambda: log.exists() and "Stopping: " in log.read_text(), SECS)
-    assert is_held(model_dir)
-    (tmp_path / "hold").unlink()
+    hold(tmp_path, 2, lambda: wait_until(lambda: "Stopping: " in log.read_text(), SECS))
     wait_for_end(cluster, job, 1)
-    assert (model_dir / f"model.ckpt-{HELD_AT}.index").exists() or f"from step {HELD_AT}" in log.read_text()
+    assert_nothing_was_lost(recorded(model_dir))
     assert_same_numbers(model_dir, undisturbed / "0")
 
 
 def test_an_element_of_an_array_goes_on_alone(cluster: Slurm, undisturbed: Path, tmp_path: Path) -> None:
     (tmp_path / "hold").write_text(str(HELD_AT))
     job, outputs = submit(cluster, tmp_path, ARRAY, nodes=1), tmp_path / "outputs" / "digits"
-    wait_until(lambda: is_held(outputs / "1") if cluster.nodes > 1 else is_held(outputs / "0"), SECS)
-    element = "1" if cluster.nodes > 1 else "0"
-    supervisor(1, tmp_path, SLURM_ARRAY_TASK_ID=element).kill()
-    (tmp_path / "hold").unlink()
+    element = str(cluster.nodes - 1)  # on one node, they run one after the other
+    hold(tmp_path, 2 * cluster.nodes, lambda: supervisor(1, tmp_path, SLURM_ARRAY_TASK_ID=element).kill())
     for one in ("0", "1"):
         wait_for_end(cluster, f"{job}_{one}", int(one == element))
         assert_same_numbers(outputs / one, undisturbed / one)
@@ -174,10 +185,9 @@ def test_a_sweep_by_submitit_goes_on_after_a_notice(cluster: Slurm, tmp_path: Pa
     sweeping = sweep("slurm", [*SWEEP, "hydra.launcher.timeout_min=10", "hydra.launcher.cpus_per_task=1"])
     (folders["slurm"] / "hold").write_text(str(HELD_AT))
     rates = folders["slurm"] / "outputs" / "rates"
-    wait_until(lambda: any(map(is_held, rates.glob("*/"))), SECS)
-    job = re.findall(r"^(\d+)_0", cluster.ask("squeue", "--noheader", "--array", "--format=%i"), re.MULTILINE)[0]
-    cluster.ask(*STOP[:-2], "--signal=USR2", f"{job}_0")
-    (folders["slurm"] / "hold").unlink()
+    wait_until(lambda: "_0" in cluster.ask("squeue", "--noheader", "--array", "--format=%i"), SECS)
+    job = re.findall(r"(\d+)_0", cluster.ask("squeue", "--noheader", "--array", "--format=%i"))[0]
+    hold(folders["slurm"], cluster.nodes, lambda: cluster.ask(*STOP[:-2], "--signal=USR2", f"{job}_0"))
     assert sweeping.wait(500) == 0, (folders["slurm"] / "said.txt").read_text()
     assert [cluster.facts(f"{job}_{one}")["Restarts"] for one in "01"] == ["1", "0"]
     ranked = {}
