@@ -1,4 +1,4 @@
-"""Stop requests (SIGTERM, Ctrl-C, a closed terminal), which are passed on to the tasks.
+"""Stop requests (SIGTERM, Ctrl-C, a closed terminal, a batch queue's notice), which are passed on to the tasks.
 
 The first request asks the tasks to save a checkpoint, the second kills them.
 """
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+from runner.system.child_process import NOTICES, STOP_SIGNALS
 from runner.system.standard_streams import say_at_once
 
 GRACE_SECS = 60.0
@@ -27,7 +28,7 @@ class Stoppable(Protocol):
 
 
 class StopRequests:
-    """A context in which SIGTERM, Ctrl-C and SIGHUP ask every watched task to stop.
+    """A context in which SIGTERM, Ctrl-C, SIGHUP, SIGUSR1 and SIGUSR2 ask every watched task to stop.
 
     A second signal, or a minute without an end, kills the tasks. One object serves all runs of a command: after a
     request, no further run begins.
@@ -44,7 +45,7 @@ class StopRequests:
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+            for number in (*STOP_SIGNALS, signal.SIGALRM):
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue  # under nohup the run is meant to outlive the terminal
                 self._before[number] = signal.signal(number, self._handle)
@@ -55,7 +56,10 @@ class StopRequests:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._before = {}
+        noticed, self._before = [number for number in NOTICES if callable(self._before.get(number))], {}
+        for number in noticed:
+            if number in self.came:  # submitit's handler, which queues the job again: now that the run has saved
+                signal.raise_signal(number)
 
     @contextmanager
     def watch(self, process: Stoppable, answer: str) -> Iterator[None]:

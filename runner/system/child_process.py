@@ -24,6 +24,11 @@ from typing import IO, NamedTuple, Protocol
 from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
 from runner.system.start_status import SCREEN, START_STATUS
 
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals with which batch queues announce the end of a job (Slurm's `--signal`, submitit), to all of its processes."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *NOTICES)
+"""Signals that ask a run to stop."""
+
 LIFELINE = "RUNNER_LIFELINE_FD"
 """Environment variable with the file descriptor of the pipe that ends with the parent."""
 
@@ -269,7 +274,7 @@ def _has_ended(task: int, pidfd: int, secs: float) -> bool:
 
 def _detach(keep: Sequence[int]) -> None:
     """Release everything inherited from the task: signals, output, files."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):

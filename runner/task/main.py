@@ -28,7 +28,7 @@ from runner.distribute import errors
 from runner.distribute.cluster import ALONE, Cluster
 from runner.hooks.hook import Interrupted
 from runner.system import console, gc_pause
-from runner.system.child_process import end_with_parent
+from runner.system.child_process import NOTICES, end_with_parent
 from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import secrets_of
 from runner.system.standard_streams import hidden_stderr, say
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
         saves = "saving a checkpoint" if config.command in TRAINING_COMMANDS else "nothing is saved"
         stop = StopRequest(
-            (signal.SIGTERM, signal.SIGINT), f"\nStopping: {saves}. Press Ctrl-C again to quit immediately.\n"
+            (signal.SIGTERM, signal.SIGINT, *NOTICES), f"\nStopping: {saves}. Press Ctrl-C again to quit immediately.\n"
         )
         # A live line and a debugger's prompt would disturb each other.
         mode = "plain" if config.run.progress == "auto" else config.run.progress

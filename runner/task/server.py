@@ -25,7 +25,7 @@ from typing import Any
 
 from runner.config import parsing
 from runner.system import gc_pause, task_server
-from runner.system.child_process import Descriptors
+from runner.system.child_process import STOP_SIGNALS, Descriptors
 from runner.system.standard_streams import keep_saying
 from runner.system.task_server import ChildRequest
 from runner.task.main import end, main, quiet_import
@@ -35,8 +35,6 @@ THREADS_THAT_KNOW_FORKS = ("jemalloc_bg_thd",)
 
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
 """Device files that a child cannot use if its parent has opened them."""
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def preload() -> None:
@@ -78,7 +76,7 @@ class Server:
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (process id, status pipe)
         # Ignore SIGTERM: the server ends with the process that it serves, after the children. A system that shuts down
         # or a batch queue sends SIGTERM to all processes, and the exit codes are still needed then.
-        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+        self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
 
     def serve(self) -> ChildRequest | None:
         """Serve until the other end is closed and no child is left; then return None. In a child: return its

@@ -1,4 +1,4 @@
-"""A hook for SIGTERM in a task: training ends with a checkpoint."""
+"""A hook for SIGTERM and a batch queue's notice in a task: training ends with a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from runner.hooks.hook import Hook, Interrupted, Run
+from runner.system.child_process import NOTICES
 from runner.system.heartbeat import Heartbeat
 from runner.system.standard_streams import say_at_once
 from runner.tracking.journal import Journal, NullJournal
@@ -17,7 +18,7 @@ from runner.types import StepResult
 
 
 class StopRequest(Hook):
-    """A hook for SIGTERM, and for Ctrl-C if there is no supervisor.
+    """A hook for SIGTERM, SIGUSR1 and SIGUSR2, and for Ctrl-C if there is no supervisor.
 
     Training ends with a checkpoint after the current loop. An evaluation or prediction ends at once, and so does
     anything before the first batch.
@@ -34,7 +35,7 @@ class StopRequest(Hook):
 
     journal: Journal | NullJournal = NullJournal()
 
-    def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM,), answer: str = "") -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM, *NOTICES), answer: str = "") -> None:
         self.was_heeded = False
         self._signals, self._answer = signals, answer
         self._came = self._because = ""
@@ -48,7 +49,10 @@ class StopRequest(Hook):
         """
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
             for number in self._signals:
-                self._before.setdefault(number, signal.getsignal(number) or signal.SIG_DFL)  # None: not Python's
+                before = signal.getsignal(number) or signal.SIG_DFL  # None: not Python's
+                if number in NOTICES and before not in (signal.SIG_DFL, self._note):
+                    continue  # user code has another use for it
+                self._before.setdefault(number, before)
                 signal.signal(number, self._note)
 
     def uninstall(self, then: Any = None) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.system.child_process import describe_exit
+from runner.system.child_process import STOP_SIGNALS, describe_exit
 from runner.system.files import StorageError, is_disk_full
 
 FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
@@ -79,8 +79,7 @@ def comes_from_input(error: Exception) -> bool:
 
 def is_loss(code: int) -> bool:
     """Report whether a task with this exit code was lost for a reason outside of it, so that a restart may help."""
-    asked = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
-    return code == PEER_LOST or (code < 0 and code not in asked)
+    return code == PEER_LOST or (code < 0 and -code not in STOP_SIGNALS)
 
 
 def rank_of(code: int) -> int:

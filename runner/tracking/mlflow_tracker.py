@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -334,6 +335,10 @@ class MlflowTracker(Tracker):
                 f"The MLflow experiment {name!r} is deleted in {self.uri}. Restore it with `mlflow experiments "
                 f"restore -x {experiment.experiment_id}`, or set another tracking.experiment."
             )
+        if experiment.artifact_location.startswith("s3:") and find_spec("boto3") is None:
+            # Before a run is begun: its files would be refused one by one, and it would end without them.
+            where = experiment.artifact_location
+            raise ModuleNotFoundError(f"The MLflow experiment {name!r} keeps files in {where}. Do: pip install boto3")
         self._experiment_id = str(experiment.experiment_id)
 
     def _opened(self, run_id: str | None) -> Any:

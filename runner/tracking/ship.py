@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 
 from runner.config import saved_config, schema, user_code
 from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
+from runner.system.child_process import STOP_SIGNALS
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
 from runner.system.redaction import mask_text, masked, secrets_of
 from runner.system.standard_streams import keep_saying, say
@@ -538,7 +539,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.to is None:
         return _ship_folders([folder.absolute() for folder in options.folders])
     # It outlives its starter, to ship how the run ended. The end of its input tells it to finish.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
     deadline = Deadline()

@@ -10,6 +10,12 @@ from typing import Any
 
 from runner.system.redaction import mask_text
 
+_ADVICE = {
+    "401": "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN.",
+    "403": "This user may only read there: ask for the right to edit, or choose another tracking.experiment.",
+}
+"""HTTP status with which MLflow's server refuses a request -> what to do."""
+
 MAX_LINE = 400
 """Largest number of characters of an error in a message."""
 
@@ -180,8 +186,14 @@ def describe(error: Exception) -> str:
         return mask_text(str(error), ())
     lines = str(error).strip().splitlines()
     line = mask_text(lines[0], ()) if lines else type(error).__name__
+    refused = re.match(r"API request to endpoint (\S+) failed with error code (\d+)", line)
     request = re.match(r"API request to (\w+://[^/\s]+)\S* failed with exception", line)
-    if request:
+    broken = re.search(r"too many (\d+) error responses", line)
+    if refused and refused[2] in _ADVICE:
+        line = f"MLflow's server refuses {refused[1]} (HTTP {refused[2]}). {_ADVICE[refused[2]]}"
+    elif request and broken:
+        line = f"{request[1]} answers with HTTP {broken[1]}: its log has the reason."
+    elif request:
         reasons = re.findall(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", line)
         reason = "".join(reasons[-1]) if reasons else line.partition("failed with exception ")[2]
         line = f"{request[1]} cannot be reached: {reason}. Start that server, or choose another tracking.uri."

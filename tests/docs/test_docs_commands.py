@@ -25,6 +25,8 @@ RUN_ELSEWHERE = {
     "how_to/clusters.md": "test_docs_clusters.py", "how_to/export.md": "test_docs_export.py",
     "how_to/hooks.md": "test_docs_hooks.py", "how_to/migrating.md": "test_docs_migrating.py",
     "how_to/premade.md": "test_docs_premade.py", "how_to/evaluator.md": "../integration/test_roles.py",
+    "how_to/slurm.md": "../integration/test_slurm.py",
+    "how_to/mlflow_team.md": "../integration/test_mlflow_team.py",
     "tutorial/from_tf_estimator.md": "test_docs_migrating.py", "faq.md": "test_docs_commands.py",
     **{f"tutorial/{page}.md": "test_tutorials.py" for page in (
         "first_model", "own_data", "compare_runs", "sweep", "two_machines")},
@@ -34,7 +36,6 @@ RUN_ELSEWHERE = {
 """Page -> the test that runs its commands."""
 NOT_RUN = {
     "pip install": "installs from the network",
-    "srun": "needs Slurm; tests/integration/test_deploy.py runs its commands in the environment that Slurm sets",
     "tensorboard": "a server that does not end",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "a server without end; tests/integration/test_browser.py opens its pages",
     "pd.read_csv": "a line of Python; tests/tracking/test_csv_tracker.py reads these files",

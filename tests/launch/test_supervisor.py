@@ -29,6 +29,8 @@ from runner.config.schema import (
     TrainInputBlock,
 )
 from runner.launch import app, supervisor, task_group
+from runner.launch.stop_requests import StopRequests
+from runner.system.child_process import NOTICES
 from runner.tracking import provenance, run_lock
 from runner.tracking.run_record import RunRecord
 from tests.support.journal import recorded
@@ -307,7 +309,7 @@ SAVES = (
 IGNORES = "signal.signal(signal.SIGTERM, lambda *_: Path('asked').touch()); Path('ready').touch(); time.sleep(240)"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda one: one.name)
 def test_a_stop_lets_the_task_save_and_exits_with_3(number: signal.Signals, tmp_path: Path, messages: Messages) -> None:
     process = supervised(tmp_path, SAVES)
     process.send_signal(number)
@@ -315,6 +317,21 @@ def test_a_stop_lets_the_task_save_and_exits_with_3(number: signal.Signals, tmp_
     assert process.returncode == 3
     messages.same("line", line_of(said, "Stopping"))
     assert summary_in(tmp_path / "run")["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", NOTICES)
+def test_a_notice_comes_to_a_handler_of_before_when_the_run_has_ended(number: signal.Signals) -> None:
+    came: list[str] = []
+    before = signal.signal(number, lambda *_: came.append("submitit"))
+    try:
+        with StopRequests() as stops:
+            signal.raise_signal(number)
+            came.append("saved")
+        with StopRequests():
+            pass  # no notice
+    finally:
+        signal.signal(number, before)
+    assert (came, stops.came) == (["saved", "submitit"], [number])
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, messages: Messages) -> None:

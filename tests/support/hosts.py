@@ -41,7 +41,7 @@ def two_hosts() -> Iterator[list[Host]]:
 @contextlib.contextmanager
 def _namespace() -> Iterator[int]:
     """The process that holds a new namespace."""
-    holder = subprocess.Popen(["unshare", "--net", "sleep", "600"])  # seconds: it outlives us no longer
+    holder = subprocess.Popen(["unshare", "--net", "sleep", "3600"])  # seconds: it outlives us no longer
     try:
         ours = Path("/proc/self/ns/net").readlink()
         while Path(f"/proc/{holder.pid}/ns/net").readlink() == ours:

@@ -69,7 +69,8 @@ def slurm() -> Iterator[Slurm]:
             running = Slurm(hosts[0].prefix, len(hosts))
             running.env["SLURM_CONF"] = str(folder / "slurm.conf")
             nodes = "\n".join(
-                f"NodeName={one.address} NodeHostname={host}-{one.address} CPUs=2 RealMemory=4000" for one in hosts
+                f"NodeName={one} NodeAddr={one} NodeHostname={host}-{one} CPUs=2 RealMemory=4000"
+                for one in (each.address for each in hosts)
             )
             (folder / "slurm.conf").write_text(f"""
 ClusterName=test
@@ -77,7 +78,7 @@ SlurmctldHost={host}({hosts[0].address})
 SlurmctldPort={CONTROLLER}
 SlurmdPort={NODE}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=10
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -91,6 +92,7 @@ SelectType=select/linear
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=2
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2

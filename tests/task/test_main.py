@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from runner.system.child_process import STOP_SIGNALS
 from runner.system.heartbeat import HEARTBEAT, Heartbeat, HeartbeatMonitor
 from runner.task import commands, error_report, main, stop_hook
 from runner.tracking.journal import NullJournal
@@ -46,16 +47,16 @@ def debugged(features: Any, labels: Any, mode: str, params: Any) -> Any:
 def handlers() -> Any:
     """Signals and the log are afterwards what they were."""
     logger = logging.getLogger("runner")
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), logger.handlers, logger.propagate
+    before = [*map(signal.getsignal, STOP_SIGNALS)], logger.handlers, logger.propagate
     yield
-    now = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), logger.handlers, logger.propagate
+    now = [*map(signal.getsignal, STOP_SIGNALS)], logger.handlers, logger.propagate
     assert now == before
 
 
 # --- signals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
 def test_a_stop_saves_and_the_next_run_goes_on(
     number: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], messages: Messages
 ) -> None:

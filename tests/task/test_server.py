@@ -21,7 +21,7 @@ import pytest
 from runner.distribute.cluster import ALONE
 from runner.launch.gang import Task
 from runner.launch.task_starter import TASK_COMMAND, TaskStarter
-from runner.system.child_process import Process
+from runner.system.child_process import STOP_SIGNALS, Process
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
 
@@ -217,7 +217,7 @@ def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(
     assert is_lost.close() == -signal.SIGKILL  # lost, as one that the system has killed
 
 
-def test_a_server_outlives_its_children_when_all_get_sigterm(shared: TaskStarter, tmp_path: Path) -> None:
+def test_a_server_outlives_its_children_when_all_are_asked_to_stop(shared: TaskStarter, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\n"
@@ -225,7 +225,7 @@ def test_a_server_outlives_its_children_when_all_get_sigterm(shared: TaskStarter
     )
     child = fork(shared, code)
     wait_until(ready.exists)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         os.kill(pid_of(shared), number)
     child.ask_to_stop()
     assert child.close() == 3

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
+import importlib.machinery
 import math
 import os
 import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +379,40 @@ def test_a_server_that_is_away_is_named_with_the_reason(messages: Messages) -> N
     with pytest.raises(Exception) as raised:
         MlflowTracker("http://me:hunter2@127.0.0.1:9", "away").start(None, "x", {}, {})
     messages.same(type(raised.value).__name__, describe(raised.value))
+
+
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_a_server_that_refuses_says_why(status: int, messages: Messages) -> None:
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"words of MLflow")
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(Exception) as raised:
+            MlflowTracker(f"http://me:hunter2@127.0.0.1:{server.server_port}", "refused").start(None, "x", {}, {})
+        server.shutdown()
+    messages.same(type(raised.value).__name__, describe(raised.value), hide=r"(?<=127\.0\.0\.1:)\d+")
+
+
+def test_files_in_s3_without_its_library_are_refused_before_a_run_is_begun(
+    uri: str, monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("in the bucket", artifact_location="s3://bucket/files")
+    with monkeypatch.context() as patch, pytest.raises(ModuleNotFoundError) as raised:
+        patch.setitem(sys.modules, "boto3", None)
+        MlflowTracker(uri, "in the bucket").start(None, "x", {}, {})
+    messages.same("ModuleNotFoundError", describe(raised.value))
+    assert client.search_runs([experiment]) == []
+    monkeypatch.setitem(sys.modules, "boto3", types.ModuleType("boto3", None))
+    sys.modules["boto3"].__spec__ = importlib.machinery.ModuleSpec("boto3", None)
+    assert MlflowTracker(uri, "in the bucket").start(None, "x", {}, {}) is not None
 
 
 def test_a_tracker_that_overrides_nothing_records_nothing() -> None:
