@@ -1,0 +1,332 @@
+"""The place of a run in an object store: its lease, what a start fetches, and the note of what both sides have.
+
+A lease is an object `.lease/<number>`, created conditionally; the highest number holds. Its holder writes it again
+every few seconds, so the store's own time stamps say how old it is. Nobody deletes another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock
+
+from runner.config.mistakes import ConfigError, NotAllowed, NotFound
+from runner.system.files import StorageError, read_json, write_json
+from runner.system.urls import STORES
+
+NOTE_FILE = ".remote.json"
+"""File in the local folder: its URL, `folder` (identifies the folder as the one that the bucket was last written from
+or fetched to; absent: it is not up to date), and `files`: name -> [bytes, time of change in ns, the object's mark]."""
+STATE_FILE = "checkpoint"
+LEASES = ".lease"
+FETCHING = ".fetching"
+_ATTEMPTS = 5
+_TIMES = ("LastModified", "last_modified", "updated", "created")
+_MARKS = ("ETag", "etag", "md5Hash", "created")
+
+
+class LeaseLostError(StorageError):
+    """Another run has taken over the lease on the URL."""
+
+
+@dataclass
+class Note:
+    """What a local folder knows of its bucket, as in NOTE_FILE."""
+
+    url: str
+    folder: str = ""
+    files: dict[str, list[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, url: str = "") -> Note:
+        """Return the note in `folder`; an empty one if there is none, or it is about another URL than `url`."""
+        found = read_json(folder / NOTE_FILE) or {}
+        note = cls(str(found.get("url", url)), str(found.get("folder", "")), dict(found.get("files") or {}))
+        return note if not url or note.url == url else cls(url)
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / NOTE_FILE, asdict(self))
+
+
+def fingerprint(path: Path) -> list[Any]:
+    """Return [bytes, time of change in ns] of a file."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def local_files(folder: Path) -> dict[str, Path]:
+    """Return name -> path of the files in `folder` that its bucket has, too: all but locks, notes and half-written
+    ones.
+    """
+    found = {}
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") or name == ".hydra"]
+        for name in names:
+            if not name.startswith("."):
+                found[os.path.relpath(os.path.join(root, name), folder)] = Path(root, name)
+    return found
+
+
+def upload_order(name: str) -> tuple[bool, bool, str]:
+    """Sort names so that a reader sees whole checkpoints: an index after the data, a state file after all others."""
+    return os.path.basename(name) == STATE_FILE, name.endswith(".index"), name
+
+
+class Store:
+    """The objects below a URL.
+
+    Raises:
+      ConfigError: the package for the scheme is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme = url.partition("://")[0]
+        try:
+            import fsspec
+
+            # Without its cache of listings, which would not show what other hosts write.
+            self.fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            extra = "s3" if scheme == "memory" else scheme
+            raise NotFound(
+                f"{url}: {STORES[scheme]} is not installed ({error}). Install it: "
+                f"pip install 'estimator-runner[{extra}]'"
+            ) from error
+        self.url, self.root = url, root.rstrip("/")
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def objects(self) -> dict[str, Mapping[str, Any]]:
+        """Return name -> what the store says of each object, without leases."""
+        self.fs.invalidate_cache()
+        found = self.fs.find(self.root, detail=True)
+        names = {path.removeprefix(f"{self.root}/"): info for path, info in found.items()}
+        return {name: info for name, info in names.items() if not name.startswith(f"{LEASES}/") and name}
+
+    # --- the lease ------------------------------------------------------------------------------------------------
+
+    def highest(self) -> int:
+        """Return the number of the lease that holds; 0: there is none."""
+        self.fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            names = [path.rpartition("/")[2] for path in self.fs.ls(self.path(LEASES), detail=False)]
+            return max((int(name) for name in names if name.isdigit()), default=0)
+        return 0
+
+    def lease(self, number: int) -> dict[str, Any]:
+        """Return who holds the lease `number`; {} if there is no such lease."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            found = json.loads(self.fs.cat_file(self.path(_name_of(number))))
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def age(self, name: str) -> float:
+        """Return the seconds since an object was written, by the store's clock."""
+        probe = self.path(f"{LEASES}/clock-{uuid.uuid4().hex}")
+        self.fs.pipe_file(probe, b"now")
+        try:
+            return self._time_of(probe) - self._time_of(self.path(name))
+        finally:
+            self.fs.rm_file(probe)
+
+    def _time_of(self, path: str) -> float:
+        info = self.fs.info(path)
+        found = next(info[name] for name in _TIMES if info.get(name))
+        found = datetime.fromisoformat(found) if isinstance(found, str) else found
+        return found.timestamp() if isinstance(found, datetime) else float(found)
+
+    # --- fetching -------------------------------------------------------------------------------------------------
+
+    def is_current(self, folder: Path, number: int | None = None) -> bool:
+        """Report whether `folder` has all that the bucket has: it was the last to write there, or nobody has.
+
+        Args:
+          folder: the local folder.
+          number: that of the last writer's lease; None: the highest.
+        """
+        note, number = Note.read(folder, self.url), self.highest() if number is None else number
+        if not note.folder:
+            return not number and not self.objects()
+        return not number or self.lease(number).get("folder") == note.folder
+
+    def fetch(self, folder: Path) -> None:
+        """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.
+
+        Checkpoints that the bucket does not have are removed: they belong to a run that was continued elsewhere.
+        """
+        with FileLock(folder / f"{NOTE_FILE}.lock"):
+            for attempt in range(_ATTEMPTS):
+                try:
+                    return self._fetch(folder)
+                except FileNotFoundError:  # an expired checkpoint; the state file no longer names it
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+
+    def _fetch(self, folder: Path) -> None:
+        staging = folder / FETCHING
+        shutil.rmtree(staging, ignore_errors=True)
+        before = Note.read(folder, self.url).files
+        Note(self.url, files=before).save(folder)  # no longer up to date
+        states = {}
+        for name in self.objects():  # before the others, which are then at least as new
+            if os.path.basename(name) == STATE_FILE:
+                states[name] = self.fs.cat_file(self.path(name))
+        there = {name: [int(info["size"]), _mark_of(info)] for name, info in self.objects().items()}
+        here = local_files(folder)
+        wanted = [
+            name
+            for name, (_, mark) in there.items()
+            if name not in states
+            and not (name in here and mark and before.get(name) == [*fingerprint(here[name]), mark])
+        ]
+        for name in wanted:
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        if wanted:
+            self.fs.get([self.path(name) for name in wanted], [str(staging / name) for name in wanted])
+        for name in sorted(here, key=upload_order, reverse=True):  # the state files and indexes first
+            if name not in there and _is_of_checkpoint(name):
+                here[name].unlink(missing_ok=True)
+        for name, text in states.items():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            (staging / name).write_bytes(text)
+        for name in sorted([*wanted, *states], key=upload_order):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staging / name, folder / name)
+        shutil.rmtree(staging, ignore_errors=True)
+        files = {name: [*fingerprint(folder / name), there[name][1]] for name in there if (folder / name).exists()}
+        Note(self.url, files=files).save(folder)
+
+
+class Lease:
+    """The right to write below a URL, renewed by a thread of the process that holds it.
+
+    Attributes:
+      number: the number of its object.
+    """
+
+    def __init__(self, store: Store, number: int, secs: float) -> None:
+        self.store, self.number, self._secs = store, number, secs
+        self._facts = store.lease(number)
+        self._renewed = _now()
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._lost = ""
+
+    @classmethod
+    def take(cls, store: Store, folder: str, secs: float) -> Lease:
+        """Create the lease of `folder` on the URL of `store`.
+
+        Raises:
+          ConfigError: another run holds it, or the store cannot say who was first.
+        """
+        number = store.highest()
+        before = store.lease(number)
+        if before and not before.get("is_over") and not _is_dead(before):
+            left = float(before["secs"]) - store.age(_name_of(number))
+            if left >= 0:
+                raise ConfigError(_in_use(store.url, before, f" It can be taken over in {left + 1:.0f} s."))
+        facts = {"folder": folder, "secs": secs, "time": time.time(), **_this_process()}
+        data, path = json.dumps(facts).encode(), store.path(_name_of(number + 1))
+        try:
+            store.fs.pipe_file(path, data, mode="create")
+        except FileExistsError:  # another start was faster
+            raise ConfigError(_in_use(store.url, store.lease(number + 1))) from None
+        try:
+            store.fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            return cls(store, number + 1, secs)
+        raise NotAllowed(
+            f"model_dir={store.url}: this store lets two runs create the same object, so it cannot keep them apart. "
+            "Use one with conditional writes (S3, GCS, Azure and MinIO have them), or a mounted folder."
+        )
+
+    def keep(self) -> None:
+        """Renew the lease from now on, in a thread of this process."""
+
+        def renew() -> None:
+            while not self._ended.wait(self._secs / 4):
+                with contextlib.suppress(Exception):  # the store is away; the lease grows older
+                    self.renew()
+
+        threading.Thread(target=renew, daemon=True, name="lease").start()
+
+    def renew(self) -> None:
+        """Write the lease again.
+
+        Raises:
+          LeaseLostError: another run has taken it over.
+        """
+        with self._lock:
+            number = self.store.highest()
+            if number > self.number and not self._lost:
+                self._lost = _in_use(self.store.url, self.store.lease(number), " This run no longer writes there.")
+            if self._lost:
+                raise LeaseLostError(self._lost)
+            self.store.fs.pipe_file(self.store.path(_name_of(self.number)), json.dumps(self._facts).encode())
+            self._renewed = _now()
+
+    def check(self) -> None:
+        """Check before a write that this run still holds the lease; renew it if it is old."""
+        if self._lost or _now() > self._renewed + self._secs / 2:
+            self.renew()
+
+    def end(self) -> None:
+        """Let others take the lease at once."""
+        self._ended.set()
+        self._facts["is_over"] = True
+        self.renew()
+
+
+def _name_of(number: int) -> str:
+    return f"{LEASES}/{number:08d}"
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # runs on while the machine sleeps
+
+
+def _this_process() -> dict[str, Any]:
+    """Return what identifies this process: host, the start of its kernel, its container's processes, and itself."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    me = psutil.Process()
+    return {"host": socket.gethostname(), "boot": boot, "pid": me.pid, "began": me.create_time()}
+
+
+def _is_dead(holder: Mapping[str, Any]) -> bool:
+    """Report whether a holder was a process of this host that has ended."""
+    us = _this_process()
+    if not us["boot"] or any(holder.get(name) != us[name] for name in ("host", "boot")):
+        return False
+    try:
+        return bool(psutil.Process(int(holder["pid"])).create_time() != holder["began"])
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _in_use(url: str, holder: Mapping[str, Any], end: str = "") -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("time", 0))))
+    who = f"on {holder.get('host')} (process {holder.get('pid')}), since {since}"
+    return f"model_dir={url} is in use by another run {who}.{end or ' Wait for it, or choose another.'}"
+
+
+def _mark_of(info: Mapping[str, Any]) -> str:
+    return str(next((info[name] for name in _MARKS if info.get(name)), ""))
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return name.startswith("runner_files/") or name.endswith(".index") or ".data-" in name or name == STATE_FILE
