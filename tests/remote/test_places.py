@@ -1,0 +1,67 @@
+"""Which URLs are a model_dir: those of object stores; no other is written to, in particular no folder named `gs:`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runner
+from runner import Estimator, RunConfig
+from runner.classic.estimator import Estimator as ClassicEstimator
+from runner.classic.run_config import RunConfig as ClassicRunConfig
+from runner.config.mistakes import ConfigError, NotAllowed
+from runner.remote.mirror import local_folder
+from tests.config.test_config import parsed
+from tests.support.line import line
+
+REFUSED = (
+    "ram://b/run", "hdfs://namenode/run", "s3a://bucket/run", "file:///tmp/run", "http://host/run", "s3://key:word@bucket/run",
+    "s3:///run", "gs://bucket/a//b", "az://bucket/../run", "gs://bucket/run?x=1",
+)  # fmt: skip
+
+FACES: dict[str, Callable[[str], Any]] = {
+    "RunConfig": lambda url: RunConfig(model_dir=url),
+    "Estimator": lambda url: Estimator(line, url),
+    "RunConfig.replace": lambda url: RunConfig().replace(model_dir=url),
+    "classic.RunConfig": lambda url: ClassicRunConfig(model_dir=url),
+    "classic.Estimator": lambda url: ClassicEstimator(line, url),
+    "TF_CONFIG": lambda url: ClassicRunConfig(tf_config=f'{{"model_dir": "{url}"}}'),
+    "runner.load": runner.load,
+    "model_dir": lambda url: parsed(f"model_dir='{url}'"),
+}
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_url_that_is_no_object_store_is_refused_and_nothing_is_written(
+    face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for url in REFUSED:
+        with pytest.raises(ValueError) as refusal:
+            FACES[face](url)
+        assert "word" not in str(refusal.value) and url.partition("://")[0] in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["export.dir", "predict.output", "sweep.dir", "new.path"])
+def test_another_folder_is_no_url(key: str) -> None:
+    with pytest.raises(NotAllowed, match=key):
+        parsed(f"{key}=s3://bucket/run")
+
+
+def test_a_url_has_one_local_folder_and_a_missing_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    places = [local_folder("model_dir=", url) for url in ("memory://b/run", "memory://b/run/", "memory://c/run")]
+    assert places[0] == places[1] != places[2]
+    assert all(Path(place).parent == tmp_path / "estimator-runner" for place in places)
+    assert Path(local_folder("model_dir=", "memory://b/run", str(tmp_path / "own"))).parent == tmp_path / "own"
+    assert local_folder("model_dir=", "some/folder") == "some/folder"
+    with pytest.raises(ConfigError, match="adlfs"):
+        local_folder("model_dir=", "az://b/run")
