@@ -1,0 +1,103 @@
+"""Scripts with a URL as model_dir: the folder is the store's, and what is deleted here continues from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+fsspec = pytest.importorskip("fsspec")
+
+from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
+from runner.checkpoint import layout  # noqa: E402
+from runner.classic.estimator import Estimator as ClassicEstimator  # noqa: E402
+from runner.classic.run_config import RunConfig as ClassicRunConfig  # noqa: E402
+from runner.remote.mirror import Mirror, mirror_of  # noqa: E402
+from runner.remote.store import Lease, Store  # noqa: E402
+from runner.system.files import StorageError  # noqa: E402
+from tests.support.line import line, points  # noqa: E402
+
+Make = Callable[[str], Any]
+KINDS: dict[str, Make] = {
+    "native": lambda url: Estimator(line, url, RunConfig(save_checkpoints_steps=2, tf_random_seed=1)),
+    "classic": lambda url: ClassicEstimator(
+        line, config=ClassicRunConfig(url, save_checkpoints_steps=2, tf_random_seed=1)
+    ),
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    yield f"memory://{uuid.uuid4().hex}/run"
+    assert not [path for path in tmp_path.iterdir() if ":" in path.name]
+
+
+def end(estimator: Any) -> None:
+    """End the process of a script, as far as its mirror is concerned."""
+    mirror = mirror_of(Path(estimator.model_dir))
+    assert isinstance(mirror, Mirror) and mirror.close() == ""
+
+
+def values(estimator: Any) -> dict[str, bytes]:
+    names = estimator.get_variable_names()
+    return {name: np.asarray(estimator.get_variable_value(name)).tobytes() for name in names}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_deleted_folder_continues_from_the_bucket_to_the_same_bits(kind: str, url: str, tmp_path: Path) -> None:
+    undisturbed = KINDS[kind](str(tmp_path / "local"))
+    undisturbed.train(points(repeat=True), max_steps=10)
+    for steps in (4, 7, 10):
+        estimator = KINDS[kind](url)
+        assert Path(estimator.model_dir).is_dir() and estimator.config.remote_dir == url
+        assert layout.latest_checkpoint(estimator.model_dir) is None or steps > 4
+        estimator.train(points(repeat=True), max_steps=steps)
+        end(estimator)
+        shutil.rmtree(estimator.model_dir)
+    reader = KINDS[kind](url)
+    assert values(reader) == values(undisturbed)
+    assert reader.evaluate(points()) == undisturbed.evaluate(points())
+    end(reader)
+
+
+def test_train_and_evaluate_leaves_its_events_and_results_in_the_bucket(url: str) -> None:
+    estimator = KINDS["native"](url)
+    train_and_evaluate(estimator, TrainSpec(points(repeat=True), 4), EvalSpec(points()))
+    end(estimator)
+    there = set(Store(url).objects())
+    assert {"checkpoint", "model.ckpt-4.index"} <= there
+    assert any(name.startswith("eval/events.out.tfevents") for name in there)
+    assert json.loads(Store(url).fs.cat_file(Store(url).path("runner_files/model.ckpt-4.metrics.json")))
+
+
+def test_a_run_whose_lease_was_taken_over_ends_at_its_next_checkpoint(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimator = KINDS["native"](url)
+    estimator.train(points(repeat=True), max_steps=2)
+    end(estimator)
+    estimator = KINDS["native"](url)
+    mirror_of(Path(estimator.model_dir)).begin(os.environ, lease_secs=1, upload_secs=1)
+    taken: list[Lease] = []
+
+    def take_over() -> Any:
+        if not taken:
+            monkeypatch.setattr("runner.remote.store._is_dead", lambda holder: True)
+            taken.append(Lease.take(Store(url), "another", 60))
+            mirror: Any = mirror_of(Path(estimator.model_dir))
+            mirror._thread.join(20)
+        return points(repeat=True)()
+
+    with pytest.raises(StorageError, match=url):
+        estimator.train(take_over, max_steps=20)
+    assert layout.read_state(estimator.model_dir).latest == "model.ckpt-2"
+    assert Store(url).lease(taken[0].number)["folder"] == "another"
