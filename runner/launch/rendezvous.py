@@ -84,7 +84,7 @@ class Rendezvous:
     """
 
     def __init__(self, lost: Callable[[], str] = lambda: "") -> None:
-        self._lost = lost
+        self._why_lost = lost
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
         """Wait until all are ready or a stop is requested, and return None; or return the reason why they never will
@@ -94,7 +94,7 @@ class Rendezvous:
 
     def look(self) -> GangResult | None:
         """Return an event that ends the tasks of this generation; None: there is none."""
-        return GangResult(FAILED, ALONE, reason) if (reason := self._lost()) else None
+        return GangResult(FAILED, ALONE, reason) if (reason := self._why_lost()) else None
 
     def reason(self, ending: GangResult) -> GangResult:
         """Return `ending` of our own task, or the end of another task that explains it."""

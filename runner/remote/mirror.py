@@ -151,12 +151,8 @@ class Mirror(NullMirror):
             self._process = ShippingProcess(
                 "", env, (*words, "--secs", str(upload_secs)), "remote: ", (FINISHED, NOT_ALL, upload.LOST)
             )
-        try:
-            if not is_current:
-                store.fetch(folder)
-        except BaseException:
-            self._drop()
-            raise
+        if not is_current:
+            store.fetch(folder)
         Note(self.url, identity, Note.read(folder, self.url).files).save(folder)
         self._may_begin.set()
         if self._process is not None:
@@ -186,9 +182,3 @@ class Mirror(NullMirror):
         if self._code == FINISHED:
             return ""
         return self.lost() or f"{relative(self._folder)} is not completely in {self.url}"
-
-    def _drop(self) -> None:
-        """End the sending, because the folder is not fetched."""
-        if self._process is not None:
-            self._process.end()
-        self.has_begun, self._process, self._thread = False, None, None

@@ -129,9 +129,8 @@ class Store:
 
     def lease(self, number: int) -> dict[str, Any]:
         """Return who holds the lease `number`; {} if there is no such lease."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            found = json.loads(self.fs.cat_file(self.path(_name_of(number))))
-            return found if isinstance(found, dict) else {}
+        with contextlib.suppress(FileNotFoundError):
+            return dict(json.loads(self.fs.cat_file(self.path(_name_of(number)))))
         return {}
 
     def age(self, name: str) -> float:
@@ -181,10 +180,8 @@ class Store:
         shutil.rmtree(staging, ignore_errors=True)
         before = Note.read(folder, self.url).files
         Note(self.url, files=before).save(folder)  # no longer up to date
-        states = {}
-        for name in self.objects():  # before the others, which are then at least as new
-            if os.path.basename(name) == STATE_FILE:
-                states[name] = self.fs.cat_file(self.path(name))
+        # Before the others, which are then at least as new.
+        states = {n: self.fs.cat_file(self.path(n)) for n in self.objects() if os.path.basename(n) == STATE_FILE}
         there = {name: [int(info["size"]), _mark_of(info)] for name, info in self.objects().items()}
         here = local_files(folder)
         wanted = [
@@ -193,18 +190,17 @@ class Store:
             if name not in states
             and not (name in here and mark and before.get(name) == [*fingerprint(here[name]), mark])
         ]
-        for name in wanted:
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        for name in (*wanted, *states):
+            for place in (staging / name, folder / name):
+                place.parent.mkdir(parents=True, exist_ok=True)
         if wanted:
             self.fs.get([self.path(name) for name in wanted], [str(staging / name) for name in wanted])
         for name in sorted(here, key=upload_order, reverse=True):  # the state files and indexes first
             if name not in there and _is_of_checkpoint(name):
                 here[name].unlink(missing_ok=True)
         for name, text in states.items():
-            (staging / name).parent.mkdir(parents=True, exist_ok=True)
             (staging / name).write_bytes(text)
         for name in sorted([*wanted, *states], key=upload_order):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(staging / name, folder / name)
         shutil.rmtree(staging, ignore_errors=True)
         files = {name: [*fingerprint(folder / name), there[name][1]] for name in there if (folder / name).exists()}
@@ -216,11 +212,13 @@ class Lease:
 
     Attributes:
       number: the number of its object.
+      folder: identifies the local folder of its holder, as in `Note`.
     """
 
     def __init__(self, store: Store, number: int, secs: float) -> None:
         self.store, self.number, self._secs = store, number, secs
         self._facts = store.lease(number)
+        self.folder = self._facts.get("folder", "")
         self._renewed = _now()
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._lost = ""

@@ -62,8 +62,8 @@ class Uploader:
           FolderLostError: the folder was deleted; nothing is removed from the bucket for that.
           OSError, and errors of the store: something is left; the next call sends it.
         """
-        states = {path: path.read_bytes() for path in self.folder.rglob(STATE_FILE) if path.is_file()}
-        names = {os.path.relpath(path, self.folder): text for path, text in states.items()}
+        states = [path for path in self.folder.rglob(STATE_FILE) if path.is_file()]
+        names = {os.path.relpath(path, self.folder): path.read_bytes() for path in states}
         marks, held = {}, self.folder / SENDING
         shutil.rmtree(held, ignore_errors=True)
         for name, path in local_files(self.folder).items():
@@ -79,14 +79,15 @@ class Uploader:
             if name.endswith(".index") and name in self._note.files:
                 self._remove(name)  # its files are replaced: it is no checkpoint until they are all there
         for name in changed:
-            if name not in names:
-                source = held / name
-                self._put(name, source if source.exists() else self.folder / name, marks[name])
-        for name, text in names.items():
-            if name in changed:
+            if name in names:  # these are the last ones
                 self.lease.renew()
-                self._store.fs.pipe_file(self._store.path(name), text)
-                self._sent(name, marks[name])
+                self._store.fs.pipe_file(self._store.path(name), names[name])
+            else:
+                source = held / name
+                self._put(name, source if source.exists() else self.folder / name, marks[name][0])
+            self._note.files[name] = [*marks[name], ""]
+            if time.monotonic() > self._saved_at + NOTE_SECS:
+                self._save()
         gone = set(self._note.files) - set(marks)
         self._held.check()
         # Only at the second look: somebody may be deleting the whole folder.
@@ -99,28 +100,19 @@ class Uploader:
 
     def left(self) -> tuple[int, int]:
         """Return how many files, and bytes, the bucket does not have."""
-        marks = {}
-        for name, path in local_files(self.folder).items():
-            with suppress(FileNotFoundError):
-                marks[name] = fingerprint(path)
+        marks = {name: fingerprint(path) for name, path in local_files(self.folder).items()}
         sizes = [mark[0] for name, mark in marks.items() if not self._has(name, mark)]
         return len(sizes), sum(sizes)
 
     def _has(self, name: str, mark: list[int]) -> bool:
         return self._note.files.get(name, [])[:2] == mark
 
-    def _put(self, name: str, source: Path, mark: list[int]) -> None:
+    def _put(self, name: str, source: Path, size: int) -> None:
         self.lease.check()
-        if mark[0] <= _AT_ONCE:
+        if size <= _AT_ONCE:
             self._store.fs.pipe_file(self._store.path(name), source.read_bytes())
         else:
             self._store.fs.put_file(str(source), self._store.path(name))
-        self._sent(name, mark)
-
-    def _sent(self, name: str, mark: list[int]) -> None:
-        self._note.files[name] = [*mark, ""]
-        if time.monotonic() > self._saved_at + NOTE_SECS:
-            self._save()
 
     def _remove(self, name: str) -> None:
         self.lease.check()
@@ -145,6 +137,9 @@ def follow(folder: Path, lease: Lease, may_begin: threading.Event, is_last: thre
     """
     lease.keep()
     may_begin.wait()
+    if Note.read(folder).folder != lease.folder:  # its starter died while it was fetching: the bucket has more
+        lease.end()
+        return NOT_ALL
     uploader, said, until = Uploader(folder, lease), "", float("inf")
     while True:
         ends = is_last.is_set()
@@ -185,13 +180,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     keep_saying()
     folder, may_begin, is_last = options.folder.absolute(), threading.Event(), threading.Event()
-    url = Note.read(folder).url
-    if not url:
-        say(f"upload: {folder} is not the folder of a run with a URL as model_dir.")
-        return USER_ERROR
     if options.lease is None:
         try:
-            lease = _lease_of(folder, url, options.lease_secs)
+            lease = _lease_of(folder, options.lease_secs)
         except ConfigError as error:
             say(f"upload: {error}")
             return USER_ERROR
@@ -202,15 +193,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_read, args=(may_begin, is_last), daemon=True).start()
-    lease = Lease(Store(url), options.lease, options.lease_secs)
+    lease = Lease(Store(Note.read(folder).url), options.lease, options.lease_secs)
     return follow(folder, lease, may_begin, is_last, options.secs)
 
 
-def _lease_of(folder: Path, url: str, secs: float) -> Lease:
-    store = Store(url)
-    if not store.is_current(folder):
-        raise ConfigError(f"{url} was written by another host since {folder} was, so nothing is sent.")
-    return Lease.take(store, Note.read(folder).folder, secs)
+def _lease_of(folder: Path, secs: float) -> Lease:
+    note = Note.read(folder)
+    if not note.url:
+        raise ConfigError(f"{folder} is not the folder of a run with a URL as model_dir.")
+    store = Store(note.url)
+    if not note.folder or not store.is_current(folder):
+        raise ConfigError(f"{note.url} was written by another host since {folder} was, so nothing is sent.")
+    return Lease.take(store, note.folder, secs)
 
 
 def _read(may_begin: threading.Event, is_last: threading.Event) -> None:
