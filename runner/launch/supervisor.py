@@ -183,11 +183,12 @@ class Supervisor:
             if self.member.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
                 shipping.close(self.stops.came)
             left = mirror.close(self.stops.came)  # last, because trackers note in the folder what they have
-        if left:
-            is_lost = bool(mirror.lost())
-            code, status = (FAILED, "failed") if is_lost else (INTERRUPTED, "upload_incomplete")
-            outcome = dataclasses.replace(outcome, code=code, status=status, error=left)
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id
+        if left and outcome.code in (FINISHED, INTERRUPTED):
+            code, status = (FAILED, "failed") if mirror.lost() else (INTERRUPTED, "upload_incomplete")
+            outcome = dataclasses.replace(outcome, code=code, status=status, error=left)
+            if self.trains:
+                write_summary(self.model_dir, summary_of(outcome, self.config, run_id, self.secrets))
         addresses = {} if change else shipping.addresses(self.model_dir)
         summary = {**summary_of(outcome, self.config, run_id, self.secrets), "addresses": addresses}
         self._print(summary, outcome.code, change)

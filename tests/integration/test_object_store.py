@@ -112,6 +112,7 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["status"]) == (3, "upload_incomplete"), done.stderr
     assert answer["global_step"] == chains.TOTAL
+    assert json.loads((folder_in(tmp_path) / "summary.json").read_text())["status"] == "upload_incomplete"
     server.mode = "ok"
     by_hand = [sys.executable, "-m", "runner.remote.upload", str(folder_in(tmp_path))]
     assert (

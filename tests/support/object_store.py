@@ -163,12 +163,15 @@ def kills(server: S3, scratch: Path, number: int, seed: int = 1) -> int:
     while done < number:
         runs += 1
         caches = scratch / f"run-{runs}"
-        for _ in range(8):
+        for attempt in range(8):
             start = Start(server, caches, f"model_dir=s3://{BUCKET}/run-{seed}-{runs}", *RUN)
-            began, secs = time.monotonic(), rng.uniform(5, 25)
-            while start.popen.poll() is None and time.monotonic() < began + secs:
+            secs, from_checkpoint = rng.uniform(0, 5), rng.random() < 0.8
+            while start.popen.poll() is None and from_checkpoint and not list(caches.glob("*/*/checkpoint")):
                 time.sleep(0.01)
-            if start.popen.poll() is None and done < number:
+            until = time.monotonic() + secs
+            while start.popen.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+            if start.popen.poll() is None and done < number and attempt < 7:
                 start.end_of_the_machine()
                 done += 1
                 late += b"checkpoint" in server._request("GET", f"/{BUCKET}?prefix=run-{seed}-{runs}/c", b"", {})[2]
