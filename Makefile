@@ -28,11 +28,11 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu test-world lint format lock bench canary release clean setup browser golden clients messages docs docs-serve
+.PHONY: help run check fast check-pythons python test test-slow test-gpu test-world lint format lock bench canary release clean setup browser golden clients beside messages docs docs-serve
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden clients messages"
+	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden clients beside messages"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
 	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, test-world (needs a server), check-pythons; all but the last take ARGS for pytest"
 
@@ -66,6 +66,7 @@ test-gpu: $(STAMP)
 CLIENTS := build/clients
 test-world: $(STAMP)
 	$(MAKE) --no-print-directory clients || true
+	$(MAKE) --no-print-directory beside || true
 	command -v slurmctld >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } || true
 	$(call tier,world)
@@ -76,6 +77,16 @@ $(CLIENTS)/.installed: requirements-clients.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(CLIENTS) -r requirements-clients.lock
 	@touch $@
 
+# TensorFlow Transform and ONNX, in an environment of their own: they want another protobuf than our lock.
+BESIDE := .venv-beside
+beside: $(BESIDE)/.installed
+
+$(BESIDE)/.installed: requirements-beside.lock
+	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
+	test -x $(BESIDE)/bin/python || $(BASE_PYTHON) -m venv $(BESIDE)
+	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-beside.lock
+	@touch $@
+
 # What a change passes before it is committed. `make check PYTHON=python3.13` does the same with another Python.
 check: python lint fast
 
@@ -83,7 +94,8 @@ FAST := not (long or processes or slow or gpu or world)
 fast: python $(STAMP)
 	$(call tier,$(FAST),$(SIDE_BY_SIDE))
 
-# The fast tests with each Python that we support and that is found here.
+# The fast tests with each Python that we support and that is found here. 3.14 waits for TensorFlow 2.22: 2.21 has no
+# wheel for it, 2.22.0rc0 has.
 PYTHONS := python3.11 python3.12 python3.13
 check-pythons:
 	@for python in $(foreach one,$(PYTHONS),$(if $(call found,$(one)),$(one))); do \
@@ -123,17 +135,20 @@ $(DOCS)/.installed: requirements-docs.lock
 # `make bench COMPARE=<revision>` compares with another revision: ONLY="tiny_step startup" chooses scripts, ROUNDS=5 is how often each runs.
 ONLY ?=
 COMPARE ?=
+ONLY_BY_NAME := compare table_memory wide_deep
 bench: $(STAMP)
 ifeq ($(COMPARE),)
-	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out benchmarks/compare.py,$(wildcard benchmarks/[a-z]*.py))); do \
+	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out $(ONLY_BY_NAME:%=benchmarks/%.py),$(wildcard benchmarks/[a-z]*.py))); do \
 		echo "== $$script"; $(BIN)/python "$$script" $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS) || exit 1; done
 else
 	$(BIN)/python benchmarks/compare.py $(COMPARE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ONLY),--only "$(ONLY)") $(if $(ARGS),-- $(ARGS))
 endif
 
-# The newest pre-releases of TensorFlow, Keras, Hydra and OmegaConf: which private names have moved, and the fast tests.
+# The newest pre-releases of TensorFlow, Keras, MLflow, Optuna, Hydra and OmegaConf: which of their names have moved with
+# each alone, beside our lock, and with all of them; then the fast tests with all.
 CANARY := .venv-canary
-canary:
+canary: $(STAMP)
+	$(BIN)/python .ci/canary.py alone
 	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
 	test -x $(CANARY)/bin/python || $(BASE_PYTHON) -m venv $(CANARY)
 	$(CANARY)/bin/python .ci/canary.py install
@@ -182,8 +197,9 @@ $(STAMP): requirements.lock pyproject.toml
 LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package estimator-runner --custom-compile-command "make lock"
 lock:
 	$(LOCK) --group docs -o requirements-docs.lock
+	$(LOCK) --extra classic --group beside pyproject.toml -o requirements-beside.lock
 	$(LOCK) --extra dev pyproject.toml -o requirements.lock
 	$(LOCK) --constraint requirements.lock pyproject.toml -o deploy/requirements.lock
 
 clean:
-	rm -rf .venv .venv-3.* $(GOLDEN) $(CANARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-3.* $(GOLDEN) $(BESIDE) $(CANARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

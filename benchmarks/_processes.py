@@ -18,6 +18,17 @@ def environment() -> dict[str, str]:
     return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
+def memory(name: str, pid: int | str = "self") -> int:
+    """Return bytes: VmRSS for the current memory of a process, or VmHWM for its peak."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) << 10
+
+
+def forget_peak(pid: int | str = "self") -> None:
+    """Reset the peak of a process, so that VmHWM counts from now on."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def cpu_of_tree(process: psutil.Popen) -> float:
     """Return the CPU seconds of a process and all its descendants, including those that have ended."""
     used = 0.0

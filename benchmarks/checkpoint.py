@@ -37,7 +37,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from _processes import environment
+from _processes import environment, forget_peak, memory
 
 from runner.checkpoint import layout
 from runner.checkpoint.async_saver import Saver
@@ -269,17 +269,6 @@ def large_model(number: int) -> Callable[..., Any]:
 
 def small_input() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensors((tf.ones([1, 1]), tf.ones([1, 1]))).repeat()
-
-
-def memory(name: str) -> int:
-    """Return bytes: VmRSS for the current memory of this process, or VmHWM for its peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) << 10
-
-
-def forget_peak() -> None:
-    """Reset the peak, so that VmHWM counts from now on."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ is CPU time of all threads and processes of a point unless its name says wall; m
 (of several processes: the sum of their proportional shares).
 
 The curves: layers and variables of a model, replicas of one process, processes of a cluster, metrics, examples of an
-evaluation, bytes of a checkpoint, steps in MLflow, jobs of a sweep, and the sweep's own work on their results. Expected
-to be flat: the memory of each process of a run over steps and evaluations, with one process and with several.
+evaluation, bytes of a checkpoint, steps in MLflow, jobs of a sweep, and the sweep's own work on their results. Steps a
+second over the rows of a table, over workers and over feature columns. Expected to be flat: the memory of each process
+of a run over steps and evaluations, with one process and with several.
 """
 
 from __future__ import annotations
@@ -399,6 +400,79 @@ def cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+# --- tables and columns ---------------------------------------------------------------------------------------------
+
+BATCH = 2048
+STRATEGIES = {
+    "default": ["strategy=default"],
+    "mirrored(2)": ["strategy=mirrored", "strategy.virtual_devices=2"],
+    "multi_worker(2)": ["strategy=multi_worker", "cluster.num_workers=2"],
+    "parameter_server(2)": ["strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1"],
+}
+TABLES = {"default": 1, "mirrored(2)": 2, "multi_worker(2)": 2, "parameter_server(2)": 1}
+"""Strategy -> how many tables of all rows its processes hold."""
+
+
+def rate(kind: str, batch_size: int, *overrides: str) -> float:
+    """Return the steps a second of a command that trains `kind`, table or columns; NaN if memory does not suffice."""
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [
+            *(sys.executable, "-m", "runner", "command=train", *SWEEP_SETTINGS[:1], "run.progress=off"),
+            *(
+                "model=custom",
+                f"model.fn=growth_models.{kind}_model_fn",
+                "input=custom",
+                f"input.train.fn=growth_models.{kind}_input_fn",
+            ),
+            *(
+                f"input.train.batch_size={batch_size}",
+                "train.hooks=[{fn: growth_models.Rate}]",
+                f"model_dir={folder}/model",
+            ),
+            *(
+                "checkpoint.asynchronous=false",
+                "checkpoint.save_steps=100000000",
+                "train.max_steps=100000000",
+                *overrides,
+            ),
+        ]
+        env = {"GROWTH_SECS": "6", **environment()}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, cwd=folder)
+        if done.returncode:
+            sys.exit(f"{' '.join(argv)}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+        return float(Path(folder, "model", "rate").read_text())
+
+
+def rows(number: int) -> Point:
+    """Measure steps of 2,048 ids on a table of this many rows, under each strategy for which memory suffices."""
+    point, size = {}, 4 * 64 * number
+    sizes = (f"model.params.rows={number}", f"input.train.params.rows={number}")
+    for strategy, overrides in STRATEGIES.items():
+        # of a table: itself, its initial value, and what a checkpoint's file takes in the system's memory
+        fits = 4 * TABLES[strategy] * size < psutil.virtual_memory().available
+        found = rate("table", BATCH, *overrides, *sizes) if fits else math.nan
+        point[f"{strategy}, steps a second"] = found
+    return point
+
+
+def workers(number: int) -> Point:
+    """Measure steps on a table of 100,000 rows by this many workers, each with 2,048 ids a step."""
+    point = {}
+    for strategy in ("multi_worker", "parameter_server"):
+        cluster = [f"strategy={strategy}", f"cluster.num_workers={number}"]
+        cluster += ["cluster.num_ps=1"] if strategy == "parameter_server" else []
+        batch = BATCH * number if strategy == "multi_worker" else BATCH  # global: a step of a server's is one worker's
+        sizes = ("model.params.rows=100000", "input.train.params.rows=100000")
+        point[f"{strategy}, steps a second"] = rate("table", batch, *cluster, *sizes)
+    return point
+
+
+def columns(number: int) -> Point:
+    """Measure steps of 256 examples with this many embedding columns."""
+    sizes = (f"model.params.columns={number}", f"input.train.params.columns={number}")
+    return {"steps a second": rate("columns", 256, *sizes)}
+
+
 # --- the curves -----------------------------------------------------------------------------------------------------
 
 
@@ -431,6 +505,9 @@ CURVES = {
         Curve(evaluations, (10, 100, 1000), ()),
         Curve(gang_steps, (3000, 30_000), ()),
         Curve(server_steps, (3000, 40_000), ()),
+        Curve(rows, (10_000, 100_000, 1_000_000, 10_000_000), ()),
+        Curve(workers, (1, 2, 3, 4), ()),
+        Curve(columns, (10, 30, 100, 300), (2, 4)),
     )
 }
 
@@ -481,9 +558,10 @@ def draw(curves: Mapping[str, Mapping[int, Point]], path: Path) -> None:
     for axis, (name, points) in zip(axes.flat, curves.items(), strict=False):
         sizes = list(points)
         for column in next(iter(points.values())):
-            values = [point[column] for point in points.values()]
-            if min(values) > 0:
-                axis.plot(sizes, [value / values[0] for value in values], marker="o", markersize=3, label=column)
+            here = {size: point[column] for size, point in points.items() if not math.isnan(point[column])}
+            if here and min(here.values()) > 0:
+                values = [value / next(iter(here.values())) for value in here.values()]
+                axis.plot(list(here), values, marker="o", markersize=3, label=column)
         axis.plot(sizes, [size / sizes[0] for size in sizes], linestyle=":", color="gray", label="linear")
         axis.set(xscale="log", yscale="log", title=name, ylabel="times the first point")
         axis.minorticks_off()
@@ -505,6 +583,8 @@ def main() -> None:
         name, size = parsed.point
         print(json.dumps(CURVES[name].measure(int(size))))
         return
+    if parsed.tiny:
+        os.environ["GROWTH_SECS"] = "0.5"
     print(f"the smallest of {parsed.rounds} rounds; (exponent): 1 is linear, the ratio of two points' logarithms")
     found: dict[str, dict[int, Point]] = {}
     for name in parsed.curves:

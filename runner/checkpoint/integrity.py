@@ -86,10 +86,7 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
     damage = manifest.what_is_missing(path) or manifest.what_has_changed(path)
     if damage is not None:
         return damage
-    parts = [path]
-    for worker, how in ((manifest.read_manifest(path) or {}).get("input") or {}).items():
-        parts += [str(input_path(Path(path), int(worker)))] if how == "saved" else []
-    for part in parts:
+    for part in (path, *(str(input_path(Path(path), worker)) for worker in manifest.saved_inputs(path))):
         try:
             collections.deque(Reader(part).entries_in_parts(), maxlen=0)  # reads each part, and keeps none
         except tf.errors.ResourceExhaustedError as error:

@@ -51,6 +51,11 @@ def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str]
     write_atomically(Path(f"{path}{MANIFEST}"), json.dumps(values, indent=1) + "\n")
 
 
+def saved_inputs(path: str | os.PathLike[str]) -> list[int]:
+    """Return the indices of the workers whose input's state the checkpoint `path` holds."""
+    return [int(worker) for worker, how in ((read_manifest(path) or {}).get("input") or {}).items() if how == "saved"]
+
+
 def _checksum(file: Path) -> str:
     return f"crc32:{zlib.crc32(file.read_bytes()):08x}"
 
@@ -69,7 +74,9 @@ def what_is_missing(path: str | os.PathLike[str]) -> str | None:
     if manifest is None:
         if f"{path.name}{MANIFEST}" in sizes:
             return f"{path.name}{MANIFEST} cannot be read"
-        return None if _has_all_shards(path.name, sizes) else f"a {path.name}.data file is missing"
+        shards = _shards(path, sizes)
+        has_all = shards and len(shards) >= int(shards[0].group(2))
+        return None if has_all else f"a {path.name}.data file is missing"
     for name, facts in manifest["files"].items():
         if name not in sizes:
             return f"{name} is missing"
@@ -103,9 +110,7 @@ def input_size_of(path: str | os.PathLike[str]) -> int:
 
 def num_shards(path: str | os.PathLike[str]) -> int:
     """Return the number of data files of the bundle `path`, one for each process that wrote tensors."""
-    return sum(
-        bool(_SHARD.search(name)) for name in sizes_of(Path(path)) if name.startswith(f"{Path(path).name}.data-")
-    )
+    return len(_shards(Path(path), sizes_of(Path(path))))
 
 
 def fingerprint(path: str | os.PathLike[str]) -> tuple[tuple[str, int, int], ...]:
@@ -156,6 +161,6 @@ def files_in(directory: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _has_all_shards(name: str, files: Iterable[str]) -> bool:
-    shards = [match for file in files if file.startswith(f"{name}.data-") and (match := _SHARD.search(file))]
-    return bool(shards) and len(shards) >= int(shards[0].group(2))
+def _shards(path: Path, files: Iterable[str]) -> list[re.Match[str]]:
+    """Return the matches of _SHARD with the data files of the bundle `path`, without those of its inputs."""
+    return [match for file in files if file.startswith(f"{path.name}.data-") and (match := _SHARD.search(file))]

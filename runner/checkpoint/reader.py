@@ -239,7 +239,7 @@ def _numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str,
 
 def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
     """Report whether the checkpoint `path` holds the state of the iterator of `worker`."""
-    return ((manifest.read_manifest(path) or {}).get("input") or {}).get(str(worker)) == "saved"
+    return worker in manifest.saved_inputs(path)
 
 
 def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.data.Iterator) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from runner.checkpoint import layout, manifest
 from runner.config.metric_names import rank_by, unknown_metric
-from runner.run_config import KeepBest, RunConfig
+from runner.run_config import KeepBest
 from runner.system.files import new_place_of, place_of, read_json, remove, write_json
 
 LEASE = "evaluating.json"
@@ -40,10 +40,6 @@ class Keep:
     newest: int | None = 5
     best: KeepBest | None = None
     every_hours: float | None = None
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Keep:
-        return cls(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
 
 
 def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics: Mapping[str, float]) -> None:

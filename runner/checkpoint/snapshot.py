@@ -35,8 +35,7 @@ class Snapshot:
     @property
     def bytes(self) -> int:
         """The total size of the tensors in bytes."""
-        parts = (part for value in self.tensors.values() for part in (value if isinstance(value, tuple) else (value,)))
-        return sum(int(np.prod(part.shape, dtype=np.int64)) * tf.as_dtype(part.dtype).size for part in parts)
+        return sum(map(_size_of, tf.nest.flatten(list(self.tensors.values()))))
 
 
 class SnapshotMemory:
@@ -56,9 +55,8 @@ class SnapshotMemory:
         """Return a copy of `snapshot`. It overwrites the previous copy."""
         tensors: dict[str, Any] = {}
         for name, value in snapshot.tensors.items():
-            parts = value if isinstance(value, tuple) else (value,)
-            copies = tuple(self._copied((name, number), part) for number, part in enumerate(parts))
-            tensors[name] = copies if isinstance(value, tuple) else copies[0]
+            copies = [self._copied((name, number), part) for number, part in enumerate(tf.nest.flatten(value))]
+            tensors[name] = tf.nest.pack_sequence_as(value, copies)
         return dataclasses.replace(snapshot, tensors=tensors)
 
     def missing(self, snapshot: Snapshot) -> int:
@@ -67,9 +65,9 @@ class SnapshotMemory:
         Variables on a parameter server are copied on that server and count as 0.
         """
         return sum(
-            tensor_bundle.size_of(part.shape, tf.as_dtype(part.dtype))
+            _size_of(part)
             for name, value in snapshot.tensors.items()
-            for number, part in enumerate(value if isinstance(value, tuple) else (value,))
+            for number, part in enumerate(tf.nest.flatten(value))
             if (name, number) not in self._buffers and not tensor_bundle.is_far(part)
         )
 
@@ -91,6 +89,10 @@ class SnapshotMemory:
         # Only this object and the writer of the last snapshot have ever used the tensor of this buffer.
         ctypes.memmove(target.ctypes.data, source.ctypes.data, source.nbytes)
         return buffer
+
+
+def _size_of(tensor: Any) -> int:
+    return tensor_bundle.size_of(tensor.shape, tf.as_dtype(tensor.dtype))
 
 
 def not_finite(tensors: Mapping[str, Any]) -> list[str]:

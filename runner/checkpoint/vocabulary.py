@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,43 +45,39 @@ class Vocabulary:
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} of a vocabulary: must not be negative.")
 
-    def remapped(self, name: str, new: np.ndarray, old: np.ndarray) -> tuple[np.ndarray, int]:
-        """Return (value, number of tokens found). In the value, tokens that `old` has get their rows from `old`; other
-        rows get initial values.
+    def places(self, name: str, new: Sequence[int], old: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return (places here, places in the checkpoint), int64 `[n]`, of the n tokens that both vocabularies have.
 
         Args:
           name: the variable's name, for messages.
-          new: the initial value, [tokens + num_oov_buckets, ...] along `axis`.
-          old: the value in the checkpoint, with at least one row per token of the old vocabulary along `axis`; the
+          new: the variable's shape, [tokens + num_oov_buckets, ...] along `axis`.
+          old: its shape in the checkpoint, with at least one row per token of the old vocabulary along `axis`; its
             other dimensions are those of `new`.
 
         Raises:
           ValueError: a vocabulary does not fit its variable, or a file is missing, is too short or has a token twice.
         """
-        axis = self.axis
         tokens = _tokens(self.new_vocab, self.new_vocab_size)
         places = {token: place for place, token in enumerate(_tokens(self.old_vocab, self.old_vocab_size))}
         self._check(name, new, old, len(tokens), len(places))
-        value = new.copy() if self.initial is None else np.array(self.initial(new.shape, new.dtype), new.dtype)
-        here = [place for place, token in enumerate(tokens) if token in places]
-        there = [places[tokens[place]] for place in here]
-        np.moveaxis(value, axis, 0)[here] = np.moveaxis(old, axis, 0)[there]
-        return value, len(here)
+        pairs = [(place, places[token]) for place, token in enumerate(tokens) if token in places]
+        here, there = np.array(pairs, np.int64).reshape(-1, 2).T
+        return here, there
 
-    def _check(self, name: str, new: np.ndarray, old: np.ndarray, tokens: int, old_tokens: int) -> None:
+    def _check(self, name: str, new: Sequence[int], old: Sequence[int], tokens: int, old_tokens: int) -> None:
         what = f"the vocabulary of variable {name!r}"
-        if new.ndim <= self.axis or new.shape[self.axis] != tokens + self.num_oov_buckets:
+        if len(new) <= self.axis or new[self.axis] != tokens + self.num_oov_buckets:
             raise ValueError(
                 f"{what}: {self.new_vocab} has {tokens} tokens plus {self.num_oov_buckets} buckets, but the "
-                f"variable's shape is {list(new.shape)} (axis {self.axis})."
+                f"variable's shape is {list(new)} (axis {self.axis})."
             )
-        others = [np.delete(value.shape, self.axis).tolist() for value in (new, old)]
-        if old.ndim != new.ndim or others[0] != others[1]:
-            raise ValueError(f"{what}: its shape is {list(new.shape)} here and {list(old.shape)} in the checkpoint.")
-        if old.shape[self.axis] < old_tokens:
+        others = [np.delete(shape, self.axis).tolist() for shape in (new, old)]
+        if len(old) != len(new) or others[0] != others[1]:
+            raise ValueError(f"{what}: its shape is {list(new)} here and {list(old)} in the checkpoint.")
+        if old[self.axis] < old_tokens:
             raise ValueError(
                 f"{what}: {self.old_vocab} has {old_tokens} tokens, but the variable's shape in the checkpoint is "
-                f"{list(old.shape)} (axis {self.axis})."
+                f"{list(old)} (axis {self.axis})."
             )
 
 

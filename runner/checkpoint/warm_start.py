@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint.integrity import VerifiedCheckpoints, find_damage
 from runner.checkpoint.reader import GLOBAL_STEP, Reader
+from runner.checkpoint.vocabulary import Vocabulary
 from runner.config.error_messages import did_you_mean
 from runner.run_config import WarmStart
+from runner.tf_private import tensor_bundle
 from runner.tracing.variable_request import VariableSpec
 
 _SAVED_MODEL = os.path.join("variables", "variables")
@@ -64,19 +67,26 @@ class Loaded:
         }
 
 
-def load(
-    settings: WarmStart,
-    specs: Mapping[str, VariableSpec],
-    initial: Callable[[str], np.ndarray],
-    assign: Callable[[Mapping[str, np.ndarray]], object],
-) -> Loaded:
-    """Load the values of a warm start in parts of bounded size.
+class Values(Protocol):
+    """The values of a new model's variables, as a warm start sets them."""
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Assign values: name -> tensor or array of the variable's shape."""
+
+    def read(self, path: str, entries: Mapping[str, tuple[str, tf.DType]]) -> None:
+        """Load variables from the checkpoint `path`: name -> (key, dtype) there."""
+
+    def update(self, name: str, places: np.ndarray, values: tf.Tensor) -> None:
+        """Set slices of a variable to `values`, `[n, ...]`. `places`: rows, or rows and columns, `[n, 1 or 2]`."""
+
+
+def load(settings: WarmStart, specs: Mapping[str, VariableSpec], values: Values) -> Loaded:
+    """Load the values of a warm start in parts of bounded size; a larger tensor is read alone.
 
     Args:
       settings: the checkpoint, and which variables to load.
       specs: name -> spec (shape and dtype) of the model's variables.
-      initial: returns the current value of the variable of that name; called for those with a vocabulary.
-      assign: called for each part with name -> value, before the next part is read.
+      values: sets them.
 
     Raises:
       ValueError: there is no such checkpoint; a variable has another shape there; a variable named in full in `include`
@@ -91,20 +101,37 @@ def load(
     _check_rules(settings, specs, candidates, {rule for _, rule in wanted.values()})
     _check_found(settings, source, sources, not_found)
     _check_shapes(settings, source, sources, specs)
+    whole = {name: there for name, there in sources.items() if name not in settings.vocabularies}
+    values.read(source.path, {name: source.entry(there) for name, there in whole.items()})
+    shapes: dict[str, Sequence[int]] = {name: source.shape(there) or () for name, there in whole.items()}
     tokens: dict[str, int] = {}
-    shapes: dict[str, Sequence[int]] = {}
-
-    def take(part: Mapping[str, np.ndarray]) -> None:
-        values = {name: np.asarray(value, specs[name].dtype.as_numpy_dtype) for name, value in part.items()}
-        for name in [name for name in values if name in settings.vocabularies]:
-            values[name], tokens[name] = settings.vocabularies[name].remapped(name, initial(name), values[name])
-        shapes.update({name: value.shape for name, value in values.items()})
-        assign(values)
-
-    for part in source.in_parts(sources):
-        take(part)
-        del part  # before the next one is read
+    for name in [name for name in sources if name not in whole]:
+        tokens[name] = _load_tokens(settings.vocabularies[name], source, sources[name], specs[name], values)
+        shapes[name] = specs[name].shape.as_list()
     return Loaded(source.path, sources, shapes, not_found, skipped, tokens)
+
+
+def _load_tokens(vocabulary: Vocabulary, source: Reader, there: str, spec: VariableSpec, values: Values) -> int:
+    """Load the rows or columns of the tokens that the checkpoint has, in parts; return the number of these tokens."""
+    (key, dtype), axis, shape = source.entry(there), vocabulary.axis, tuple(spec.shape.as_list())
+    here, at = vocabulary.places(spec.name, shape, source.shape(there) or ())
+    if vocabulary.initial is not None:
+        values.assign({spec.name: tf.cast(vocabulary.initial(shape, spec.dtype.as_numpy_dtype), spec.dtype)})
+    # At once: TensorFlow 2.21 reads all of a tensor that is stored whole, also for one of its rows.
+    old = tensor_bundle.read_bundle(source.path, {key: dtype})[key]
+    number, size = len(here), tensor_bundle.size_of(shape[1:], spec.dtype)
+    if axis == 1:  # a place is a row and a column, int64
+        number, size = int(old.shape[0]), size + 16 * len(here)
+    step = max(1, tensor_bundle.PART_BYTES // max(1, size))
+    for part in (slice(first, first + step) for first in range(0, number, step)):
+        if axis == 0:
+            places, found = here[part, None], tf.gather(old, at[part])
+        else:
+            rows = np.arange(number)[part]
+            places = np.stack(np.meshgrid(rows, here, indexing="ij"), -1).reshape(-1, 2)
+            found = tf.reshape(tf.gather(old[part], at, axis=1), [len(places), *shape[2:]])
+        values.update(spec.name, places, tf.cast(found, spec.dtype))
+    return len(here)
 
 
 def _name_in(source: Reader, wanted: str) -> str | None:

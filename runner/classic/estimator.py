@@ -159,6 +159,10 @@ class Estimator(engine.Estimator):
         return model_fn
 
     @property
+    def _model_dir(self) -> str:  # subclasses read it
+        return self.model_dir
+
+    @property
     def _model_fn(self) -> Callable[..., Any]:  # neural-structured-learning replaces it
         return self._context.model_fn.fn
 

@@ -31,8 +31,10 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
       settings: the arguments that are variables, besides the learning rate and its decay.
       slots: name of a slot -> argument of the op. Slots start with `initial_<slot>_value`, or else 0. A slot "momentum"
         exists only if the momentum is not 0.
-      iterations, clipnorm: what model functions of TensorFlow 2.15 set: the global step, and the norm to which each
-        replica clips each of its gradients; None: not set.
+      iterations: the variable that counts updates, such as the global step; None: this optimizer makes its own,
+        `training/<name>/iter`. `apply_gradients` advances only its own.
+      clipnorm: the norm to which the gradient of each variable is clipped, which model functions of 2.15 set; None: no
+        clipping.
     """
 
     iterations: Any = None
@@ -54,21 +56,20 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
             for slot in self.slots
             if slot != "momentum" or self._values["momentum"]
         }
-        self._counter: Any = None
         self._factor: Any = None
         self._scope: str | None = None
         self._variables_by_name: dict[str, Any] = {}
         self._rates: dict[Any, tf.Tensor] = {}
 
-    def count_by(self, counter: Any) -> None:
-        """Set the variable that counts updates; None: this optimizer makes its own, `training/<name>/iter`."""
-        self._counter = counter
+    def get_updates(self, loss: tf.Tensor, params: Sequence[Any]) -> list[Any]:
+        """Return a list of one operation, which updates the variables `params` once and counts the update."""
+        return [self.minimize(loss, self.iterations, params)]
 
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        computed = super().compute_gradients(*args, **kwargs)
-        if self.clipnorm is None:
-            return computed
-        return [(one if one is None else tf.clip_by_norm(one, self.clipnorm), variable) for one, variable in computed]
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        # Choose the name of the scope in the replica: where replicas meet, TensorFlow forgets which names are taken, so
+        # a second optimizer of the class would get the first one's.
+        self._variable_scope()
+        return super().apply_gradients(*args, **kwargs)
 
     # --- methods that tf.compat.v1.train.Optimizer calls --------------------------------------------------------
 
@@ -93,7 +94,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
     def _create_settings(self) -> None:
         if self._variables_by_name:
             return
-        if self._counter is None:
+        if self.iterations is None:
             zeros = v1.zeros_initializer()
             self._variables_by_name["iter"] = v1.get_variable("iter", [], tf.int64, zeros, trainable=False)
         for name, value in self._settings.items():
@@ -110,9 +111,21 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
             return tf.group(*update_ops, self._variables_by_name["iter"].assign_add(1, read_value=False))
 
     def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
-        return getattr(ops, f"ResourceApply{self.operation}")(**self._arguments(handle), grad=grad)
+        return self._apply(self._clipped(grad), handle)
 
     def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+        return self._apply_rows(self._clipped(grad), handle, indices)
+
+    def _clipped(self, grad: tf.Tensor) -> tf.Tensor:
+        """Return the gradient of the global batch, clipped: TensorFlow has summed it over the replicas."""
+        return grad if self.clipnorm is None else tf.clip_by_norm(grad, self.clipnorm)
+
+    # --- what subclasses override -------------------------------------------------------------------------------
+
+    def _apply(self, grad: tf.Tensor, handle: Any) -> Any:
+        return getattr(ops, f"ResourceApply{self.operation}")(**self._arguments(handle), grad=grad)
+
+    def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         operation = getattr(ops, f"ResourceSparseApply{self.operation}")
         return operation(**self._arguments(handle), grad=grad, indices=indices)
 
@@ -129,7 +142,7 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def num_updates(self, like: Any) -> tf.Tensor:
         """Return the number of updates before this one, a scalar with the dtype of the variable `like`."""
-        counter = self._variables_by_name.get("iter", self._counter)
+        counter = self._variables_by_name.get("iter", self.iterations)
         return tf.cast(counter, like.dtype.base_dtype)
 
     def rate(self, like: Any) -> tf.Tensor:
@@ -161,15 +174,15 @@ class SGD(KerasNamed):
     settings = ("momentum",)
     slots: ClassVar = {"momentum": "accum"}
 
-    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
+    def _apply(self, grad: tf.Tensor, handle: Any) -> Any:
         if not self._initial_slots:
             return ops.ResourceApplyGradientDescent(var=handle.handle, alpha=self.rate(handle), delta=grad)
-        return super()._resource_apply_dense(grad, handle)
+        return super()._apply(grad, handle)
 
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+    def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         if not self._initial_slots:
             return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-self.rate(handle) * grad)
-        return super()._resource_apply_sparse(grad, handle, indices)
+        return super()._apply_rows(grad, handle, indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
         own = {"momentum": self.setting("momentum", variable), "use_nesterov": self._values["nesterov"]}
@@ -202,7 +215,7 @@ class Adam(KerasNamed):
         betas = dict(zip(names, self._betas(variable), strict=True))
         return super()._arguments(variable) | betas | {"epsilon": self.epsilon(variable)}
 
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+    def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         beta1, beta2, power1, power2 = self._betas(handle)
         m = _decayed(self.get_slot(handle, "m"), beta1, indices, grad * (1 - beta1))
         v = _decayed(self.get_slot(handle, "v"), beta2, indices, tf.square(grad) * (1 - beta2))
@@ -237,7 +250,7 @@ class Adamax(Adam):
         arguments = super()._arguments(variable)
         return {name: value for name, value in arguments.items() if name != "beta2_power"}
 
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+    def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         beta1, beta2, power1, _ = self._betas(handle)
         m, v = self.get_slot(handle, "m"), self.get_slot(handle, "v")
         m_now = tf.gather(m, indices) * beta1 + grad * (1 - beta1)
@@ -270,9 +283,9 @@ class RMSprop(KerasNamed):
     settings = ("rho", "momentum")
     slots: ClassVar = {"rms": "ms", "momentum": "mom"}
 
-    def _resource_apply_dense(self, grad: tf.Tensor, handle: Any) -> Any:
+    def _apply(self, grad: tf.Tensor, handle: Any) -> Any:
         if "momentum" in self._initial_slots:
-            return super()._resource_apply_dense(grad, handle)
+            return super()._apply(grad, handle)
         rho, rms = self.setting("rho", handle), self.get_slot(handle, "rms")
         spread = rho * rms + (1 - rho) * tf.square(grad)
         written = [rms.assign(spread, read_value=False)]
@@ -284,9 +297,9 @@ class RMSprop(KerasNamed):
         step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
         return tf.group(*written, handle.assign_sub(step, read_value=False))
 
-    def _resource_apply_sparse(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
+    def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         if "momentum" in self._initial_slots:
-            return super()._resource_apply_sparse(grad, handle, indices)
+            return super()._apply_rows(grad, handle, indices)
         rho = self.setting("rho", handle)
         square = _decayed(self.get_slot(handle, "rms"), rho, indices, tf.square(grad) * (1 - rho))
         spread = tf.gather(square, indices)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint.layout import latest_checkpoint
-from runner.checkpoint.reader import GLOBAL_STEP, Reader
+from runner.checkpoint.reader import GLOBAL_STEP
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
 from runner.classic.optimizers import InParts, clipped_as_before
@@ -90,19 +90,10 @@ def model_to_estimator(
             "which needs the format 'saver'."
         )
     config = with_model_dir(model_dir, run_config.RunConfig() if config is None else config)
-    optimizer = family.optimizers_of_before(keras_model, among_all=not _has_state_of_keras(str(config.model_dir)))
+    optimizer = family.optimizers_of_before(keras_model)
     names, outputs, objects = metric_names_map or {}, export_outputs or {}, custom_objects or {}
     template = _Template(family, keras_model, optimizer, names, outputs, objects)
     return _KerasEstimator(template, config)
-
-
-def _has_state_of_keras(model_dir: str) -> bool:
-    """Report whether the latest checkpoint has no optimizer state under tf.estimator's names, `training/...`.
-
-    Early versions of the runner wrote such checkpoints. Their runs resume with Keras's own optimizer.
-    """
-    latest = latest_checkpoint(model_dir)
-    return latest is not None and not any(name.startswith("training/") for name in Reader(latest).names())
 
 
 class _KerasEstimator(Estimator):
@@ -209,8 +200,6 @@ class _Template:
             optimizers = list(self._optimizer())
             # The only models with several optimizers are those of the class WideDeepModel, which has one for each part.
             parts = [model] if len(optimizers) == 1 else [model.linear_model, model.dnn_model]
-        for one in optimizers:
-            getattr(one, "count_by", lambda step: None)(v1.train.get_global_step())
         names = [{self._family.name(one) for one in part.trainable_weights} for part in parts]
         # tf_keras makes the variables of a frozen layer trainable, too.
         if len(names) == 1 and names[0] >= {one.name.partition(":")[0] for one in v1.trainable_variables()}:
@@ -272,13 +261,12 @@ class _Family:
         """Return the name that a weight has in the checkpoint."""
         return str(weight.path)
 
-    def optimizers_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Sequence[Any]] | None:
+    def optimizers_of_before(self, model: Any) -> Callable[[], Sequence[Any]] | None:
         """Return a function that makes the optimizers with which tf.estimator trained this model. None: the model's own
         optimizer is used.
 
         Args:
           model: a compiled model.
-          among_all: as in `clipped_as_before`.
         """
         return None
 
@@ -314,18 +302,18 @@ class _Keras2(_Family):
 
     loss_takes_training = False
 
-    def optimizers_of_before(self, model: Any, *, among_all: bool) -> Callable[[], Sequence[Any]] | None:
+    def optimizers_of_before(self, model: Any) -> Callable[[], Sequence[Any]] | None:
         given = model.optimizer if isinstance(model.optimizer, list | tuple) else [model.optimizer]
-        makers = [self._of_before(one, among_all=among_all) for one in given]
+        makers = [self._of_before(one) for one in given]
         if makers == [None]:
             return None
         return lambda: [(make or _recipe(one))() for make, one in zip(makers, given, strict=True)]
 
-    def _of_before(self, optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
+    def _of_before(self, optimizer: Any) -> Callable[[], Any] | None:
         given = getattr(optimizer, "optimizer", None)  # `compile` wraps an optimizer of TensorFlow 1
         if isinstance(given, v1.train.Optimizer):
             return lambda: renewed_in(given, "training")
-        return clipped_as_before(optimizer, among_all=among_all)
+        return clipped_as_before(optimizer)
 
     def is_compiled(self, model: Any) -> bool:
         return model.compiled_loss is not None

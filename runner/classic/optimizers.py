@@ -14,37 +14,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.keras2_optimizers import (
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AmsgradAdam,
-    CenteredRMSprop,
-    Ftrl,
-    KerasNamed,
-    RMSprop,
-)
+from runner.classic import keras2_optimizers as keras2
 from runner.tf_private.optimizers import made_apart, schedule_of
 
 v1 = tf.compat.v1
 
 _BY_NAME: Mapping[str, Any] = {
-    "Adagrad": Adagrad, "Adam": Adam, "Ftrl": Ftrl, "RMSProp": RMSprop, "SGD": SGD,
+    "Adagrad": keras2.Adagrad, "Adam": keras2.Adam, "Ftrl": keras2.Ftrl, "RMSProp": keras2.RMSprop, "SGD": keras2.SGD,
 }  # fmt: skip
 # Name of a Keras class -> (setting that must be on or None, the optimizer); used only by model_to_estimator.
 _OF_MODELS: Mapping[str, tuple[str | None, Any]] = {
-    "Adadelta": (None, Adadelta), "Adamax": (None, Adamax),
-    "Adam": ("amsgrad", AmsgradAdam), "RMSprop": ("centered", CenteredRMSprop),
+    "Adadelta": (None, keras2.Adadelta), "Adamax": (None, keras2.Adamax),
+    "Adam": ("amsgrad", keras2.AmsgradAdam), "RMSprop": ("centered", keras2.CenteredRMSprop),
 }  # fmt: skip
-_V1_BY_NAME = {
-    "Adagrad": v1.train.AdagradOptimizer,
-    "Adam": v1.train.AdamOptimizer,
-    "Ftrl": v1.train.FtrlOptimizer,
-    "RMSProp": v1.train.RMSPropOptimizer,
-    "SGD": v1.train.GradientDescentOptimizer,
-}
+_V1_BY_NAME = {name: getattr(v1.train, f"{name.replace('SGD', 'GradientDescent')}Optimizer") for name in _BY_NAME}
 _CLIPS = ("clipvalue", "clipnorm", "global_clipnorm")  # in the order in which Keras clips
 # _WITHOUT_MEANING: settings of a Keras optimizer that do not change its updates. _DEFAULTS: settings that a KerasNamed
 # does not have -> the value with which they change nothing.
@@ -119,24 +102,18 @@ def minimize(optimizer: Any, loss: tf.Tensor, variables: Sequence[Any] | None = 
     """
     variables = [_plain(one) for one in variables or v1.trainable_variables()]
     global_step = v1.train.get_global_step()
-    if isinstance(optimizer, KerasNamed):
-        optimizer.count_by(global_step if counts else None)
     if hasattr(optimizer, "get_updates"):  # of Keras 2: a class may define it, and its `iterations` are a variable
         if counts and global_step is not None:
             with contextlib.suppress(RuntimeError):  # model_fn has set them already
                 optimizer.iterations = global_step
         return optimizer.get_updates(loss, variables)[0]
     if isinstance(optimizer, v1.train.Optimizer):
-        updated = optimizer.minimize(loss, var_list=variables)
-    else:
-        gradients = zip(tf.gradients(loss, variables), variables, strict=True)
-        pairs = [(gradient, one) for gradient, one in gradients if gradient is not None]
-        optimizer.apply_gradients(pairs)
-        updated = tf.no_op()  # a Keras optimizer returns no operation; the runner finds its writes in the trace
-    if not counts or global_step is None:
-        return updated
-    with tf.control_dependencies([updated]):
-        return tf.group(global_step.assign_add(1, read_value=False))
+        return optimizer.minimize(loss, global_step if counts else None, variables)
+    gradients = zip(tf.gradients(loss, variables), variables, strict=True)
+    pairs = [(gradient, one) for gradient, one in gradients if gradient is not None]
+    optimizer.apply_gradients(pairs)
+    # A Keras optimizer returns no operation; the runner finds its writes in the trace.
+    return tf.group(global_step.assign_add(1, read_value=False)) if counts and global_step is not None else tf.no_op()
 
 
 class Clipped:
@@ -148,10 +125,10 @@ class Clipped:
       given: the Keras optimizer that has the limits: `clipvalue`, `clipnorm`, `global_clipnorm`.
     """
 
-    def __init__(self, optimizer: KerasNamed, given: Any) -> None:
+    def __init__(self, optimizer: keras2.KerasNamed, given: Any) -> None:
         self._optimizer = optimizer
         self._limits = [getattr(given, name) for name in _CLIPS]
-        self.count_by, self.scale_rate = optimizer.count_by, optimizer.scale_rate
+        self.scale_rate = optimizer.scale_rate
 
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> Any:
         gradients, variables = zip(*grads_and_vars, strict=True)
@@ -168,40 +145,40 @@ class Clipped:
 class InParts:
     """Applies each of several optimizers to its own part of the variables; others are not updated.
 
-    Args:
+    Attributes:
       optimizers: the optimizers.
       names: for each of them, the names of its variables.
     """
 
     def __init__(self, optimizers: Sequence[Any], names: Sequence[Collection[str]]) -> None:
-        self._parts = list(zip(optimizers, names, strict=True))
-
-    def scale_rate(self, factor: tf.Tensor) -> None:
-        for optimizer, _ in self._parts:
-            optimizer.scale_rate(factor)
+        self.optimizers, self._names = optimizers, names
 
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
-        for optimizer, names in self._parts:
+        for optimizer, names in zip(self.optimizers, self._names, strict=True):
             optimizer.apply_gradients([(g, v) for g, v in grads_and_vars if v.name.partition(":")[0] in names])
 
 
-def clipped_as_before(optimizer: Any, *, among_all: bool) -> Callable[[], Any] | None:
+def clipped_as_before(optimizer: Any) -> Callable[[], Any] | None:
     """Return a function that makes the counterpart of a Keras optimizer in `keras2_optimizers`, with its clipping.
     None if there is no counterpart that supports its settings.
 
     Args:
       optimizer: an optimizer of Keras 3 or tf_keras.
-      among_all: also consider optimizers that tf.estimator supported only in Keras models, such as Adadelta.
     """
     named = named_as_before(optimizer, ignored=frozenset(_CLIPS))
     setting, kind = _OF_MODELS.get(type(optimizer).__name__, (None, None))
-    if named is None and among_all and kind is not None and (setting is None or getattr(optimizer, setting, False)):
+    if named is None and kind is not None and (setting is None or getattr(optimizer, setting, False)):
         named = named_as_before(optimizer, {*_CLIPS, setting}, kind)
     if named is None:
         return None
-    if all(getattr(optimizer, name, None) is None for name in _CLIPS):
-        return lambda: optimizer_of(named)
-    return lambda: Clipped(optimizer_of(named), optimizer)
+
+    def made() -> Any:
+        of_model = optimizer_of(named)
+        of_model.iterations = v1.train.get_global_step()
+        is_plain = all(getattr(optimizer, name, None) is None for name in _CLIPS)
+        return of_model if is_plain else Clipped(of_model, optimizer)
+
+    return made
 
 
 def named_as_before(optimizer: Any, ignored: Collection[Any] = (), kind: Any = None) -> Any:

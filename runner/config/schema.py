@@ -231,6 +231,7 @@ class ClusterConfig:
     """The processes of a cluster, and what happens when one of them is lost.
 
     Attributes:
+      min_workers: least number of workers that a run goes on with; None: all of them.
       port: port on which tasks listen under Slurm or Kubernetes; None: the resolver chooses.
       service: headless Service of Kubernetes; None: the name of the Job or StatefulSet.
     """
@@ -240,6 +241,7 @@ class ClusterConfig:
     num_ps: int = _count(1, minimum=1, maximum=MAX_TASKS)
     evaluator: bool = False
     max_restarts: int | None = _count(None, minimum=0)
+    min_workers: int | None = _count(None, minimum=1, maximum=MAX_TASKS)
     start_timeout_secs: int = _count(120, minimum=1)
     port: int | None = _setting(None, above=0, below=65536)
     service: str | None = None

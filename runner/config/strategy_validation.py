@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from runner.config import schema
@@ -22,6 +23,7 @@ def check_strategies(config: Config) -> Iterator[ConfigError]:
             "splits the CPU of a process only once. Set both to the same number."
         )
     check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
+    check_min_workers(config)
 
 
 def _check_cluster(config: Config) -> Iterator[ConfigError]:
@@ -93,6 +95,57 @@ def _check_eval_strategy(config: Config) -> Iterator[ConfigError]:
         f"eval_strategy={name} with strategy={config.strategy.name}: a run can use only one strategy that needs "
         f"several processes or a TPU. Instead, {instead}."
     )
+
+
+def check_min_workers(config: Config, num_replicas: int | None = None, why: str = "") -> None:
+    """Check that training comes to the same numbers with any number of workers from `cluster.min_workers` to all.
+
+    Args:
+      config: the config.
+      num_replicas: replicas per worker; None: as the config says, because only TensorFlow knows the GPUs.
+      why: a sentence that says who started the workers; '': this command does, unless `cluster.resolver` denies it.
+
+    Raises:
+      ConfigError: it may not.
+    """
+    least, most, train = config.cluster.min_workers, config.cluster.num_workers, config.input.train
+    if least is None or config.command not in schema.TRAINING_COMMANDS:
+        return
+    given = f"cluster.min_workers={least}"
+    if config.strategy.name != "multi_worker":
+        raise NoEffect(f"{given} has no effect with strategy={config.strategy.name}, only with multi_worker.")
+    if why or config.cluster.resolver not in ("auto", "local"):
+        raise Conflict(
+            f"{given}: {why or f'cluster.resolver={config.cluster.resolver}.'} Only a command that starts all workers "
+            "itself may go on with fewer; Slurm and Kubernetes start lost ones again. Remove the key."
+        )
+    if least > most:
+        raise OutOfRange(f"{given} is more than cluster.num_workers={most}. Use 1 to {most}.")
+    if least == most:
+        return
+    may = f"{given}, with which {most} workers may become {least}"
+    if train.shard != "examples":
+        raise Conflict(
+            f"{may}: with input.train.shard={train.shard} fewer workers may not go on at the next example. Set "
+            "input.train.shard=examples."
+        )
+    if config.train.learning_rate_scaling != "none":
+        raise Conflict(
+            f"{may}: train.learning_rate_scaling={config.train.learning_rate_scaling} would change the learning rate "
+            "with them. Set it to none, and the rate in the model."
+        )
+    if train.batch_size is None:
+        raise NotSet(f"{may}: with input.train.batch_size=null a step would have other examples. Set a batch size.")
+    parts = (num_replicas or config.strategy.virtual_devices or 1) * config.train.gradient_accumulation
+    over = [count for count in range(most, least - 1, -1) if train.batch_size % (count * parts)]
+    if over:
+        unit = math.lcm(*range(least, most + 1)) * parts
+        use = f"a multiple of {unit}, or " if unit <= schema.MOST_COUNTED else ""
+        counts = ", ".join(map(str, over[:9]))
+        raise OutOfRange(
+            f"{may}: input.train.batch_size={train.batch_size} does not divide over {counts} workers x {parts} "
+            f"(replicas x micro-batches of each). Use {use}a larger cluster.min_workers."
+        )
 
 
 def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None:

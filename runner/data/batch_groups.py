@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -117,8 +118,7 @@ def _read(iterator: tf.data.Iterator, number: tf.Tensor, size: int) -> tf.data.D
         return tf.stack(variants), count
 
     spec = (tf.TensorSpec([size], tf.variant), tf.TensorSpec([], tf.int32))
-    types, shapes = [one.dtype for one in spec], [one.shape for one in spec]
-    variant = map_in_caller(tf.data.Dataset.range(number), read, types, shapes)
+    variant = map_in_caller(tf.data.Dataset.range(number), read)
     return tf.data.experimental.from_variant(variant, spec)
 
 
@@ -138,8 +138,6 @@ def are_small(element_spec: Any, rows: float) -> bool:
         dims = [rows if place == 0 and size is None else size for place, size in enumerate(spec.shape)]
         if None in dims:
             return False
-        size = float(_TEXT_BYTES if spec.dtype == tf.string else spec.dtype.size or _TEXT_BYTES)
-        for dim in dims:
-            size *= dim
-        total += size
+        each = _TEXT_BYTES if spec.dtype == tf.string else spec.dtype.size or _TEXT_BYTES
+        total += each * math.prod(dims)
     return GROUP_SIZE * total <= MAX_GROUP_BYTES

@@ -333,13 +333,15 @@ def build_input_pipeline(
             "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
         )
     given, division = sharded.dataset, sharded.division
+    # This worker reads its data independently of the others; else all read the same elements in the same order.
+    is_own = sharded.shard != "examples" and place.num_workers > 1
     if source.first_batch_only:
         # Cached, so that a shuffle does not give another batch in each pass.
         given = given.take(division.elements_per_step).cache().repeat()
     dataset = given
     # Only synchronous training needs a division common to all workers: evaluation adds up the workers' counts at its
     # end, and the workers of a parameter server cluster step independently.
-    if sharded.is_own and mode == "train" and place.collectives.num_workers > 1:
+    if is_own and mode == "train" and place.collectives.num_workers > 1:
         dataset, division = sharding.train_division(sharded, given, place)
     elif place.num_workers > 1:
         if source.options is not None and source.options.deterministic is False and place.worker_index == 0:
@@ -358,9 +360,9 @@ def build_input_pipeline(
             # Before `own`: this counts the batches of the whole input. Not if `max_steps` is enough: a session hook may
             # take batches that are no steps.
             if division.elements_per_step > 1:
-                dataset = dataset.take(division.share(of_all) if sharded.is_own else of_all)
+                dataset = dataset.take(division.share(of_all) if is_own else of_all)
             max_steps = math.ceil(division.share(of_all) / place.num_replicas)
-        dataset = dataset if sharded.is_own else division.own(dataset)
+        dataset = dataset if is_own else division.own(dataset)
         if mode == "infer" and datasets.may_change_meanwhile(dataset):
             # The next batch may wait for the predictions of this one, so a step must not read several.
             division = RoundRobin(0, 1, 1)
@@ -378,8 +380,8 @@ def build_input_pipeline(
         name=name,
         seed=getattr(config, "seed", None),
         is_chief=place.worker_index == 0,
-        num_pipelines=place.num_workers if sharded.is_own else 1,
-        pipeline_index=place.worker_index if sharded.is_own else 0,
+        num_pipelines=place.num_workers if is_own else 1,
+        pipeline_index=place.worker_index if is_own else 0,
         max_steps=max_steps,
         service=service,
         prefetch=_device_prefetch(source.prefetch_to_device, place, config) if mode == "train" else None,

@@ -12,6 +12,7 @@ import tensorflow as tf
 from runner.data.replica_batches import Division, PerWorker, RoundRobin, SplitRows, full_rows
 from runner.data.service import DataService
 from runner.distribute.collectives import SINGLE_PROCESS, Collectives
+from runner.system.console import counted
 from runner.tf_private import cluster
 
 _log = logging.getLogger(__name__)
@@ -24,30 +25,27 @@ _WAYS = ("examples", "files", "input_fn")
 class InputContext(tf.distribute.InputContext):
     """Like tf.distribute's InputContext, but records whether the input function read its index or the number of
     pipelines.
+
+    Attributes:
+      was_sharded: input_pipeline_id or num_input_pipelines was read. A function that calls only
+        `get_per_replica_batch_size` does not divide its data.
     """
 
     def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
         super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
-        self._was_sharded = False
+        self.was_sharded = False
 
     @property
     def input_pipeline_id(self) -> int:
         """Index of this pipeline, from 0."""
-        self._was_sharded = True
+        self.was_sharded = True
         return self._input_pipeline_id
 
     @property
     def num_input_pipelines(self) -> int:
         """Number of pipelines that divide the data."""
-        self._was_sharded = True
+        self.was_sharded = True
         return self._num_input_pipelines
-
-    @property
-    def was_sharded(self) -> bool:
-        """Whether input_pipeline_id or num_input_pipelines was read. A function that calls only
-        `get_per_replica_batch_size` does not divide its data.
-        """
-        return self._was_sharded
 
     def __str__(self) -> str:
         # The base class reads the properties, which would set was_sharded. But a function that only logs its context
@@ -116,8 +114,6 @@ class ShardedInput:
       reason: why `shard` was chosen, for the log.
       division: divides the elements of `dataset` over the replicas.
       dataset: the elements that this worker reads.
-      is_own: this worker reads its data independently of the others ("files", "input_fn", "off", "service"); False: all
-        workers read the same elements in the same order.
       whole: returns the dataset of all workers' data, with elements like those of `dataset`.
     """
 
@@ -125,7 +121,6 @@ class ShardedInput:
     reason: str
     division: Division
     dataset: tf.data.Dataset
-    is_own: bool
     whole: Callable[[], tf.data.Dataset]
 
 
@@ -153,15 +148,14 @@ def choose(
     dataset = build(plan)
     if place.num_workers == 1 or shard in ("examples", "off"):
         reason = "one worker reads all of it" if shard == "auto" else f"shard={shard}"
-        is_own = shard == "off" and place.num_workers > 1
-        if is_own:
+        if shard == "off" and place.num_workers > 1:
             reason = (
                 "shard=off: every worker reads all of the data. In training, a shuffle by run.seed or shuffle_seed has "
                 "a different order on each worker; without a shuffle all workers train on the same examples"
             )
-        return ShardedInput(first, reason, plan.division, dataset, is_own, lambda: dataset)
+        return ShardedInput(first, reason, plan.division, dataset, lambda: dataset)
     if shard != "auto" and plan.context.was_sharded:
-        return ShardedInput(shard, f"shard={shard}", plan.division, dataset, True, lambda: build(undivided))
+        return ShardedInput(shard, f"shard={shard}", plan.division, dataset, lambda: build(undivided))
     if shard == "input_fn":
         return None
     files, reason_files = _files(dataset, place)
@@ -172,11 +166,11 @@ def choose(
         # The function reads its index, so call it again with the true one; the dataset for one pipeline is dropped.
         plan = _plan("input_fn", batch_size, place, training)
         reason = "input_fn divides its data by input_context"
-        return ShardedInput("input_fn", reason, plan.division, build(plan), True, lambda: build(undivided))
+        return ShardedInput("input_fn", reason, plan.division, build(plan), lambda: build(undivided))
     if way == "files":  # each worker reads its own files, which the runner chooses
         whole = build(undivided)
         own = cluster.part_of_files(whole, place.num_workers, place.worker_index)
-        return ShardedInput("files", reason_files, undivided.division, own, True, lambda: whole)
+        return ShardedInput("files", reason_files, undivided.division, own, lambda: whole)
     reason = f"input_fn ignores input_context, and {reason_files}"
     if shard == "files":
         _log.warning(
@@ -187,7 +181,7 @@ def choose(
         reason = f"shard=files, and {reason_files}"
         plan = _plan("examples", batch_size, place, training)
         dataset = build(plan)
-    return ShardedInput("examples", reason, plan.division, dataset, False, lambda: dataset)
+    return ShardedInput("examples", reason, plan.division, dataset, lambda: dataset)
 
 
 def of_service(service: DataService, batch_size: int | None, place: WorkerPlace, build: Build) -> ShardedInput:
@@ -202,10 +196,7 @@ def of_service(service: DataService, batch_size: int | None, place: WorkerPlace,
     plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place, True)
     whole = build(plan)
     dataset = service.distribute(whole, place.collectives)
-    is_own = place.num_workers > 1
-    return ShardedInput(
-        "service", f"{service.address} computes the batches", plan.division, dataset, is_own, lambda: whole
-    )
+    return ShardedInput("service", f"{service.address} computes the batches", plan.division, dataset, lambda: whole)
 
 
 def train_division(
@@ -258,8 +249,7 @@ def _files(dataset: tf.data.Dataset, place: WorkerPlace) -> tuple[bool, str]:
     count = cluster.num_files(dataset)
     if not count:
         return False, "the data is not file-based"
-    files = "1 file" if count == 1 else f"{count} files"
-    return count >= place.num_workers, f"the data has {files} for {place.num_workers} workers"
+    return count >= place.num_workers, f"the data has {counted(count, 'file')} for {place.num_workers} workers"
 
 
 def _plan(shard: str, batch_size: int | None, place: WorkerPlace, training: bool) -> Plan:

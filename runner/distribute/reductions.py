@@ -28,6 +28,9 @@ This takes one message per worker. TensorFlow's sum over a ring takes two, one a
 of the sum, then the sums). A sum of two numbers has the same bits in either order; with more workers it would not.
 """
 
+_SIZES = [(4 + step % 4) << (4 + step // 4) for step in range(116)]
+"""Sizes of the messages by which rows travel: 64 numbers and more, in four steps to the next power of two."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaWeights:
@@ -78,17 +81,12 @@ def without_duplicates(gradient: Any) -> Any:
 def all_reduce(values: Sequence[Any]) -> list[Any]:
     """Return each of `values` summed over all replicas. Must be called in replica context.
 
-    IndexedSlices stay IndexedSlices; between processes they travel dense, see `_collectable`.
+    IndexedSlices stay IndexedSlices.
 
     Args:
       values: tensors of any shape, or IndexedSlices.
     """
-    context = tf.distribute.get_replica_context()
-    if not spans_processes(context.strategy):
-        return list(context.all_reduce(_SUM, list(values)))
-    dense = [_collectable(value) for value in values]
-    sums = _sum_by_dtype(dense, lambda value: value.dtype, lambda some: context.all_reduce(_SUM, some))
-    return [_as_before(total, value) for total, value in zip(sums, values, strict=True)]
+    return list(tf.distribute.get_replica_context().all_reduce(_SUM, list(values)))
 
 
 def _are_few_numbers(values: Sequence[Any]) -> bool:
@@ -139,6 +137,59 @@ def _as_before(total: Any, value: Any) -> Any:
     rows = tf.where(total[:, -1] > 0)[:, 0]
     values = tf.reshape(tf.gather(total, rows)[:, :-1], [-1, *value.values.shape[1:]])
     return tf.IndexedSlices(values, tf.cast(rows, value.indices.dtype), value.dense_shape)
+
+
+def _travels_by_rows(value: Any) -> bool:
+    """Report whether the rows of a sparse gradient travel instead of the whole: if that is too large to be sent whole.
+
+    The answer must be the same on all workers, so it depends on the variable alone: the numbers of ids may differ.
+    """
+    if not isinstance(value, tf.IndexedSlices):
+        return False
+    size = value.shape.num_elements()
+    return size is None or size * value.dtype.size > _GATHERED_BYTES
+
+
+def _gathered_rows(
+    values: Sequence[tf.IndexedSlices], num_replicas: int, gather: Callable[..., tf.Tensor], options: Any
+) -> list[tf.IndexedSlices]:
+    """Return sparse gradients of one dtype summed over all replicas, each row once.
+
+    The replicas tell each other how many rows they have, and then send them in one message, padded to a size that is
+    the same for all. Rows are added first in a replica, and then in the order of the replicas.
+
+    Args:
+      values: the gradients of one replica.
+      num_replicas: the number of all replicas.
+      gather: (vector, options, number of its size) -> the vectors of all replicas, see `cluster.gathers`. That of the
+        numbers of rows has always one size.
+      options: CommunicationOptions.
+    """
+    own = [without_duplicates(value) for value in values]
+    # The index of a row travels as bits in front of its values.
+    bits = 8 // own[0].dtype.size
+    shapes = [value.values.shape[1:] for value in own]
+    sizes = [bits + int(shape.num_elements()) for shape in shapes]
+    counts = gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options, 0)
+    ends = tf.cumsum(tf.reshape(counts, [num_replicas, -1]) * tf.constant(sizes, tf.int64), 1)
+    number = tf.searchsorted(tf.constant(_SIZES, tf.int64), tf.reduce_max(ends)[None])[0]
+    rows = []
+    for value, shape in zip(own, shapes, strict=True):
+        index = tf.reshape(tf.bitcast(tf.cast(value.indices, tf.int64), value.dtype), [-1, bits])
+        rows.append(tf.reshape(tf.concat([index, tf.reshape(value.values, [-1, shape.num_elements()])], 1), [-1]))
+    vector = tf.concat(rows, 0)
+    padding = tf.gather(tf.constant(_SIZES, tf.int64), number) - tf.size(vector, tf.int64)
+    everything = tf.reshape(gather(tf.pad(vector, [[0, padding]]), options, number), [num_replicas, -1])
+    begins = tf.pad(ends, [[0, 0], [1, 0]])
+    sums = []
+    for place, (value, shape) in enumerate(zip(own, shapes, strict=True)):
+        parts = [everything[one, begins[one, place] : ends[one, place]] for one in range(num_replicas)]
+        together = tf.reshape(tf.concat(parts, 0), [-1, sizes[place]])
+        index = tf.reshape(together[:, :bits], [-1, bits] if bits > 1 else [-1])
+        indices = tf.cast(tf.bitcast(index, tf.int64), value.indices.dtype)
+        of_all = tf.IndexedSlices(tf.reshape(together[:, bits:], [-1, *shape]), indices, value.dense_shape)
+        sums.append(without_duplicates(of_all))
+    return sums
 
 
 def _sum_by_dtype(
@@ -270,9 +321,14 @@ class Reductions:
         self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
         firsts = [self._strategy.experimental_local_results(value)[0] for value, _ in pairs]
+        gathers = cluster.gathers(self._strategy) if op == _SUM else []
+        by_rows = [bool(gathers) and _travels_by_rows(first) for first in firsts]
+        many = [value for (value, _), is_one in zip(pairs, by_rows, strict=True) if is_one]
+        rows = iter(_sum_by_dtype(many, self._dtype, functools.partial(self._sum_rows, gathers, options)))
         dense = [
-            (self._each(_collectable, value) if self._is_sparse(value) else value, destination)
-            for value, destination in pairs
+            (self._each(_collectable, value) if isinstance(first, tf.IndexedSlices) else value, destination)
+            for (value, destination), first, is_one in zip(pairs, firsts, by_rows, strict=True)
+            if not is_one
         ]
 
         def reduce(some: list[tuple[Any, Any]]) -> Sequence[Any]:
@@ -284,11 +340,25 @@ class Reductions:
                 first, second = tf.split(gather(_packed(values), options), 2)
                 return _unpacked(first + second, values)
 
-        sums = _sum_by_dtype(dense, lambda pair: self._strategy.experimental_local_results(pair[0])[0].dtype, reduce)
-        return [
-            self._each(functools.partial(_as_before, value=first), total) if self._is_sparse(first) else total
-            for first, total in zip(firsts, sums, strict=True)
-        ]
+        sums = iter(_sum_by_dtype(dense, lambda pair: self._dtype(pair[0]), reduce))
+        found = []
+        for first, is_one in zip(firsts, by_rows, strict=True):
+            total = next(rows) if is_one else next(sums)
+            of_whole = isinstance(first, tf.IndexedSlices) and not is_one
+            found.append(self._each(functools.partial(_as_before, value=first), total) if of_whole else total)
+        return found
+
+    def _dtype(self, value: Any) -> tf.DType:
+        return self._strategy.experimental_local_results(value)[0].dtype
+
+    def _sum_rows(self, gathers: Sequence[Callable[..., tf.Tensor]], options: Any, values: Sequence[Any]) -> list[Any]:
+        """Return IndexedSlices of one dtype, each of all local replicas, summed over the replicas of all workers."""
+        of_replicas = zip(*(self._strategy.experimental_local_results(value) for value in values), strict=True)
+        sums = []
+        for device, own, gather in zip(self._strategy.extended.worker_devices, of_replicas, gathers, strict=True):
+            with tf.device(device):
+                sums.append(_gathered_rows(own, self._strategy.num_replicas_in_sync, gather, options))
+        return [self._per_replica(one) if len(one) > 1 else one[0] for one in zip(*sums, strict=True)]
 
     def _each(self, function: Callable[[Any], Any], value: Any) -> Any:
         """Return `value` with `function` applied to the value of each local replica."""

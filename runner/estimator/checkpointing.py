@@ -61,7 +61,8 @@ class RunCheckpoints:
         pipeline = setup.input.pipeline
         self._input_state = InputState(config.checkpoint_input_state, pipeline)
         keeps_input = self._input_state.is_kept
-        meta, keep = self._write_graph(), Keep.of(config)
+        keep = Keep(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
+        meta = self._write_graph()
         writer = CheckpointWriter(context.model_dir, keep, written=on_written, keeps_input=keeps_input, meta_graph=meta)
         self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1)
         self._saved_at = time.monotonic()

@@ -310,10 +310,13 @@ class Estimator:
 
         Raises:
           ValueError: there is no checkpoint, `steps` is not positive, or the input is empty.
+          TypeError: a hook or `name` has another type.
           Interrupted: a native hook gave the evaluation up.
         """
         hooks = checked("hook", hooks)
         check_positive(steps=steps)
+        if name and not isinstance(name, str):
+            raise TypeError(f"evaluate(name={name!r}): it must be a str.")
         with self.recording("evaluate", trains=False), self.collectives.noticing_lost_peers():
             path = self._checkpoint(checkpoint_path or self.agreed_checkpoint(), "evaluate")
             with self._context.journal.phase("evaluate"):

@@ -114,8 +114,17 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
     """
     model, program = setup.model, setup.program
     # Writes inside branches, such as those of BatchNorm, cannot be pruned, and session hooks may write, too; restore
-    # the values after the evaluation. In a session they were only its own.
-    values = model.values() if program.changes_model or not hooks.session.is_empty else {}
+    # the values after the evaluation. In a session they were only its own. Kept values cost memory: the first lookup
+    # copies a table whose buffer is shared. So they are kept from the first write on, if there is one.
+    values: dict[str, Any] = {}
+
+    def keep() -> None:
+        values.update(model.values())
+
+    if program.changes_model:
+        keep()
+    else:
+        hooks.session.session.before_write = keep
     try:
         total = run(setup, hooks)
         if not total.examples:
@@ -133,6 +142,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
             )
         raise
     finally:
+        hooks.session.session.before_write = None
         model.assign(values)
     return metrics, total.examples
 

@@ -64,7 +64,7 @@ def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
       given: an exporter, several, or None.
 
     Raises:
-      ValueError: an object is not an Exporter, or two have the same name.
+      ValueError: an object is not an Exporter, a name cannot be that of a folder, or two have the same name.
     """
     exporters = (given,) if isinstance(given, Exporter) else tuple(given or ())
     for one in exporters:
@@ -72,6 +72,10 @@ def checked_exporters(what: str, given: Any) -> tuple[Exporter, ...]:
             raise ValueError(
                 f"{what}: {one!r} is not an Exporter. Use LatestExporter, FinalExporter, BestExporter or a subclass of "
                 "runner.Exporter."
+            )
+        if not one.name or not isinstance(one.name, str) or os.sep in one.name:
+            raise ValueError(
+                f"{what}: exporter name {one.name!r}: it must be the name of a folder, without {os.sep!r}."
             )
     names = [one.name for one in exporters]
     if len(set(names)) < len(names):
@@ -90,7 +94,7 @@ class LatestExporter(Exporter):
       exports_to_keep: number of newest exports to keep; None: all.
 
     Raises:
-      ValueError: exports_to_keep is not positive, or `name` cannot be the name of a folder.
+      ValueError: exports_to_keep is not positive.
     """
 
     name = ""
@@ -101,8 +105,6 @@ class LatestExporter(Exporter):
     ) -> None:  # fmt: skip
         if exports_to_keep is not None and exports_to_keep <= 0:
             raise ValueError(f"exports_to_keep={exports_to_keep} must be positive; use None to keep all exports.")
-        if not name or os.sep in name:
-            raise ValueError(f"exporter name {name!r}: it must be the name of a folder, without {os.sep!r}.")
         self.name, self._keep = name, exports_to_keep
         self._receiver_fn, self._assets_extra, self._as_text = serving_input_receiver_fn, assets_extra, as_text
         self._last: dict[str, Mapping[str, Any]] = {}  # folder -> the metrics of the last export of this process
@@ -160,7 +162,7 @@ class BestExporter(LatestExporter):
       event_file_pattern: ignored. tf.estimator read the best value from the event files; here a file in the
         model_dir has it.
       compare_fn: a function (best result so far, current result) -> whether the current one is better. Arguments with
-        the names best_eval_result and current_eval_result are passed by name. None: the smaller `loss` is better.
+        the names best_eval_result and current_eval_result are passed by name. By default the smaller `loss` is better.
       assets_extra: as in `Estimator.export_saved_model`.
       as_text: as in `Estimator.export_saved_model`.
       exports_to_keep: number of newest exports to keep, which are the best ones; None: all.
@@ -172,7 +174,8 @@ class BestExporter(LatestExporter):
 
     def __init__(
         self, name: str = "best_exporter", serving_input_receiver_fn: Callable[[], Any] | None = None,
-        event_file_pattern: str | None = None, compare_fn: CompareFn | None = None,
+        event_file_pattern: str | None = None,
+        compare_fn: CompareFn = lambda best, found: better("loss", "min")(best, found),
         assets_extra: Mapping[str, str] | None = None, as_text: bool = False, exports_to_keep: int | None = 5,
     ) -> None:  # fmt: skip
         if serving_input_receiver_fn is None:
@@ -180,7 +183,7 @@ class BestExporter(LatestExporter):
                 "BestExporter(serving_input_receiver_fn=None): give a function that returns a ServingInputReceiver."
             )
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-        self._is_better = better("loss", "min") if compare_fn is None else _by_name(compare_fn)
+        self._is_better = _by_name(compare_fn)
 
     def _is_due(self, last: Mapping[str, Any] | None, found: Mapping[str, Any], is_the_final_export: bool) -> bool:
         return last is None or bool(self._is_better(last, found))  # the last export is the best

@@ -259,9 +259,8 @@ def _writes(made: _Made, variables: Iterable[Any]) -> list[tf.Operation]:
 
 def _initializers(spec: EstimatorSpec) -> list[tf.Operation]:
     """Return the operations that fill lookup tables, and the Scaffold's local_init_op."""
-    found = [one for one in v1.get_collection(_KEYS.TABLE_INITIALIZERS) if one is not None]
-    own = getattr(spec.scaffold, "local_init_op", None)
-    return list(dict.fromkeys([*found, *operations([own] if own is not None else [])]))
+    # A SavedModel of TensorFlow 2 that is loaded into a graph collects tensors.
+    return operations([*v1.get_collection(_KEYS.TABLE_INITIALIZERS), getattr(spec.scaffold, "local_init_op", None)])
 
 
 def _restored(

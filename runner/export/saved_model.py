@@ -281,21 +281,31 @@ def _new_values(
             values.initialize()
             owners |= dict.fromkeys(pieces, values)
 
-        def initial_value(name: str) -> np.ndarray:
-            spec = specs[name]
-            if name not in owners:  # such a variable is not exported
-                return np.zeros(spec.shape, spec.dtype.as_numpy_dtype)
-            found: np.ndarray = owners[name].read([name])[name]
-            return found
-
-        def take(loaded: Mapping[str, np.ndarray]) -> None:
-            for name, value in loaded.items():
-                if name in owners:
-                    owners[name].assign({name: value})
-
         if config.warm_start is not None:
-            warm_start.load(config.warm_start, specs, initial_value, take)
+            warm_start.load(config.warm_start, specs, _Started(owners, specs))
         return read_in_parts(owners, held.pop_all())
+
+
+class _Started:
+    """Sets the values of a warm start in sessions; those of variables that are not exported are left out."""
+
+    def __init__(self, owners: Mapping[str, SessionValues], specs: Mapping[str, VariableSpec]) -> None:
+        self._owners, self._specs = owners, specs
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name in self._owners:
+                self._owners[name].assign({name: np.asarray(value, self._specs[name].dtype.as_numpy_dtype)})
+
+    def read(self, path: str, entries: Mapping[str, tuple[str, tf.DType]]) -> None:
+        for part in Reader(path).in_parts({name: key for name, (key, _) in entries.items() if name in self._owners}):
+            self.assign(part)
+
+    def update(self, name: str, places: np.ndarray, values: tf.Tensor) -> None:
+        if name in self._owners:
+            value = np.array(self._owners[name].read([name])[name])
+            value[tuple(places.T)] = values.numpy()
+            self.assign({name: value})
 
 
 def _parts_of(variable: Any) -> Sequence[Any]:

@@ -133,9 +133,7 @@ class ModelScaffold:
                 "EstimatorSpec.scaffold: finalize() of %s is not called. Pass its settings to the constructor.",
                 type(self._scaffold).__name__,
             )
-        if self.saver is None:
-            return
-        if isinstance(self.saver, _OBJECTS):
+        if self.saver is None or isinstance(self.saver, _OBJECTS):
             return
         if getattr(getattr(self.saver, "save", None), "__func__", None) is not v1.train.Saver.save:
             _log.warning(

@@ -111,7 +111,7 @@ class SessionHooks:
                         "(SessionRunArgs(options=...)), which only a session can make. Use tf.profiler.experimental."
                     )
                 self._asked.append((caller, context, args.fetches, elements))
-                feeds += self.session.feeds(args.feed_dict or {})
+                feeds += self.session.feeds((args.feed_dict or {}).items())
             fetches = self._elements_asked()
             if self._asked and not fetches:
                 # A hook without fetches is called after its step as well, so a loop must end with that step, too.

@@ -12,11 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.tf_private.tensor_bundle import in_parts, read_entries
+from runner.tf_private.tensor_bundle import in_parts, read_entries, size_of
 
 READ = "RestoreV2"
-
-_SIZES = {tf.string: 0}  # the size of a string is not known; other dtypes have a fixed size
 
 
 class SessionRestore:
@@ -58,7 +56,7 @@ class SessionRestore:
         for tensor in self._reads[assignment]:
             path, keys, _ = self._places[tensor.op]
             shape = _shapes(path.decode()).get(keys[tensor.value_index].decode(), ())
-            total += tf.TensorShape(shape).num_elements() * _SIZES.get(tensor.dtype, tensor.dtype.size)
+            total += size_of(shape, tensor.dtype)
         return total
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,11 +146,13 @@ class TraceSession(v1_bridge.ActsAsSession):
     Attributes:
       take_batch: runs a request on the next batch of the input and returns the values of its tensors. None: requests
         that depend on a batch cannot be run.
+      before_write: called once, before hooks run what may write to a variable. None: nobody asks.
       is_ending: hooks are called for the last time; what they fetch then has the values of the last step.
       hooked: the run whose hooks are called, for `runner.log`; None: hooks log nothing.
     """
 
     take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
+    before_write: Callable[[], None] | None = None
     is_ending = False
     hooked: Any = None
 
@@ -162,6 +164,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         self._last: dict[int, Any] = {}
         self._has_stepped = False
         self._fed: dict[int, list[tf.Tensor]] = {}
+        self._reading: set[tuple[int, ...]] = set()
 
     @property
     def graph(self) -> Any:
@@ -180,13 +183,26 @@ class TraceSession(v1_bridge.ActsAsSession):
             yield
 
     def remember(self, elements: Sequence[Any], values: Sequence[Any]) -> None:
-        """Keep the values of the last recorded step for hooks that ask again at the end."""
+        """Keep the values of the last recorded step for hooks that ask again at the end; of an operation, None."""
         self._has_stepped = True
         self._last = {id(element): value for element, value in zip(elements, values, strict=True)}
 
     def elements(self, fetches: Any) -> list[Any]:
         """Return the tensors and operations of `fetches` as a flat list; a variable means its value before the step."""
-        return [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
+        elements = [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
+        key = tuple(map(id, elements))  # the graph holds them
+        if self.before_write is not None and key not in self._reading:
+            self._reading.add(key)
+            if self._trace.changes_variables(elements):
+                self.begin_to_write()
+        return elements
+
+    def begin_to_write(self) -> None:
+        """Announce that a variable is about to change."""
+        announce, self.before_write = self.before_write, None
+        if announce is not None:
+            with tf.init_scope():
+                announce()
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
         """Return the structure `fetches`, with each element replaced by its value from `values`."""
@@ -212,12 +228,13 @@ class TraceSession(v1_bridge.ActsAsSession):
         del options, run_metadata
         fed = self._initialized(fetches, list((feed_dict or {}).items()))
         elements = self.elements(fetches)
-        feeds = self._feeds(fed)
+        feeds = self.feeds(fed)
         # Hooks are called with the traced graph as default; this call must not become an operation of that graph.
         with tf.init_scope():
             if not self._trace.needs_inputs(elements):
                 values = iter(self._run_alone(elements, feeds))
-            elif self._is_remembered(elements):
+            elif self.is_ending and all(self._last.get(id(one)) is not None for one in elements):
+                # There may be no further batch, so hooks that ask again at the end get the values of the last step.
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
             elif self.take_batch is None:
                 raise ValueError(
@@ -229,19 +246,14 @@ class TraceSession(v1_bridge.ActsAsSession):
                 values = iter(self.take_batch(request))
         return self.packed(fetches, (None if isinstance(one, tf.Operation) else next(values) for one in elements))
 
-    def _is_remembered(self, elements: Sequence[Any]) -> bool:
-        """Report whether `elements` are to have the values of the last step.
-
-        Hooks may ask for them again at the end, when there may be no further batch to compute them from.
-        """
-        return self.is_ending and all(id(one) in self._last and not isinstance(one, tf.Operation) for one in elements)
-
     def _run_alone(self, elements: Sequence[Any], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[Any]:
-        """Run operations and return the values of tensors that depend on no batch. A restore runs in parts."""
+        """Run operations and return the values of tensors that depend on no batch. A restore runs in parts; any other
+        function is built once, because a hook may run it after each step.
+        """
         placeholders, given = [one for one, _ in feeds], [value for _, value in feeds]
-        if not self._is_known(elements, placeholders):
-            reads = reads_of(elements)
-            if reads:
+        key = tuple(map(id, elements)), tuple(map(id, placeholders))
+        if key not in self._functions:
+            if reads := reads_of(elements):
                 restore = SessionRestore(reads, lambda tensors: self._run_alone(tensors, feeds))
                 for part, values in restore.parts():
                     read = [tensor for tensor, _ in values]
@@ -249,32 +261,20 @@ class TraceSession(v1_bridge.ActsAsSession):
                     function(*given, *(value for _, value in values))
                     del values  # before the next part is read
                 return []
-        return [value.numpy() for value in self._function(elements, placeholders)(*given)]
-
-    def _is_known(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> bool:
-        return (tuple(map(id, elements)), tuple(map(id, placeholders))) in self._functions
-
-    def _function(self, elements: Sequence[Any], placeholders: Sequence[tf.Tensor]) -> Callable[..., Any]:
-        """Return the function that runs `elements`; it is built once, because a hook may run them after each step."""
-        key = tuple(map(id, elements)), tuple(map(id, placeholders))
-        if key not in self._functions:
             tensors = [element for element in elements if not isinstance(element, tf.Operation)]
             function = self._trace.function(tensors, elements, with_inputs=False, feeds=placeholders)
             self._functions[key] = elements, function
-        return self._functions[key][1]
+        return [value.numpy() for value in self._functions[key][1](*given)]
 
-    def feeds(self, feed_dict: Mapping[Any, Any]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    def feeds(self, fed: Iterable[tuple[Any, Any]]) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Return (placeholder, value) for every replica, given what a hook feeds to the first replica.
 
         Args:
-          feed_dict: a placeholder of the first replica, or its name -> value.
+          fed: the items of a feed_dict: a placeholder of the first replica, or its name, and a value.
 
         Raises:
           ValueError: a key is not a placeholder, or its value has another shape.
         """
-        return self._feeds(list(feed_dict.items()))
-
-    def _feeds(self, fed: Sequence[tuple[Any, Any]]) -> list[tuple[tf.Tensor, tf.Tensor]]:
         found = []
         for key, value in (one for pair in fed for one in flat_feeds(*pair)):
             tensor = self._placeholder(key)
@@ -343,7 +343,9 @@ class TraceSession(v1_bridge.ActsAsSession):
         try:
             return self.graph.as_graph_element(name)
         except (KeyError, ValueError):
-            variables = self._variables()
+            step = v1.train.get_global_step(self.graph)
+            asked = {name: one for name, (one, _) in self._trace.requested.requests.items()}
+            variables = {**asked, GLOBAL_STEP: step}
             variable = variables.get(_VALUES.sub("", name))
             if variable is not None:
                 return self.element(variable)
@@ -353,11 +355,6 @@ class TraceSession(v1_bridge.ActsAsSession):
             f"{did_you_mean(name, there, n=3)}"
             ' Name one: tf.identity(tensor, name="...").'
         )
-
-    def _variables(self) -> dict[str, Any]:
-        """Return name -> variable."""
-        step = v1.train.get_global_step(self.graph)
-        return {**{name: asked for name, (asked, _) in self._trace.requested.requests.items()}, GLOBAL_STEP: step}
 
     def _placeholder(self, key: Any) -> Any:
         try:

@@ -426,6 +426,7 @@ def _checked(
         if found.has_others:
             _check_shared(config, found, url, is_sweep=is_sweep)
             strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
+            strategy_validation.check_min_workers(config, why=found.why)
         else:
             strategy_validation.check_batch_divides(config, config.cluster.num_workers)
             if config.cluster.service and config.cluster.resolver == "auto" and config.is_cluster:

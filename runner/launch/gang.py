@@ -66,11 +66,13 @@ class GangResult:
       code: exit code of the task that decided the end; negative: the signal that killed it.
       place: the place of that task.
       reason: what happened to that task, in words; '' if all tasks have finished.
+      did_not_start: the task could not be started, or did not connect to the others.
     """
 
     code: int
     place: Cluster
     reason: str = ""
+    did_not_start: bool = False
 
     @property
     def is_loss(self) -> bool:
@@ -122,7 +124,11 @@ class Gang:
         """
         self._begin(tasks)
         for task in tasks:
-            self._running[task] = self.start(task)
+            try:
+                self._running[task] = self.start(task)
+            except OSError as error:  # there is no memory, or no process, for it
+                self._give_up([task], f"could not be started: {error}")
+                break
         if stops:
             self.ask_to_stop()
         serves_only = all(task.place.is_server for task in tasks)
@@ -278,9 +284,13 @@ class Gang:
 
     def _check_joined(self) -> None:
         missing = [task for task in self._joining if not self.has_joined(task)]
-        self._joining = []
         if missing and self._ending is None:
-            names = ", ".join(task.place.name for task in missing)
-            reason = f"did not connect to the other tasks within cluster.start_timeout_secs={self.start_timeout_secs:g}"
-            self._ending = GangResult(FAILED, missing[0].place, f"{names} {reason}")
-            self._limit(0, self._running)
+            secs = f"{self.start_timeout_secs:g}"
+            self._give_up(missing, f"did not connect to the other tasks within cluster.start_timeout_secs={secs}")
+        self._joining = []
+
+    def _give_up(self, missing: Sequence[Task], reason: str) -> None:
+        """End all tasks, because those that are missing cannot be started."""
+        names = ", ".join(task.place.name for task in missing)
+        self._ending = GangResult(FAILED, missing[0].place, f"{names} {reason}", did_not_start=True)
+        self._limit(0, self._running)

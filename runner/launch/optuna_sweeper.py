@@ -98,6 +98,7 @@ class OptunaSweeper(Sweeper):
             study = _open_study(settings, directory, mode_of(config.sweep.metric or "eval/loss", config.sweep.mode))
             study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, study, seed)
             study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, study, seed)
+            _note_version(study, optuna.__version__, settings)
         write_privately(directory / "multirun.yaml", self._master)
         sweep = self._multirun.open(directory, config)
         remaining = self._take_up(study, sweep, settings.n_trials)
@@ -293,6 +294,22 @@ def _open_study(settings: DictConfig, directory: Path, mode: str) -> Study:
             f"started to {study.direction.name.lower()}. Set another sweep.dir, or the earlier sweep.mode."
         )
     return study
+
+
+def _note_version(study: Study, version: str, settings: DictConfig) -> None:
+    """Note in the study which Optuna suggests from here on, and say if another one has done so until here."""
+    before = study.user_attrs.get(
+        "optuna", "an unknown version, 4 or 5" if study.get_trials(deepcopy=False) else version
+    )
+    study.set_user_attr("optuna", version)
+    if before.partition(".")[0] == version.partition(".")[0]:
+        return
+    # The defaults of TPESampler that Optuna 5 changed.
+    old = ("multivariate", "constant_liar")
+    is_other = settings.sampler == "tpe" and not settings.sampler_params.keys() >= {*old}
+    as_before = " ".join(f"+hydra.sweeper.sampler_params.{key}=false" for key in old)
+    hint = f" tpe has other defaults in Optuna 5; for those of Optuna 4: {as_before}" if is_other else ""
+    say(f"The study goes on with Optuna {version}; its earlier trials were suggested by {before}.{hint}")
 
 
 def _drop_torn_line(file: Path) -> None:

@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from runner.checkpoint import layout
+from runner.config.schema import ClusterConfig
 from runner.launch.gang import GangResult
+from runner.system.console import counted
 from runner.tracking.journal import Journal, journal_path
 
 LONGEST_SECS = 30.0
 GLANCE_SECS = 0.1
-METRIC = "run/restarts"
+METRIC, WORKERS_METRIC = "run/restarts", "run/workers"
 
 
 def pause_secs(number: int) -> float:
@@ -33,6 +36,7 @@ class Restarts:
       name: name of the task, in a supervisor other than the chief's; '': in the chief's.
       total: number of restarts so far.
       last: the message about the last restart; None if there was none.
+      lost_workers: for each worker without which the run goes on: time, step, reason, left (the number of workers).
     """
 
     model_dir: Path
@@ -42,6 +46,7 @@ class Restarts:
     name: str = ""
     total: int = 0
     last: str | None = None
+    lost_workers: list[dict[str, Any]] = field(default_factory=list, init=False)
     _in_a_row: int = field(default=0, init=False)
     _step: int | None = field(default=None, init=False)
 
@@ -63,23 +68,40 @@ class Restarts:
             return False
         self._step = step
         self._in_a_row += 1
-        self.total += 1
-        place = "its beginning" if step is None else f"step {step}"
-        what = "only this task is started again" if alone else f"all tasks are started again from {place}"
-        number = f"restart {self._in_a_row} of {self.limit}"
-        self.last = f"{ending.reason}; {what} ({number})"
-        self.say(f"runner: {self.last}")
-        self._note(ending, step)
+        what = "only this task is started again" if alone else f"all tasks are started again from {_name_of(step)}"
+        self._tell(ending, step, f"{what} (restart {self._in_a_row} of {self.limit})")
         until = time.monotonic() + pause_secs(self._in_a_row)
         while not self.stops and time.monotonic() < until:
             time.sleep(GLANCE_SECS)
         return not self.stops
 
-    def _note(self, ending: GangResult, step: int | None) -> None:
+    def go_on_without(self, ending: GangResult, settings: ClusterConfig) -> None:
+        """Log and note that all tasks start again with one worker less; they have all restarts anew.
+
+        Args:
+          ending: how the tasks ended.
+          settings: those of the next start.
+        """
+        step, left = latest_step(self.model_dir), settings.num_workers
+        self._in_a_row = 0
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        self.lost_workers.append({"time": when, "step": step or 0, "reason": ending.reason, "left": left})
+        what = f"the run goes on from {_name_of(step)} with one worker less: {counted(left, 'worker')} left"
+        self._tell(ending, step, f"{what} (cluster.min_workers={settings.min_workers})", workers=left)
+
+    def _tell(self, ending: GangResult, step: int | None, what: str, workers: int | None = None) -> None:
+        self.total += 1
+        self.last = f"{ending.reason}; {what}"
+        self.say(f"runner: {self.last}")
         journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
-        journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total)
-        journal.metrics(step or 0, {METRIC: self.total})
+        left = {} if workers is None else {"workers": workers}
+        journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total, **left)
+        journal.metrics(step or 0, {METRIC: self.total, **({WORKERS_METRIC: workers} if workers else {})})
         journal.close()
+
+
+def _name_of(step: int | None) -> str:
+    return "its beginning" if step is None else f"step {step}"
 
 
 def latest_step(model_dir: Path) -> int | None:

@@ -390,7 +390,8 @@ class Supervisor:
             if ending.code == FINISHED:
                 outcome = outcome_of(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
             self.record.training = outcome.status
-        outcome.facts.update(restarts=tasks.restarts.total, last_restart=tasks.restarts.last)
+        restarts = tasks.restarts
+        outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
         return outcome
 
     # --- after --------------------------------------------------------------------------------------------------------
@@ -436,9 +437,9 @@ class Supervisor:
           is_kept: the start failed before its first step in a folder with a checkpoint: the run keeps its status.
         """
         summary = summary_of(outcome, self.config, None, self.secrets)
-        facts = {**summary, "last_restart": outcome.facts.get("last_restart")}
+        facts = {**summary, "last_restart": outcome.facts.get("last_restart"), "lost_workers": _told_losses(summary)}
         names = ("strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
-        tags = {name: str(facts[name]) for name in names if facts[name] is not None}
+        tags = {name: str(facts[name]) for name in (*names, "lost_workers") if facts[name] is not None}
         files = [self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE]
         if is_kept:
             why = f": {summary['error']}" if summary["error"] else ""
@@ -479,6 +480,7 @@ class Supervisor:
             shown["error"] = None
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
+        shown["lost_workers"] = _told_losses(summary)
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])
         where = remote_dir(self.model_dir) or console.relative(self.model_dir)
         if change:
@@ -490,3 +492,11 @@ class Supervisor:
         overrides = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
         where = remote_dir(self.model_dir) or console.relative(self.model_dir)
         return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={where}"])
+
+
+def _told_losses(summary: Mapping[str, Any]) -> str | None:
+    """Return when and why which workers were lost for good, and how many were left; None: none."""
+    return (
+        "; ".join("{time} at step {step}: {reason}, {left} left".format(**one) for one in summary["lost_workers"])
+        or None
+    )

@@ -90,11 +90,24 @@ class RestartingGang:
                     # '' if the whole run was asked to stop. If a single task was asked, the task has noted that itself.
                     names = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
                     return replace(ending, reason=", ".join(sorted(names)))
-                if not ending.is_loss or not self.restarts.allow(ending):
+                if not (ending.is_loss and self.restarts.allow(ending)) and not self._goes_on_without(ending):
                     return ending
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
                 tasks = self._tasks()
+
+    def _goes_on_without(self, ending: GangResult) -> bool:
+        """Report whether the run goes on with one worker less, as if it was started again with that number."""
+        settings = self.config.cluster
+        is_gang = self.config.strategy.name == "multi_worker" and self.place is None
+        is_lost = (ending.is_loss or ending.did_not_start) and not ending.place.is_evaluator
+        is_enough = settings.num_workers > (settings.min_workers or settings.num_workers)
+        if not (is_gang and is_lost and is_enough) or self.stops.came:
+            return False
+        # Its file keeps the full number, with which a later start of the same command begins again.
+        self.config = replace(self.config, cluster=replace(settings, num_workers=settings.num_workers - 1))
+        self.restarts.go_on_without(ending, self.config.cluster)
+        return True
 
     def _tasks(self) -> list[Task]:
         # Each start uses new ports, because the old ones may stay in use for a while.

@@ -8,16 +8,17 @@ batch. The loss is then the same on every strategy.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from runner.distribute.reductions import ReplicaWeights
+from runner.distribute.reductions import ReplicaWeights, without_duplicates
 from runner.tf_private.keras3 import reduced_losses_by
+from runner.tf_private.replaced import replaced
 from runner.tf_private.v1 import weighted_losses_by
 
 v1 = tf.compat.v1
@@ -55,6 +56,12 @@ class WholeBatch:
         """
         return tf.math.divide_no_nan(total, weight)
 
+    def global_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[Any]:
+        """Return the gradients of the global batch, given (gradient of the replica's examples, variable) pairs. For
+        what must be the same on all replicas, such as the norm by which an optimizer clips.
+        """
+        return [without_duplicates(gradient) for gradient, _ in grads_and_vars]
+
 
 @dataclasses.dataclass(frozen=True)
 class PartOfStep(WholeBatch):
@@ -66,12 +73,15 @@ class PartOfStep(WholeBatch):
       graph: the graph of the step. Replicas cannot communicate inside a branch or loop of this graph, so a weighted
         mean is there the mean over the replica's own examples.
       sum_over_replicas: sums a scalar over all replicas.
+      all_reduce: weights (gradient, variable) pairs by the replica's share of the global batch, and sums them over all
+        replicas.
     """
 
     weights: ReplicaWeights
     replica: int
     graph: tf.Graph
     sum_over_replicas: Callable[[tf.Tensor], tf.Tensor]
+    all_reduce: Callable[[list[tuple[Any, Any]]], list[tuple[Any, Any]]]
     sums: list[tf.Tensor] = dataclasses.field(default_factory=list)
     is_whole = False
 
@@ -85,6 +95,9 @@ class PartOfStep(WholeBatch):
         if v1.get_default_graph() is not self.graph:
             return super().of_mean(total, weight)
         return self.of_sum(tf.math.divide_no_nan(total, self._over_all(weight)))
+
+    def global_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[Any]:
+        return [gradient for gradient, _ in self.all_reduce(list(grads_and_vars))]
 
     def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
         """Return the sum of the weights over the global batch, a scalar with a gradient (a model may learn weights)."""
@@ -124,23 +137,21 @@ class PartOfUpdate(PartOfStep):
         return tf.cast(self.totals[-1][1], weight.dtype)
 
 
-_part: contextvars.ContextVar[WholeBatch] = contextvars.ContextVar("batch_part")
-_WHOLE = WholeBatch()
+class _OfThread(threading.local):
+    part = WholeBatch()
+
+
+_of_thread = _OfThread()
 
 
 def batch_part() -> WholeBatch:
     """Return the scaling for the model_fn that is running; by default that for the whole batch."""
-    return _part.get(_WHOLE)
+    return _of_thread.part
 
 
-@contextlib.contextmanager
-def model_fn_has(part: WholeBatch) -> Iterator[None]:
+def model_fn_has(part: WholeBatch) -> contextlib.AbstractContextManager[None]:
     """Use `part` as the scaling for a model_fn that runs inside this context, in this thread."""
-    token = _part.set(part)
-    try:
-        yield
-    finally:
-        _part.reset(token)
+    return replaced(_of_thread, "part", part)
 
 
 _Reduction = v1.losses.Reduction

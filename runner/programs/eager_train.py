@@ -238,7 +238,6 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
     """Enter the context that model_fn has in a trace: fresh names, variables found by name, Keras and loss scaling."""
     with (
         graphs.fresh_collections(),
-        store.placement.tracing(),
         stateless_random_ops(),
         initial_values_from_checkpoints(),
         losses_over_batches(),

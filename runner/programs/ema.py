@@ -53,13 +53,10 @@ def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:
     """
     if decay is None:
         return []
-    trainable = {
-        name: variable for name, (variable, _) in replica.requested.trainable.items() if variable.dtype.is_floating
-    }
-    if not trainable:
-        return []
     pairs = []
-    for name, variable in trainable.items():
+    for name, (variable, _) in replica.requested.trainable.items():
+        if not variable.dtype.is_floating:
+            continue
         initial = functools.partial(replica.store.initial_value, name)
         kept = tf.Variable(
             initial, trainable=False, name=average_name(name), dtype=variable.dtype, shape=variable.shape

@@ -109,7 +109,7 @@ class EvalProgram(Program):
         # A partial, not a method: TensorFlow 2.21 counts the traces of a method over all objects of its class, and
         # would warn of retracing from the fifth Estimator of a process on.
         self._loop = tf.function(functools.partial(self._run), autograph=False)
-        self._so_far = EvalResult()
+        self._so_far = self._nothing = EvalResult({name: (0.0, 0.0) for name in self.sum_names})
 
     @functools.cached_property
     def _functions(self) -> list[Callable[..., Any]]:
@@ -123,7 +123,7 @@ class EvalProgram(Program):
 
     def reset(self) -> None:
         super().reset()
-        self._so_far = EvalResult()
+        self._so_far = self._nothing
 
     def run(self, iterator: Any, first_step: int, max_steps: int) -> EvalResult:
         """Evaluate up to `max_steps` further batches on each replica.
@@ -133,43 +133,41 @@ class EvalProgram(Program):
           first_step: number of steps before.
           max_steps: number of steps.
         """
-        # Adding to the sums of earlier calls, in one sequence, makes the result independent, to the last bit, of how
-        # many batches each call evaluates.
-        zero, sums = (0.0, 0.0), self._so_far.sums
-        before = {name: tuple(tf.constant(one, tf.float64) for one in sums.get(name, zero)) for name in self.sum_names}
+        first, most = tf.constant(first_step, tf.int64), tf.constant(max_steps)
         with self._pipeline.reading():
-            result = self._loop(iterator, tf.constant(first_step, tf.int64), tf.constant(max_steps), before)
-        return self._counted(on_host(result["sums"]), int(result["examples"]), bool(result["ended"]))
+            (examples, sums), ended = self._loop(iterator, first, most, self._start())
+        return self._counted(on_host(sums), int(examples), bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
         """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
         """
-        if request.key not in self._fetching:
+
+        def build() -> Callable[..., Any]:
             functions = [
                 self._replica_function(index, () if index else request.fetches, request.feeds)
                 for index in range(len(self.outputs))
             ]
-            self._fetching[request.key] = tf.function(functools.partial(self._run_one, functions), autograph=False)
+            return lambda iterator, *others: self._add_step(functions, iterator, next(iterator), *others)
+
         try:
-            with self._pipeline.reading():
-                number = tf.constant(step, tf.int64)
-                (examples, sums), values = self._fetching[request.key](iterator, number, tuple(request.values))
+            (examples, sums), values = self._called(request.key, build, iterator, step, self._start(), *request.values)
         except tf.errors.OutOfRangeError:  # of `next(iterator)`, before anything is added to the state of a metric
             return self._counted(self._so_far.sums, 0, data_ended=True), []
-        total = added(self._so_far.sums, on_host(sums))
-        return self._counted(total, int(examples), data_ended=False), [value.numpy() for value in values]
+        return self._counted(on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
 
     def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
         self._check_no_collective(request.fetches)
         return super().fetch(iterator, step, request)
 
-    def _run_one(
-        self, functions: Sequence[Callable[..., Any]], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]
-    ) -> Any:
-        zero = tf.constant(0, tf.float64)
-        start = (tf.constant(0, tf.int64), {name: (zero, zero) for name in self.sum_names})
-        return self._add_step(functions, iterator, next(iterator), step, start, fed)
+    def _start(self) -> tuple[tf.Tensor, Any]:
+        """Return (0 examples, the sums so far), to which a call of TensorFlow adds.
+
+        Adding to the sums of earlier calls, in one sequence, makes the result independent, to the last bit, of how many
+        batches each call evaluates.
+        """
+        sums = self._so_far.sums
+        return tf.constant(0, tf.int64), tf.nest.map_structure(lambda one: tf.constant(one, tf.float64), sums)
 
     def _counted(self, sums: Sums, examples: int, data_ended: bool) -> EvalResult:
         """Return the result of the evaluation so far: the sums, and `examples` more than before."""
@@ -183,7 +181,7 @@ class EvalProgram(Program):
         element: Any,
         step: tf.Tensor,
         before: tuple[tf.Tensor, Any],
-        fed: Sequence[tf.Tensor] = (),
+        *fed: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, Any], list[tf.Tensor]]:
         """Return ((examples, sums), fetches of the first replica) after adding the batches of all replicas of this
         step.
@@ -240,20 +238,13 @@ class EvalProgram(Program):
                 "fetches the value of a metric. Remove the cause, or evaluate in one process: eval_strategy=default."
             )
 
-    def _run(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor, before: Any) -> dict[str, Any]:
+    def _run(self, iterator: Any, first_step: tf.Tensor, max_steps: tf.Tensor, start: Any) -> tuple[Any, tf.Tensor]:
         def evaluate(element: Any, taken: tf.Tensor, counted: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, Any]:
             step = first_step + tf.cast(taken, tf.int64)
             return self._add_step(self._functions, iterator, element, step, counted)[0]
 
-        start = (tf.constant(0, tf.int64), before)
-        _, ended, (examples, sums) = over_elements(iterator, max_steps, evaluate, start)
-        return {"ended": ended, "examples": examples, "sums": sums}
-
-
-def added(sums: Sums, more: Sums) -> dict[str, tuple[float, float]]:
-    """Return `sums` with `more` added."""
-    zero = (0.0, 0.0)
-    return {name: (sums.get(name, zero)[0] + one[0], sums.get(name, zero)[1] + one[1]) for name, one in more.items()}
+        _, ended, counted = over_elements(iterator, max_steps, evaluate, start)
+        return counted, ended
 
 
 def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:
@@ -262,11 +253,11 @@ def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float
 
 
 def in_float64(sums: Any) -> Any:
-    """Return the sums of a batch as float64 scalars, in the graph."""
+    """Return scalars, such as the sums of a batch, as float64 scalars, in the graph."""
 
     def scalar(value: tf.Tensor) -> tf.Tensor:
         value = tf.cast(value, tf.float64)
-        value.set_shape([])  # the sum of a tensor of unknown rank has no static shape
+        value.set_shape([])  # a sum of a tensor of unknown rank has no static shape, and pruning the graph loses it
         return value
 
     return tf.nest.map_structure(scalar, sums)

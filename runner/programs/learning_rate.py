@@ -145,15 +145,16 @@ def scaled(optimizer: Any, by: tf.Tensor | None) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        if hasattr(optimizer, "scale_rate"):
-            optimizer.scale_rate(by)
-        elif isinstance(optimizer, v1.train.Optimizer):
-            if not scale_rate_of_v1(optimizer, by):
-                raise _refusal(optimizer, "the runner does not know where it keeps its learning rate")
-        elif hasattr(type(optimizer), "learning_rate") and not hasattr(optimizer, "_decayed_lr"):
-            stack.enter_context(_with_rate(optimizer, by))
-        else:
-            raise _refusal(optimizer, "it has no property 'learning_rate'")
+        for one in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
+            if hasattr(one, "scale_rate"):
+                one.scale_rate(by)
+            elif isinstance(one, v1.train.Optimizer):
+                if not scale_rate_of_v1(one, by):
+                    raise _refusal(one, "the runner does not know where it keeps its learning rate")
+            elif hasattr(type(one), "learning_rate") and not hasattr(one, "_decayed_lr"):
+                stack.enter_context(_with_rate(one, by))
+            else:
+                raise _refusal(one, "it has no property 'learning_rate'")
         yield
 
 

@@ -27,7 +27,7 @@ from runner.programs.program import ModelToTrace, Program
 from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
-from runner.tracing.partitioned_variable import assign, restore, value_of
+from runner.tracing.partitioned_variable import assign, restore, update, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
 from runner.tracking.journal import Journal, NullJournal
@@ -196,8 +196,7 @@ class Model:
             # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
             self.values_of = None
             read = {name: reader.entry(keys_there.get(name, name)) for name in saved if name not in new}
-            with self.store.scope():
-                restore(reader.path, {name: saved[name] for name in read}, read.__getitem__)
+            self.read(reader.path, read)
             self._begin(new, read)  # afterwards, because it may copy values that were read
             self._warn_of_learning_rates(read, path)
         self.values_of, self.keys = path, keys
@@ -209,14 +208,16 @@ class Model:
           ValueError: as in `warm_start.load`.
         """
         with seeded(self._config.seed):
-            return warm_start.load(settings, self.store.saved_specs, self._value, self.assign)
+            return warm_start.load(settings, self.store.saved_specs, self)
 
-    def _value(self, name: str) -> np.ndarray:
-        """Return the whole value of a variable that belongs in a checkpoint, an array of its shape and dtype."""
+    def read(self, path: str, entries: Mapping[str, tuple[str, tf.DType]]) -> None:
+        """Load variables from the checkpoint `path`, in parts: name -> (key, dtype) there."""
         with self.store.scope():
-            # A variable that is partitioned over parameter servers comes in parts, cut along axis 0.
-            parts = [part.numpy() for part in tf.nest.flatten(value_of(self.store.saved[name]))]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, 0)
+            restore(path, {name: self.store.saved[name] for name in entries}, entries.__getitem__)
+
+    def update(self, name: str, places: np.ndarray, values: tf.Tensor) -> None:
+        """Set slices of a variable, as in `partitioned_variable.update`."""
+        update(self.store.saved[name], places, values)
 
     def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
         """Initialize variables that the checkpoint lacks.
@@ -301,12 +302,10 @@ class Model:
         value is copied.
         """
         saved = self.store.saved
-        starts: dict[str, Any] = {average_name(name): name for name in saved} if self._config.ema_decay else {}
+        averages = {average_name(name): name for name in saved} if self._config.ema_decay else {}
         others = [*LossScale.NAMES, *(name for name, spec in self.store.saved_specs.items() if spec.of_hook)]
-        others = [name for name in others if name in self.store and not reader.has(name)]
-        starts |= {name: self.store.initial_value(name) for name in others}
-        new = {name: start for name, start in starts.items() if name in saved and not reader.has(name)}
-        new = {name: start for name, start in new.items() if name not in keys}
+        names = [one for one in (*averages, *others) if one in saved and one not in keys and not reader.has(one)]
+        new = {name: self.store.initial_value(name) if name in others else averages[name] for name in names}
         if new:
             _log.info("%s does not contain %s, which get initial values.", reader.path, ", ".join(new))
         return new
@@ -318,7 +317,8 @@ class Model:
             initial = specs[name].initial
             if not name.endswith("learning_rate") or callable(initial) or name.endswith("current_learning_rate"):
                 continue  # or it is that of a tf_keras schedule, which sets it at each update
-            value = self._value(name)
+            with self.store.scope():
+                value = value_of(self.store.saved[name]).numpy()
             if not np.allclose(initial, value):
                 _log.warning(
                     "%s: the value %g of %s is kept, and model_fn's %g is ignored. Use a schedule or a new model_dir.",

@@ -15,7 +15,7 @@ from runner.distribute.reductions import all_reduce, scale, without_duplicates
 from runner.model_fn import EstimatorSpec
 from runner.programs import ema, learning_rate
 from runner.run_config import RunConfig
-from runner.tracing.graph_operations import changes_state, needed, operations
+from runner.tracing.graph_operations import may_write, operations
 from runner.tracing.trace_step import Replica
 
 v1 = tf.compat.v1
@@ -144,7 +144,7 @@ def apply_update(
             if config.log_gradient_norm:
                 values["gradient_norm"] = norm
             if config.clip_global_norm is not None:
-                reduced = _scaled_down(merged, norm, config.clip_global_norm)
+                reduced = scaled_down(merged, norm, config.clip_global_norm)
         factor = learning_rate.factor(config, replica.global_step)
         with learning_rate.scaled(optimizer, factor):
             if config.log_step_count_steps:
@@ -172,7 +172,7 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(tf.cast(value, dtype))) for value in values]))
 
 
-def _scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
+def scaled_down(gradients: Sequence[Any], total: tf.Tensor, norm: float) -> list[Any]:
     """Return `gradients`, whose global norm is `total`, scaled to a norm of at most `norm`."""
     limit = tf.constant(norm, total.dtype)
     # The difference makes the factor NaN if the norm is not finite, as in tf.clip_by_global_norm.
@@ -252,15 +252,5 @@ def advance(replica: Replica, train_op: Any) -> Sequence[tf.Operation]:
         )
         return list(strategy.experimental_local_results(added))
 
-    context = tf.distribute.get_replica_context()
-    return operations(context.merge_call(count, args=(_counts(replica.global_step, train_op),)))
-
-
-def _counts(global_step: tf.Variable, train_op: Any) -> bool:
-    """Report whether `train_op` writes to the global step, or may do so in a branch."""
-    graph = v1.get_default_graph()
-    copies = getattr(global_step, "values", None) or [global_step]
-    handles = {id(copy.handle) for copy in copies}
-    names = {internal.name for external, internal in graph.captures if id(external) in handles}
-    running = needed(graph, operations([train_op]))
-    return any(changes_state(one) and any(tensor.name in names for tensor in one.inputs) for one in running)
+    counts = may_write(v1.get_default_graph(), [replica.global_step], [train_op])
+    return operations(tf.distribute.get_replica_context().merge_call(count, args=(counts,)))

@@ -109,13 +109,12 @@ class PredictProgram(Program):
         """Predict step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
         """
-        if request.key not in self._fetching:
-            function = self._function(request)
-            self._fetching[request.key] = tf.function(functools.partial(self._run, function), autograph=False)
+
+        def build() -> Callable[..., Any]:
+            return functools.partial(self._run, self._function(request))
+
         try:
-            with self._pipeline.reading():
-                number = tf.constant(step, tf.int64)
-                counts, predictions, values = self._fetching[request.key](iterator, number, tuple(request.values))
+            counts, predictions, values = self._called(request.key, build, iterator, step, *request.values)
         except tf.errors.OutOfRangeError:
             return Predicted([], 0, 0, data_ended=True), []
         batches = [
@@ -131,7 +130,7 @@ class PredictProgram(Program):
         effects += self.trace.writes_of_keras(metrics_only=True)
         return self.trace.function([self._predictions, tensors], effects, feeds=request.feeds)
 
-    def _run(self, function: Callable[..., Any], iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]) -> Any:
+    def _run(self, function: Callable[..., Any], iterator: Any, step: tf.Tensor, *fed: tf.Tensor) -> Any:
         _, inputs = self._read_batches(next(iterator), iterator, step)
         return inputs[-2], *function(*inputs, *fed)  # the counts; see `step_signature`
 

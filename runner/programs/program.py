@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -100,19 +101,31 @@ class Program:
         Raises:
           tf.errors.OutOfRangeError: there is no further batch.
         """
-        key = "alone", request.key
-        if key not in self._fetching:
+
+        def build() -> Callable[..., Any]:
             function = self.trace.function(*split_fetches(request.fetches), feeds=request.feeds)
+            return lambda iterator, step, *fed: function(*self._read_batches(next(iterator), iterator, step)[1], *fed)
 
-            def run(iterator: Any, step: tf.Tensor, fed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-                _, inputs = self._read_batches(next(iterator), iterator, step)
-                values: list[tf.Tensor] = function(*inputs, *fed)
-                return values
-
-            self._fetching[key] = tf.function(run, autograph=False)
-        with self._pipeline.reading():
-            values = self._fetching[key](iterator, tf.constant(step, tf.int64), tuple(request.values))
+        values = self._called(("alone", request.key), build, iterator, step, *request.values)
         return [value.numpy() for value in values]
+
+    def _called(
+        self, key: Any, build: Callable[[], Callable[..., Any]], iterator: Any, step: int, *arguments: Any
+    ) -> Any:
+        """Call a function of (iterator, step, further arguments) in the graph; it is built and traced on first use.
+
+        Args:
+          key: identifies the function.
+          build: returns it.
+          iterator: an iterator over the batches.
+          step: the number of the step, from 0.
+          arguments: tensors, or structures of them.
+        """
+        if key not in self._fetching:
+            # A partial; see EvalProgram.
+            self._fetching[key] = tf.function(functools.partial(build()), autograph=False)
+        with self._pipeline.reading():
+            return self._fetching[key](iterator, tf.constant(step, tf.int64), *arguments)
 
     def _read_batches(
         self, element: Any, iterator: Any, step: tf.Tensor

@@ -17,7 +17,7 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
-from runner.programs.evaluate import EvalProgram, EvalResult, added, in_float64, on_host
+from runner.programs.evaluate import EvalProgram, EvalResult, in_float64, on_host
 from runner.programs.program import ModelToTrace
 from runner.programs.train_loop import LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
@@ -31,22 +31,18 @@ _REQUESTS_PER_WORKER = 4
 
 
 class Coordinator:
-    """The workers of a ParameterServerStrategy, and the requests to them.
-
-    Attributes:
-      repeated: indices, within the last call of `run`, of the requests that were repeated because their worker was
-        lost.
-    """
+    """The workers of a ParameterServerStrategy, and the requests to them."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.workers = tf.distribute.experimental.coordinator.ClusterCoordinator(strategy)
         self._collectives = collectives_of(strategy)
         self.num_workers = len(parameter_server.tasks_of(strategy)["worker"])
-        self.repeated: Sequence[int] = ()
         self._put_back = parameter_server.repeated_requests(self.workers)
         parameter_server.say_losses_in_a_line(_log)
 
-    def run(self, function: Callable[..., Any], all_arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], all_arguments: Sequence[tuple[Any, ...]]
+    ) -> tuple[list[Any], list[int]]:
         """Run a function on the workers, once for each entry of `all_arguments`.
 
         If a worker is lost, another worker repeats its request.
@@ -56,7 +52,8 @@ class Coordinator:
           all_arguments: the arguments of each call.
 
         Returns:
-          The results in the order of `all_arguments`, as host values.
+          (results in the order of `all_arguments`, as host values; indices of the requests that were repeated because
+          their worker was lost).
 
         Raises:
           PeerLost: a parameter server was lost, and with it the variables.
@@ -67,8 +64,7 @@ class Coordinator:
             self.workers.join()  # raises an error of a request only when no request runs any more
             values = [result.fetch() for result in results]
         lost = {id(arguments) for arguments in self._put_back}  # by identity: two requests may have equal arguments
-        self.repeated = [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
-        return values
+        return values, [index for index, arguments in enumerate(all_arguments) if id(arguments) in lost]
 
 
 class Requests:
@@ -148,15 +144,15 @@ class Requests:
 
     def _ask(self, iterator: RangeIterator, ranges: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         arguments = [(iterator.workers, tf.constant(first, tf.int64), tf.constant(count)) for first, count in ranges]
-        results = self._coordinator.run(self._of_range, arguments)
-        self.repeated_steps += sum(ranges[index][1] for index in self._coordinator.repeated)
+        results, repeated = self._coordinator.run(self._of_range, arguments)
+        self.repeated_steps += sum(ranges[index][1] for index in repeated)
         return results
 
     def _hand_over(self, elements: Sequence[Any], first: int) -> list[dict[str, Any]]:
         """Make one request for each element, and send the element with it."""
         arguments = [(element, tf.constant(first + number, tf.int64)) for number, element in enumerate(elements)]
-        results = self._coordinator.run(self._of_element, arguments)
-        self.repeated_steps += len(self._coordinator.repeated)
+        results, repeated = self._coordinator.run(self._of_element, arguments)
+        self.repeated_steps += len(repeated)
         return results
 
     def _length(self, num_steps: int) -> int:
@@ -344,7 +340,8 @@ class RangeEvaluation(EvalProgram):
         results, ended = self._requests.take(iterator, max_steps)
         sums = self._so_far.sums
         for result in results:
-            sums = added(sums, on_host(result["sums"]))
+            more = on_host(result["sums"])
+            sums = {name: (total + more[name][0], weight + more[name][1]) for name, (total, weight) in sums.items()}
             parts = [part for part in (self._state, result["state"]) if part is not None]
             self._state = self._kept.merged({name: np.stack([part[name] for part in parts]) for name in parts[-1]})
         return self._counted(sums, sum(int(result["examples"]) for result in results), ended)

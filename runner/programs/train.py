@@ -54,10 +54,9 @@ class TrainedReplica(TracedReplica):
       images: images that model_fn summarizes with `tf.summary`.
       scalars: sums of those scalars, of metrics and of values that model_fn logs.
       made: the update, with the values that it reports; None with a train_op.
-      together: sums over losses to which other processes contribute. Every step computes them, even if nothing in this
-        process needs them: if only one process (the chief, for its summaries or hooks) fetched them, it would wait for
-        the others forever.
-      averages: with a train_op: operations that update the moving averages of the weights.
+      others: with a train_op: what each step also runs. That is the update of the moving averages of the weights, and
+        sums over losses to which other processes contribute, even if nothing in this process needs them: if only one
+        process (the chief, for its summaries or hooks) fetched them, it would wait for the others forever.
       advance: with a train_op: operations that count the step if the train_op does not.
       cut: the two programs of the step, if gradients and update are separate programs; else None.
       totals: of the scaling of its losses; empty without `cut`.
@@ -69,8 +68,7 @@ class TrainedReplica(TracedReplica):
     images: Sequence[SummaryImage]
     scalars: ReplicaScalars
     made: Update | None = None
-    together: Sequence[tf.Tensor] = ()
-    averages: Sequence[tf.Operation] = ()
+    others: Sequence[tf.Tensor | tf.Operation] = ()
     advance: Sequence[tf.Operation] = ()
     cut: GradientCut | None = None
     totals: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
@@ -299,8 +297,7 @@ class TrainProgram(Program):
             # The writer of tf.summary flushes on exit; with parameter servers this flush would call the coordinator.
             return [op for op in self.trace.all_effects() if op not in v2 and op.type != "FlushSummaryWriter"]
         effects: list[Any] = [output.spec.train_op for output in self.outputs] + self.trace.writes_of_keras()
-        effects += [operation for output in self.outputs for operation in (*output.averages, *output.advance)]
-        effects += [total for output in self.outputs for total in output.together]
+        effects += [one for output in self.outputs for one in (*output.others, *output.advance)]
         effects += [one[1] for output in self.outputs for one in output.scalars.metrics.values() if is_pair(one)]
         return effects + ([op for op in v2 if op not in self._merged_v2] if summaries else [])
 
@@ -441,7 +438,7 @@ def train_replica(
         moved = ema.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
-        return TrainedReplica(spec, loss, *summaries, None, together, moved, counted)
+        return TrainedReplica(spec, loss, *summaries, None, [*moved, *together], counted)
     if not is_cut:
         update = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
         return TrainedReplica(spec, update.loss, *summaries, update)
@@ -455,7 +452,8 @@ def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBa
         return WholeBatch()
     # If cut, the gradients of each replica are a program of their own, perhaps for one micro-batch only.
     kind, over_replicas = PartOfUpdate if is_cut else PartOfStep, functools.partial(sum_over_replicas, replica)
-    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas)
+    all_reduce = replica.reductions.all_reduce
+    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas, all_reduce)
 
 
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:

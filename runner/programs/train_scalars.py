@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from runner.distribute.collectives import Collectives
 from runner.model_log import LoggedValues
-from runner.programs.evaluate import sum_and_weight
+from runner.programs.evaluate import in_float64, sum_and_weight
 from runner.tf_private.summaries import SummaryImage, SummaryScalar
 from runner.tracing.trace_step import Replica
 
@@ -191,14 +191,14 @@ class StepScalars:
         """Return the values of `summary_tensors` as one float64 vector: sums, weights, conditions, steps."""
         sums, conditions, steps = fetched
         totals, weights = _added(sums)
-        is_recorded = [tf.constant(1.0, tf.float64) if one is None else _scalar(one) for one in conditions]
-        at = [tf.constant(-1.0, tf.float64) if one is None else _scalar(one) for one in steps]
+        is_recorded = [tf.constant(1.0, tf.float64) if one is None else in_float64(one) for one in conditions]
+        at = [tf.constant(-1.0, tf.float64) if one is None else in_float64(one) for one in steps]
         return tf.stack([*totals, *weights, *is_recorded, *at])
 
     def packed_metrics(self, fetched: Sequence[Any]) -> tf.Tensor:
         """Return the values of `metric_tensors` as one float64 vector: sums, then weights."""
         totals, weights = _added(fetched[0])
-        values = [_scalar(value) for value in fetched[1]]
+        values = in_float64(fetched[1])
         one, zero = tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64)
         is_there = [tf.where(tf.math.is_nan(value), zero, one) if self._may_lack else one for value in values]
         if self._may_lack:
@@ -267,7 +267,7 @@ class Fetched:
 
 def _added(sums: Sequence[Sequence[Sum]]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Return (totals, weights) over the replicas, given for each number the sums of those replicas that have it."""
-    added = [[tf.add_n(list(map(_scalar, each))) for each in zip(*of_replicas, strict=True)] for of_replicas in sums]
+    added = [[tf.add_n(in_float64(each)) for each in zip(*of_replicas, strict=True)] for of_replicas in sums]
     return [total for total, _ in added], [weight for _, weight in added]
 
 
@@ -276,12 +276,6 @@ def _summary_value(one: SummaryScalar, value: float) -> tf.compat.v1.Summary.Val
         return tf.compat.v1.Summary.Value(tag=one.tag, simple_value=value)
     metadata = tf.compat.v1.SummaryMetadata.FromString(one.metadata)
     return tf.compat.v1.Summary.Value(tag=one.tag, metadata=metadata, tensor=tf.make_tensor_proto(value, tf.float32))
-
-
-def _scalar(value: tf.Tensor) -> tf.Tensor:
-    value = tf.cast(value, tf.float64)
-    value.set_shape([])  # pruning the graph may have lost the static shape
-    return value
 
 
 def over_workers(sums: Mapping[str, Pair], keys: Sequence[str], collectives: Collectives) -> Mapping[str, Pair]:

@@ -464,6 +464,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         # JSON has no NaN, so it is the text "nan".
         *((name, format_number(float(value))) for name, value in summary.get("metrics", {}).items()),
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
+        ("lost workers", summary.get("lost_workers")),
         ("input-bound", _input_bound(summary.get("input_bound"))),
         ("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())),
         ("strategy", None if replicas is None else strategy),

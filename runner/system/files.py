@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from runner.system.standard_streams import say
 
@@ -139,25 +139,34 @@ def remove_half_written(*folders: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
-    """Replace the contents of `path` at once: a reader sees the old or the new text, even after a crash."""
-    data = text.encode() if isinstance(text, str) else text
-    with naming_need(path, len(data)):
-        descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Yield an empty file, with a `name`, that replaces `path` at the end of this context: a reader sees the old or the
+    new file, even after a crash. After an error inside this context, the old one stays.
+    """
+    with tempfile.NamedTemporaryFile(
+        suffix=HALF_WRITTEN, prefix=f".{path.name}.", dir=path.parent, delete=False
+    ) as file:
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())  # before the rename, which may otherwise reach the disk first
-            os.chmod(temporary, mode)  # mkstemp makes files that only their owner can read
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # before the rename, which may otherwise reach the disk first
+            os.chmod(file.name, mode)  # until here only its owner can read it
             try:
-                os.replace(temporary, path)
+                os.replace(file.name, path)
             except IsADirectoryError:
                 set_aside(path, "a folder")
-                os.replace(temporary, path)
+                os.replace(file.name, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
+    """Replace the contents of `path` at once, as `replacing` does."""
+    data = text.encode() if isinstance(text, str) else text
+    with naming_need(path, len(data)), replacing(path, mode) as file:
+        file.write(data)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -30,21 +30,22 @@ _NAMES_A_TOKEN = re.compile(
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 _END = r"\s\"'<>"
-_USER_IN_URL = (
+_IN_URL = (
     # In http URLs also a user without a password, which may be an access token; git@ and postgres@ are only names.
-    re.compile(rf"(https?://)([^{_END}/?#:@]*)(?::([^{_END}/?#]*))?@", re.IGNORECASE),
+    re.compile(rf"(https?://)([^{_END}/?#:@]*)(?::([^{_END}/?#]*))?(?=@)", re.IGNORECASE),
     # Passwords of databases may contain a slash.
-    re.compile(rf"\b((?!https?:)[a-z][a-z0-9+.-]*://)([^{_END}/:@]*):([^{_END}]*)@", re.IGNORECASE),
+    re.compile(rf"\b((?!https?:)[a-z][a-z0-9+.-]*://)([^{_END}/:@]*):([^{_END}]*)(?=@)", re.IGNORECASE),
+    # Whoever knows the path of a webhook may post.
+    re.compile(
+        r"(https?://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com/"
+        rf"\w+|chat\.googleapis\.com/v1/spaces)/)([^{_END}]+)",
+        re.IGNORECASE,
+    ),
 )
+"""URLs with a secret: what precedes it, and the secret as the last group that matches."""
 _QUERY_IN_URL = re.compile(rf"([?&]([\w.-]+)=)([^{_END}&#]+)")
 _NAMES_A_SIGNATURE = re.compile(r"(?:.*[-_])?(?:sig|signature)", re.IGNORECASE)
 """Names of URL parameters with a signature, such as Azure's sig and X-Amz-Signature."""
-_PATHS_OF_WEBHOOKS = re.compile(
-    r"(https?://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com/"
-    rf"\w+|chat\.googleapis\.com/v1/spaces)/)([^{_END}]+)",
-    re.IGNORECASE,
-)
-"""URLs of webhooks: anyone who knows the path may post."""
 _CONNECTION = re.compile(
     rf"\b((?:password|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*)"
     rf"(?!(?:null|none|true|false|\*+)\b)(?!\*)([^;{_END}]+)",
@@ -177,9 +178,8 @@ def _mask_urls(text: str) -> str:
         text = _CONNECTION.sub(rf"\1{MASK}", text)
     if "://" not in text:
         return text
-    for pattern in _USER_IN_URL:
-        text = pattern.sub(rf"\1{MASK}@", text)
-    text = _PATHS_OF_WEBHOOKS.sub(rf"\1{MASK}", text)
+    for pattern in _IN_URL:
+        text = pattern.sub(rf"\1{MASK}", text)
     return _QUERY_IN_URL.sub(lambda found: found[1] + (MASK if _is_secret_query(found[2]) else found[3]), text)
 
 
@@ -188,12 +188,12 @@ def _is_secret_query(name: str) -> bool:
 
 
 def _secrets_in_urls(text: str) -> Iterator[str]:
-    """Yield passwords, as written and decoded (`%40` is @); for http also a user without a password."""
+    """Yield passwords and the like, as written and decoded (`%40` is @); for http also a user without a password."""
     yield from (value for _, value in _CONNECTION.findall(text))
     if "://" not in text:
         return
-    for pattern in _USER_IN_URL:
-        for _, user, password in pattern.findall(text):
-            yield from {password or user, unquote(password or user)}
-    yield from (path for _, path in _PATHS_OF_WEBHOOKS.findall(text))
+    for pattern in _IN_URL:
+        for _, *found in pattern.findall(text):
+            secret = found[-1] or found[0]
+            yield from {secret, unquote(secret)}
     yield from (value for _, name, value in _QUERY_IN_URL.findall(text) if _is_secret_query(name))

@@ -73,9 +73,7 @@ def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = 
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as hidden:
-        os.dup2(hidden.fileno(), 2)
+    with tempfile.TemporaryFile() as hidden, _led(2, hidden.fileno()) as kept:
         try:
             yield
         except BaseException as error:
@@ -83,9 +81,18 @@ def hidden_stderr(env: Mapping[str, str], but_for: type[BaseException] | None = 
                 hidden.seek(0)
                 os.write(kept, hidden.read())
             raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+
+
+@contextlib.contextmanager
+def _led(descriptor: int, target: int) -> Iterator[int]:
+    """Lead what is written to `descriptor` to `target` inside this context; yield a descriptor of where it led."""
+    kept = os.dup(descriptor)
+    os.dup2(target, descriptor)
+    try:
+        yield kept
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
 
 
 def say(text: str) -> None:
@@ -104,14 +111,8 @@ def one_object(is_wanted: bool) -> Iterator[dict[str, Any]]:
     if not is_wanted:
         yield answer
         return
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield answer
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+    with _led(1, 2), contextlib.redirect_stdout(sys.stderr):
+        yield answer
     print(json.dumps(answer, indent=2, default=str), flush=True)
 
 

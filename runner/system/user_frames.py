@@ -20,28 +20,32 @@ _MADE_BY_AUTOGRAPH = "__autograph_generated_file"
 class Frame(NamedTuple):
     """A line of code that was running, or that made a failed operation."""
 
-    file: str
-    line: int
+    filename: str
+    lineno: int
     name: str
 
     def __str__(self) -> str:
-        return f"{self.file}, line {self.line}, in {self.name}: {linecache.getline(self.file, self.line).strip()}"
+        source = linecache.getline(self.filename, self.lineno).strip()
+        return f"{self.filename}, line {self.lineno}, in {self.name}: {source}"
 
 
-def user_frames(frames: Iterable[Frame]) -> list[Frame]:
+def user_frames(frames: Iterable[Any]) -> list[Frame]:
     """Return those of `frames` (innermost last) that are in the user's own code, not in the runner or a package.
 
     Code that calls the runner (a script, a test) is left out.
+
+    Args:
+      frames: each with the attributes of a Frame, as those of a traceback or of an operation have them.
     """
     ours, installed = str(Path(__file__).parents[1]), _installed()
     found: list[Frame] = []
     was_ours = False
     for frame in frames:
-        if frame.file.startswith(ours):
+        if frame.filename.startswith(ours):
             found = found if was_ours else []
             was_ours = True
-        elif not frame.file.startswith((*installed, "<")) and _MADE_BY_AUTOGRAPH not in frame.file:
-            found += [frame] if Path(frame.file).exists() else []
+        elif not frame.filename.startswith((*installed, "<")) and _MADE_BY_AUTOGRAPH not in frame.filename:
+            found += [Frame(frame.filename, frame.lineno or 0, frame.name)] if Path(frame.filename).exists() else []
     return found
 
 

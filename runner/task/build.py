@@ -29,6 +29,7 @@ from runner.config.schema import (
     eval_key,
 )
 from runner.config.step_range import parse_step_range
+from runner.config.strategy_validation import check_min_workers
 from runner.data.inputs import Input
 from runner.data.service import DataService
 from runner.distribute.cluster import ALONE, Cluster
@@ -163,6 +164,7 @@ def _functions_and_run_config(
     with kept_local(cluster):
         run_config = build_run_config(config, cluster)
     journal.event("joined")
+    check_min_workers(config, run_config.num_replicas_in_sync // cluster.num_workers)
     return functions(), run_config
 
 

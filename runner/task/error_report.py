@@ -95,9 +95,7 @@ def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[
 def explain(error: BaseException) -> Explained:
     """Return the message of an error and the lines of the user's code that belong to it."""
     said = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras makes parts of its messages bold
-    frames = user_frames(
-        Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)
-    )
+    frames = user_frames(traceback.extract_tb(error.__traceback__))
     if isinstance(error, ConfigError):
         return Explained(said, frames)
     if isinstance(error, bdb.BdbQuit):  # the user quit, or stdin is not a terminal and so at its end

@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import math
-import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from runner.config.schema import PREDICTION_FORMATS, ConfigError
-from runner.system.files import HALF_WRITTEN
+from runner.system.files import replacing
 from runner.tracking.plain_values import ONLY_KEY, json_value, leaves
 
 _ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would create an encoder in each call
@@ -32,13 +31,11 @@ class Target(NamedTuple):
     """The file that a writer writes.
 
     Attributes:
-      file: the open, empty temporary file, in the folder of `path`.
-      temporary: path of that file.
+      file: the open, empty temporary file, in the folder of `path`; its `name` is its path.
       path: the final path, also for messages.
     """
 
     file: IO[bytes]
-    temporary: Path
     path: Path
 
 
@@ -77,22 +74,15 @@ def open_predictions(path: Path) -> Iterator[PredictionWriter]:
         raise ConfigError(f"predict.output={path}: its suffix selects the format. Use one of {known}.")
     if path.is_dir():
         raise ConfigError(f"predict.output={path} is a folder. Set a file in it.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
-    except OSError as error:
-        raise ConfigError(f"predict.output={path} cannot be written: {error}.") from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            with contextlib.closing(_WRITERS[path.suffix](Target(file, Path(temporary), path))) as writer:
-                yield writer
-                writer.finish()
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner may read
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(replacing(path))
+        except OSError as error:
+            raise ConfigError(f"predict.output={path} cannot be written: {error}.") from error
+        with contextlib.closing(_WRITERS[path.suffix](Target(file, path))) as writer:
+            yield writer
+            writer.finish()
 
 
 def _named(batch: Any) -> dict[str, np.ndarray]:
@@ -370,7 +360,7 @@ class TFRecord(PredictionWriter):
         import tensorflow as tf
 
         super().__init__(target)
-        self._writer = tf.io.TFRecordWriter(str(target.temporary))
+        self._writer = tf.io.TFRecordWriter(target.file.name)
 
     def write(self, batch: Any) -> None:
         import tensorflow as tf

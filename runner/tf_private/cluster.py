@@ -5,6 +5,7 @@ whether the process can fork.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -137,6 +138,35 @@ def gather_of_two(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor, Any]
     options = getattr(launchers[0], "_options", None)
     is_one_pack = options is not None and not options.bytes_per_pack
     return getattr(launchers[0], "_all_gather", None) if is_one_pack else None
+
+
+_KEYS_OF_A_SIZE = 1 << 24
+
+
+def gathers(strategy: tf.distribute.Strategy) -> list[Callable[..., tf.Tensor]]:
+    """Return for each replica of this process a function that gathers the vectors of all replicas, in their order.
+
+    It takes the replica's vector, CommunicationOptions, and a number below 128 that tells sizes of vectors apart: a
+    collective in a loop keeps the size of its first step (TensorFlow 2.21), so each size must be another collective.
+    All replicas must give vectors of one size. Empty unless the replicas are on CPUs of several processes.
+
+    Private: the launchers of a MultiWorkerMirroredStrategy's collectives, their `_all_gather` and
+    `_next_instance_key`, by which the processes find each other. When they move: return []; sparse gradients then
+    travel dense.
+    """
+    launchers: Any = getattr(getattr(strategy.extended, "_cross_device_ops", None), "_launchers", ())
+    if not all(hasattr(one, "_all_gather") and hasattr(one, "_next_instance_key") for one in launchers):
+        return []
+
+    def gather(launcher: Any, vector: tf.Tensor, options: Any, size: Any) -> tf.Tensor:
+        key = launcher._next_instance_key()
+        of_size = key % _KEYS_OF_A_SIZE + _KEYS_OF_A_SIZE * tf.cast(size, tf.int32)
+        with replaced(launcher, "_next_instance_key", lambda: of_size):
+            gathered: tf.Tensor = launcher._all_gather(vector, options)
+            return gathered
+
+    on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
+    return [functools.partial(gather, one) for one in launchers] if on_cpu else []
 
 
 def is_unused() -> bool:

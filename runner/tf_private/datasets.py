@@ -179,9 +179,9 @@ def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
 
     `secs` is a float scalar. An element is fetched only when it is requested.
 
-    Private: `structure`, which flattens elements to the tensors of tf.data. When it moves: `Dataset.map` over
-    `get_next_as_optional()`, `take_while` and `map`, which cost 220 us per element instead of 40 (TensorFlow 2.21),
-    because functions of `Dataset.map` run in other threads and fail at the end of the data.
+    Private: `structure.to_tensor_list`, which flattens an element to the tensors of tf.data. When it moves:
+    `Dataset.map` over `get_next_as_optional()`, `take_while` and `map`, which cost 220 us per element instead of 40
+    (TensorFlow 2.21), because functions of `Dataset.map` run in other threads and fail at the end of the data.
     """
     spec = iterator.element_spec
 
@@ -195,12 +195,11 @@ def timed(iterator: tf.data.Iterator, secs: tf.Variable) -> tf.data.Dataset:
         with tf.control_dependencies([secs.assign_add(took, read_value=False)]):
             return [tf.identity(tensor) for tensor in element]
 
-    types, shapes = structure.get_flat_tensor_types(spec), structure.get_flat_tensor_shapes(spec)
-    variant = map_in_caller(tf.data.Dataset.range(tf.int64.max), pull, types, shapes)
+    variant = map_in_caller(tf.data.Dataset.range(tf.int64.max), pull)
     return tf.data.experimental.from_variant(variant, spec).with_options(as_it_is())
 
 
-def map_in_caller(dataset: tf.data.Dataset, function: Any, types: Any, shapes: Any) -> tf.Tensor:
+def map_in_caller(dataset: tf.data.Dataset, function: Any) -> tf.Tensor:
     """Return the variant of a dataset like `dataset.map(function)` that runs the function in the thread of the caller.
 
     There its operations run one after the other, a `get_next` of another iterator is a plain call, and the end of that
@@ -210,15 +209,14 @@ def map_in_caller(dataset: tf.data.Dataset, function: Any, types: Any, shapes: A
     Args:
       dataset: the input.
       function: a tf.function with an input signature: an element of `dataset` -> list of tensors.
-      types, shapes: dtypes and shapes of these tensors.
     """
     concrete = function.get_concrete_function()
     return tf.raw_ops.MapDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),
         other_arguments=concrete.captured_inputs,
         f=concrete,
-        output_types=types,
-        output_shapes=shapes,
+        output_types=[one.dtype for one in concrete.outputs],
+        output_shapes=[one.shape for one in concrete.outputs],
         use_inter_op_parallelism=False,  # run in the thread of the caller
         preserve_cardinality=False,  # the data may end early
     )

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.tf_private.legacy_keras import keras_2_of_graphs
+from runner.tf_private.parameter_server import lookup_by_rows
 from runner.tf_private.replaced import all_replaced, replaced
 from runner.tf_private.variables import begin_with
 
@@ -38,12 +39,14 @@ class KerasTrace:
       written: operations by which Keras optimizers write variables; the optimizers return no update op.
       reduce: called by Keras optimizers with a list of (gradient, variable) pairs, instead of summing over replicas.
       owners: the current owner of new variables.
+      layers: name of a variable that a layer of tf_keras made -> that layer, which may be frozen, now or later.
     """
 
     def __init__(self, reduce: Callable[[list[Any]], list[Any]] | None = None) -> None:
         self.written: list[tf.Operation] = []
         self.reduce = reduce
         self.owners = _Owners()
+        self.layers: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
@@ -66,12 +69,14 @@ def keras_trace(
     - `backend.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
     - `backend.Variable._initialize_with_initializer`: hides the shape of the variable from its creators.
     - `TFOptimizer.assign*`: the methods by which all Keras optimizers write.
-    - `TFOptimizer._all_reduce_sum_gradients`: the sum of gradients over replicas.
+    - `TFOptimizer._all_reduce_sum_gradients`: the sum of gradients over replicas; `_clip_gradients`, before it.
     - `global_state.GLOBAL_STATE_TRACKER`: what `keras.utils.clear_session` replaces. It is put back afterwards, so that
       the caller's own models keep their state.
     - `IndexLookup.vocabulary_size`: Keras asks the table, which is empty until the initializers of a graph have run.
     - `losses.loss.scale_loss_for_distribution`: divides each scalar loss by the number of replicas, for optimizers that
       sum. The runner weights gradients itself and needs the loss unscaled.
+    - `numpy.take` of the backend, which keras.ops calls for an Embedding, with `_value` and `_maybe_autocast` of a
+      variable: it reads the whole variable. After an update by rows, TensorFlow copies a variable at each such read.
     - `saving_lib._load_state` and `legacy_h5_format._set_weights`: `load_model` and `load_weights` call them, and they
       set variables by `Variable.assign`, as `set_weights` and `Normalization.adapt` do. Values that model_fn loads
       become initial values; an assignment in the step would undo all training so far.
@@ -83,17 +88,30 @@ def keras_trace(
 
 
 def _watching_tf_keras(trace: KerasTrace, traced: Any) -> contextlib.AbstractContextManager[None]:
-    """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3.
+    """Note the writes of tf_keras's optimizers and sum their gradients, as for those of Keras 3; note whose variables
+    are.
 
     Private, in tf_keras 2.21: `_compute_current_learning_rate`, `_apply_weight_decay` and
     `_distributed_apply_gradients_fn`, which write variables and return no operation for it; `_aggregate_gradients` of
-    the legacy optimizers, which sums gradients. When they move: see what `apply_gradients` calls.
+    the legacy optimizers, which sums gradients; `base_layer_v1`, with the layers of graphs. When they move: see what
+    `apply_gradients` and `add_weight` call.
     """
     if "tf_keras" not in sys.modules:
         return contextlib.nullcontext()
     kind, legacy = sys.modules["tf_keras"].optimizers.Optimizer, sys.modules["tf_keras"].optimizers.legacy.Optimizer
+    layers = sys.modules["tf_keras"].layers.Layer, importlib.import_module("tf_keras.src.engine.base_layer_v1").Layer
+
+    def noting_layer(add_weight: Callable[..., Any]) -> Callable[..., Any]:
+        def add(self: Any, *args: Any, **kwargs: Any) -> Any:
+            variable = add_weight(self, *args, **kwargs)
+            trace.layers[variable.name.partition(":")[0]] = self
+            return variable
+
+        return add
+
     writing = ("_compute_current_learning_rate", "_apply_weight_decay", "_distributed_apply_gradients_fn")
     return all_replaced(
+        *((layer, "add_weight", noting_layer(layer.add_weight)) for layer in layers),
         (kind, "aggregate_gradients", _reduced(kind.aggregate_gradients, trace)),
         (legacy, "_aggregate_gradients", _reduced(legacy._aggregate_gradients, trace)),
         *((kind, name, _noted(getattr(kind, name), trace, traced)) for name in writing),
@@ -125,7 +143,8 @@ def _watching_keras_3(
 ) -> contextlib.AbstractContextManager[None]:
     from keras import layers as keras_layers
     from keras import random as keras_random
-    from keras.src.backend.common import global_state
+    from keras.src.backend.common import global_state, stateless_scope
+    from keras.src.backend.tensorflow import numpy as keras_numpy
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.layers.preprocessing.index_lookup import IndexLookup
@@ -134,7 +153,7 @@ def _watching_keras_3(
     from keras.src.saving import saving_lib
 
     initialize, assign = Variable._initialize, Variable.assign
-    next_seed, size_of_table = keras_random.SeedGenerator.next, IndexLookup.vocabulary_size
+    take, next_seed, size_of_table = keras_numpy.take, keras_random.SeedGenerator.next, IndexLookup.vocabulary_size
 
     def owned_initialize(self: Any, value: Any) -> None:
         with replaced(trace.owners, "variable", self):
@@ -167,6 +186,17 @@ def _watching_keras_3(
         keys = getattr(self.lookup_table._initializer, "_keys", None)  # None: the table is filled from a file
         return size_of_table(self) if keys is None else keys.shape[0] + self._token_start_index()
 
+    def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
+        """Return rows of a variable without reading the others."""
+        is_lookup = axis == 0 and isinstance(x, Variable) and isinstance(indices, tf.Tensor | tf.RaggedTensor)
+        if not is_lookup or x._value is None or stateless_scope.in_stateless_scope():
+            return take(x, indices, axis)
+
+        def rows(ids: tf.Tensor) -> tf.Tensor:
+            return lookup_by_rows(x._value, tf.where(ids < 0, ids + tf.cast(x.shape[0], ids.dtype), ids))
+
+        return x._maybe_autocast(tf.ragged.map_flat_values(rows, indices))
+
     def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Return a different seed in each replica: with the same one, dropout would drop the same units in all of
         them.
@@ -179,6 +209,12 @@ def _watching_keras_3(
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
         return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
 
+    clip, reduce = TFOptimizer._clip_gradients, _reduced(TFOptimizer._all_reduce_sum_gradients, trace)
+
+    def clip_sums(self: Any, grads: Any) -> Any:
+        """Return the sums over replicas, clipped as in Keras 2. In Keras 3 each replica clips its own gradients."""
+        return clip(self, [gradient for gradient, _ in reduce(self, [(one, None) for one in grads])])
+
     writing = ("assign", "assign_add", "assign_sub")
     return all_replaced(
         (Variable, "_initialize", owned_initialize),
@@ -188,7 +224,9 @@ def _watching_keras_3(
         (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
         (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
         (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
-        (TFOptimizer, "_all_reduce_sum_gradients", _reduced(TFOptimizer._all_reduce_sum_gradients, trace)),
+        (keras_numpy, "take", take_rows),
+        (TFOptimizer, "_clip_gradients", clip_sums),
+        (TFOptimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs),
         (keras_random.SeedGenerator, "next", next_of_replica),
         (IndexLookup, "vocabulary_size", vocabulary_size),
         (keras_loss, "scale_loss_for_distribution", lambda value: value),

@@ -1,15 +1,19 @@
 """Keras 2 (the package tf_keras, and `tensorflow.python.keras`): whether `tf.keras` is Keras 2, and how it treats the
-graph of a trace.
+graph of a trace. Also the modules of Keras 3 that are imported only when they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.tf_private.replaced import Overlay, all_replaced
@@ -78,3 +82,39 @@ def _in_tensorflow(is_eager_outside: bool) -> Iterator[tuple[Any, str, Any]]:
             yield module, "ops", own
         if name == "tensorflow.python.keras.engine.base_layer_utils":
             yield module, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True
+
+
+# --- Keras 3: modules that most programs never use
+
+KERAS_WRAPPERS = ("keras.wrappers", "keras._tf_keras.keras.wrappers")
+"""The modules because of which `import keras` imports scikit-learn and SciPy, a sixth of the CPU time of the import of
+TensorFlow (Keras 3.15). When they move: nothing is deferred."""
+
+
+class DeferredImports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A finder for `sys.meta_path` that executes the modules `names` when a program first uses one of their names."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names, self._loaders = names, dict[str, importlib.abc.Loader]()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target) if fullname in self._names else None
+        if found is not None and found.loader is not None:
+            self._loaders[fullname], found.loader = found.loader, self
+        return found
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        lock, loader = threading.RLock(), self._loaders[module.__name__]
+
+        def load(name: str) -> Any:
+            # Tools such as `inspect` ask every module for names like __wrapped__.
+            if name.startswith("__") and name != "__all__":
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            with lock:
+                if vars(module).pop("__getattr__", None) is not None:
+                    loader.exec_module(module)
+            return getattr(module, name)
+
+        module.__getattr__ = load  # type: ignore[method-assign]

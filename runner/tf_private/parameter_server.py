@@ -145,22 +145,16 @@ def say_losses_in_a_line(log: logging.Logger) -> None:
 
 
 def remote_variables() -> contextlib.AbstractContextManager[None]:
-    """Make Keras 3 efficient and correct with variables on parameter servers, while a step is traced inside this
-    context.
+    """Make Keras 3 correct with variables on parameter servers, while a step is traced inside this context.
 
     `keras.Variable.assign_add` and `assign_sub` become one operation each. Keras 3.15 reads, adds and assigns, so of
-    2000 updates of `optimizer.iterations` by two workers only 1217 counted. `keras.ops.take` of a variable fetches
-    rows, not the whole variable (1 GB per step for a large Embedding).
+    2000 updates of `optimizer.iterations` by two workers only 1217 counted.
 
-    Private: the methods of `keras.src.backend.tensorflow.core.Variable`, its `_value`, and `take` of
-    `keras.src.backend.tensorflow.numpy`, which keras.ops calls. Does nothing without Keras 3.
+    Private: the methods of `keras.src.backend.tensorflow.core.Variable`. Does nothing without Keras 3.
     """
     if "keras" not in sys.modules:
         return contextlib.nullcontext()
-    from keras.src.backend.tensorflow import numpy as keras_numpy
     from keras.src.backend.tensorflow.core import Variable
-
-    take = keras_numpy.take
 
     def in_one_operation(method: str) -> Callable[[Any, Any], Any]:
         def update(self: Any, value: Any) -> Any:
@@ -169,18 +163,7 @@ def remote_variables() -> contextlib.AbstractContextManager[None]:
 
         return update
 
-    def take_rows(x: Any, indices: Any, axis: int | None = None) -> Any:
-        is_lookup = axis == 0 and isinstance(x, Variable) and tf.is_tensor(indices)
-        if not is_lookup or isinstance(indices, tf.SparseTensor):
-            return take(x, indices, axis)
-        ids = tf.where(indices < 0, indices + tf.cast(x.shape[0], indices.dtype), indices)
-        return lookup_by_rows(x._value, ids)
-
-    return all_replaced(
-        (Variable, "assign_add", in_one_operation("assign_add")),
-        (Variable, "assign_sub", in_one_operation("assign_sub")),
-        (keras_numpy, "take", take_rows),
-    )
+    return all_replaced(*((Variable, name, in_one_operation(name)) for name in ("assign_add", "assign_sub")))
 
 
 def lookup_by_rows(params: Any, ids: Any) -> tf.Tensor:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import contextvars
 import dataclasses
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.ops import summary_ops_v2
 from tensorflow.python.summary import summary
 
-from runner.tf_private.replaced import all_replaced
+from runner.tf_private.replaced import all_replaced, replaced
 
 v1 = tf.compat.v1
 _SCALARS, _IMAGES = "scalars", "images"  # names of TensorBoard's plugins
@@ -200,19 +200,23 @@ def _plugin_of(metadata: Any) -> str:
     return metadata.plugin_data.plugin_name if hasattr(metadata, "plugin_data") else ""
 
 
-_collector: contextvars.ContextVar[Collector | None] = contextvars.ContextVar("collector", default=None)
+class _OfThread(threading.local):
+    collector: Collector | None = None
+
+
+_of_thread = _OfThread()
 
 
 def is_collecting() -> bool:
     """Report whether scalars are being collected in this thread."""
-    return _collector.get() is not None
+    return _of_thread.collector is not None
 
 
 @contextlib.contextmanager
 def collecting(writer: Any) -> Iterator[Collector]:
     """Yield a Collector of the scalars and images that model_fn summarizes in this thread inside this context."""
     collector = TraceCollector(v1.get_default_graph(), writer)
-    with _noted_by(collector):
+    with replaced(_of_thread, "collector", collector):
         yield collector
 
 
@@ -222,18 +226,9 @@ def collecting_eagerly(writer: Any, *, writes: bool) -> Iterator[EagerCollector]
     end.
     """
     collector = EagerCollector(writer, writes=writes)
-    with summaries_noted(), _noted_by(collector):
+    with summaries_noted(), replaced(_of_thread, "collector", collector):
         yield collector
         collector.find_protos()
-
-
-@contextlib.contextmanager
-def _noted_by(collector: Collector) -> Iterator[None]:
-    token = _collector.set(collector)
-    try:
-        yield
-    finally:
-        _collector.reset(token)
 
 
 def summaries_noted() -> contextlib.AbstractContextManager[None]:
@@ -248,13 +243,13 @@ def summaries_noted() -> contextlib.AbstractContextManager[None]:
 
     def scalar(name: str, tensor: Any, collections: Any = None, family: str | None = None) -> Any:
         proto = own_v1(name, tensor, collections, family)
-        collector = _collector.get()
+        collector = _of_thread.collector
         if collector is not None:
             collector.note_v1(name, family, tensor, proto)
         return proto
 
     def write(tag: str, tensor: Any, step: Any = None, metadata: Any = None, name: str | None = None) -> Any:
-        collector = _collector.get()
+        collector = _of_thread.collector
         if collector is None:
             return own_write(tag, tensor, step, metadata, name)
         return collector.write(own_write, tag, tensor, step, metadata, name)

@@ -13,11 +13,11 @@ import pkgutil
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from runner.tf_private.replaced import EnteredOnce
+from runner.tf_private.replaced import EnteredOnce, Overlay
 
 LEGACY = "tf_keras.api._v1.keras.__internal__.legacy"
 """The package of tf_keras with the modules of `legacy_keras`."""
@@ -160,18 +160,6 @@ class _ArgStack(threading.local):
         self.stack: list[dict[Any, Any]] = [{}]
 
 
-class _WithMoved(types.ModuleType):
-    """A module of TensorFlow with additional names that it no longer has."""
-
-    def __init__(self, module: types.ModuleType, moved: Mapping[str, Any]) -> None:
-        super().__init__(module.__name__)
-        self.__dict__.update(moved)
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 @functools.cache
 def prepare_slim() -> None:
     """Import tf_slim 1.1.0, which was written for TensorFlow 2.3, and give its modules the names that TensorFlow has
@@ -202,8 +190,8 @@ def prepare_slim() -> None:
         if name.partition(".")[0] == "tf_slim":
             for key, value in list(vars(module).items()):
                 if isinstance(value, types.ModuleType) and value.__name__ in moved:
-                    setattr(module, key, _WithMoved(value, {one: getattr(v1, one) for one in moved[value.__name__]}))
+                    setattr(module, key, Overlay(value, **{one: getattr(v1, one) for one in moved[value.__name__]}))
                 elif isinstance(value, types.ModuleType) and value.__name__ == "tensorflow.python.ops.variable_scope":
-                    setattr(module, key, _WithMoved(value, {"variable": v1.Variable}))
+                    setattr(module, key, Overlay(value, variable=v1.Variable))
     arg_stack = _ArgStack()
     sys.modules["tf_slim.ops.arg_scope"].__dict__["_get_arg_stack"] = lambda: arg_stack.stack

@@ -19,6 +19,7 @@ from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.saved_model.model_utils import export_output
 from tensorflow.python.summary import summary
 from tensorflow.python.training import basic_session_run_hooks
+from tensorflow.python.util.deprecation import deprecated, deprecated_arg_values, deprecated_args  # noqa: F401
 
 from runner.tf_private.replaced import all_replaced, replaced
 
@@ -58,13 +59,11 @@ def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
     Private: `_learning_rate` (`_lr` in Adam), a number, tensor or function, which `_prepare` converts to a tensor in
     `apply_gradients`; unchanged since TF 1.
     """
-    name = next((name for name in ("_learning_rate", "_lr") if hasattr(optimizer, name)), None)
-    if name is None:
-        return False
-    rate = getattr(optimizer, name)
-    value = tf.convert_to_tensor(rate() if callable(rate) else rate)
-    setattr(optimizer, name, value * tf.cast(factor, value.dtype))
-    return True
+    rate = rate_of_v1(optimizer)
+    if rate is not None:
+        name = "_learning_rate" if hasattr(optimizer, "_learning_rate") else "_lr"
+        setattr(optimizer, name, rate * tf.cast(factor, rate.dtype))
+    return rate is not None
 
 
 def rate_of_v1(optimizer: Any) -> tf.Tensor | None:

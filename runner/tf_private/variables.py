@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+# DistributedVariable, embedding_ops: see `lookups_of_rows`.
+from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.ops import embedding_ops
+
 # UninitializedVariable: a tf.Variable with a handle but no value, so that discovery allocates nothing.
 # When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
@@ -20,7 +24,7 @@ from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 from tensorflow.python.training import checkpoint_utils
 
 from runner.tf_private import tensor_bundle
-from runner.tf_private.replaced import replaced
+from runner.tf_private.replaced import Overlay, all_replaced, replaced
 
 v1 = tf.compat.v1
 
@@ -48,6 +52,15 @@ class _VariableOp:
     type: str = "VarHandleOp"
     graph: Any = None
     traceback: tuple[Any, ...] = ()
+
+
+def load(variable: Any, value: Any, session: Any = None) -> None:
+    """Assign a value of the variable's shape in the session of a hook."""
+    session = v1.get_default_session() if session is None else session
+    if hasattr(session, "begin_to_write"):  # the session of hooks
+        session.begin_to_write()
+    with tf.init_scope():
+        variable.assign(value)
 
 
 class _Named:
@@ -80,9 +93,7 @@ class _Named:
             raise ValueError(f"{self.op.name}.eval(): there is no default session. Give one: eval(session=session).")
         return session.run(self)
 
-    def load(self, value: Any, session: Any = None) -> None:
-        """Assign a value of the variable's shape in the session of a hook."""
-        _load(self, value, session)
+    load = load
 
     @property
     def op(self) -> _VariableOp:
@@ -97,17 +108,11 @@ class _Named:
         return tf.convert_to_tensor(self.initial())
 
 
-def _load(variable: Any, value: Any, session: Any = None) -> None:
-    del session
-    with tf.init_scope():
-        variable.assign(value)
-
-
 def loadable(variable: tf.Variable) -> tf.Variable:
     """Give a variable of a strategy the method `load`, as in TF 1, and return it; its copies get theirs from
     `named`.
     """
-    variable.load = functools.partial(_load, variable)
+    variable.load = functools.partial(load, variable)
     return variable
 
 
@@ -172,13 +177,13 @@ def constrain(variable: Any, constraint: Callable[[tf.Variable], Any] | None) ->
     Private: `BaseResourceVariable._constraint`, which `constraint` returns, since TF 1. When it moves: pass it to the
     constructor; the constraint of the first call of model_fn then stays.
     """
-    for copy in _copies(variable):
+    for copy in copies_of(variable):
         copy._constraint = constraint
 
 
 def belongs_to(variable: Any, owner: Any) -> None:
     """Set the `keras.Variable` that requested the variable, on each of its copies."""
-    for copy in _copies(variable):
+    for copy in copies_of(variable):
         copy.keras_variable = owner
 
 
@@ -189,8 +194,48 @@ def share_on_read(variable: Any) -> None:
     need its size in memory once more. The next such update copies the buffer if a reader still holds it.
     `tf.train.Checkpoint` does the same before it reads.
     """
-    for copy in _copies(variable):
+    for copy in copies_of(variable):
         tf.raw_ops.DisableCopyOnRead(resource=copy.handle)
+
+
+def lookups_of_rows() -> contextlib.AbstractContextManager[None]:
+    """Make lookups, and so feature columns, read only the rows that they look up, while a step is traced.
+
+    A variable with sparse updates is copied by each read of the whole, in every step of training and every batch of an
+    evaluation after it: 64 MB for a million rows of 16. TensorFlow 2.21 reads the whole in two cases:
+    - of a variable that has a copy on each replica, it reads the copy;
+    - Grappler (SimplifyEmbeddingLookupStage) joins Unique, ResourceGather and SparseSegmentSum of a lookup of sparse
+      ids. It knows no UniqueWithCounts, which returns the same two tensors before the counts.
+
+    Private: `DistributedVariable` and its `_get`, the copy of the current replica. Its `sparse_read` and `gather_nd`,
+    which tf.gather calls, are those of tf.Variable and raise AttributeError. `_embedding_lookup_and_transform`, which
+    all of `tf.nn.embedding_lookup*` call, asks for the type of a plain variable; `compat.forward_compatible` there
+    chooses a fused lookup of sparse ids where ids and variable have one device; it takes the whole copy, but of a plain
+    variable it is cheap. `embedding_ops.array_ops`, with which the lookup calls `unique`. When they move: leave this
+    out; lookups are slower, and copy their tables.
+    """
+    lookup, is_since = embedding_ops._embedding_lookup_and_transform, embedding_ops.compat.forward_compatible
+
+    def is_fused(*date: int) -> bool:
+        return tf.distribute.get_strategy().num_replicas_in_sync == 1 and bool(is_since(*date))
+
+    def in_copy(method: str) -> Callable[..., tf.Tensor]:
+        return lambda self, *args, **kwargs: getattr(self._get(), method)(*args, **kwargs)
+
+    def lookup_in_copies(params: Any, *args: Any, **kwargs: Any) -> Any:
+        listed = params if isinstance(params, list | tuple) else [params]
+        copies = [one._get() if isinstance(one, DistributedVariable) else one for one in listed]
+        return lookup(copies if isinstance(params, list | tuple) else copies[0], *args, **kwargs)
+
+    def unique(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return tf.unique_with_counts(x, *args, **kwargs)[:2]
+
+    return all_replaced(
+        (embedding_ops, "array_ops", Overlay(embedding_ops.array_ops, unique=unique)),
+        (embedding_ops, "_embedding_lookup_and_transform", lookup_in_copies),
+        (embedding_ops, "compat", Overlay(embedding_ops.compat, forward_compatible=is_fused)),
+        *((DistributedVariable, name, in_copy(name)) for name in ("sparse_read", "gather_nd")),
+    )
 
 
 def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
@@ -198,7 +243,7 @@ def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
 
     For variables so large that both values do not fit into memory. If `read` fails, the variable becomes zeros.
     """
-    copies = _copies(variable)
+    copies = copies_of(variable)
 
     def fill(value: tf.Tensor) -> None:
         for copy in copies:
@@ -214,7 +259,8 @@ def refill(variable: Any, read: Callable[[], list[tf.Tensor]]) -> None:
     fill(value)
 
 
-def _copies(variable: Any) -> list[Any]:
+def copies_of(variable: Any) -> list[Any]:
+    """Return the variables that hold a variable: one for each replica or part, or only itself."""
     copies = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
     return [getattr(copy, "_v", copy) for copy in copies]
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private.random_ops import KERNEL_RANDOM
+from runner.tf_private.variables import copies_of
 
 _READS = frozenset(
     {"Identity", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
@@ -69,6 +70,25 @@ def needed(
             running.add(operation)
             stack += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
     return [operation for operation in graph.get_operations() if operation in running]
+
+
+def handles(variable: Any, replica: int | None = None) -> list[Any]:
+    """Return the handles of a variable, one for each copy or part; with `replica`, only that of this local replica."""
+    copies = copies_of(variable)
+    return [copy.handle for copy in (copies if replica is None or len(copies) == 1 else [copies[replica]])]
+
+
+def captured(graph: Any, variables: Iterable[Any], replica: int | None = None) -> set[str]:
+    """Return the names of the tensors that stand for the handles of `variables` in the graph."""
+    mine = {id(handle) for variable in variables for handle in handles(variable, replica)}
+    return {internal.name for external, internal in graph.captures if id(external) in mine}
+
+
+def may_write(graph: Any, variables: Iterable[Any], elements: Iterable[Any]) -> bool:
+    """Report whether an operation that `elements` need writes to one of `variables`, or may do so in a branch."""
+    names = captured(graph, variables)
+    running = needed(graph, operations(elements))
+    return any(changes_state(one) and any(tensor.name in names for tensor in one.inputs) for one in running)
 
 
 def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:

@@ -179,4 +179,4 @@ def _is_gradient(operation: tf.Operation) -> bool:
 
 
 def _frames_of(operation: tf.Operation) -> list[Frame]:
-    return user_frames(Frame(one.filename, one.lineno, one.name) for one in operation.traceback or ())
+    return user_frames(operation.traceback or ())

@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from runner.distribute.errors import OF_A_LOST_PEER
 from runner.tf_private import parameter_server, tensor_bundle
-from runner.tf_private.variables import VariablePart, refill, share_on_read
+from runner.tf_private.variables import VariablePart, copies_of, refill, share_on_read
 from runner.tracing.variable_request import VariableSpec
 
 Entry = tuple[str, str, tf.DType]
@@ -81,6 +82,33 @@ def assign(variable: Any, value: Any) -> None:
         value = tf.split(value, variable.sizes, variable.axis)
     for part, own in zip(variable.parts, value, strict=True):
         assign(part, own)
+
+
+def update(variable: Any, places: np.ndarray, values: tf.Tensor) -> None:
+    """Set slices of a variable on all its copies, without its whole value.
+
+    Args:
+      variable: a variable or PartitionedVariable.
+      places: int64 `[n, k]`, the first k indices of each slice.
+      values: `[n, ...]` of the variable's dtype.
+    """
+    if not isinstance(variable, PartitionedVariable):
+        for copy in copies_of(variable):
+            with tf.device(copy.device):
+                tf.raw_ops.ResourceScatterNdUpdate(ref=copy.handle, indices=places, updates=values)
+        return
+    first, axis = 0, variable.axis - places.shape[1] + 1
+    if axis > 0:  # each part has its share of every slice
+        for part, own in zip(variable.parts, tf.split(values, variable.sizes, axis), strict=True):
+            update(part, places, own)
+        return
+    for part, size in zip(variable.parts, variable.sizes, strict=True):
+        along = places[:, variable.axis] - first
+        (mine,) = np.nonzero((along >= 0) & (along < size))
+        own = places[mine].copy()
+        own[:, variable.axis] = along[mine]
+        update(part, own, tf.gather(values, mine))
+        first += size
 
 
 def value_of(variable: Any) -> Any:

@@ -15,9 +15,12 @@ from runner.tf_private.random_ops import KERNEL_RANDOM
 from runner.tracing.graph_operations import (
     CALLS,
     GENERATOR,
+    captured,
     changes_state,
+    handles,
     has_effect,
     is_assignment,
+    may_write,
     needed,
     operations,
     program_order,
@@ -114,11 +117,6 @@ class Trace:
         draws = any(operation.type in GENERATOR for operation in self.graph.get_operations())
         return draws or any(self._calls_with(self.requested.keras_variables()))
 
-    def _captured(self, variables: Sequence[Any], replica: int | None = None) -> set[str]:
-        """Return the names of the tensors that stand for the handles of `variables` in the graph."""
-        mine = {id(handle) for variable in variables for handle in _handles(variable, replica)}
-        return {internal.name for external, internal in self.graph.captures if id(external) in mine}
-
     def _of_tensors(self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
         """Return the operations of the step that `is_wanted` accepts and that have one of these tensors as input."""
         return [one for one in self.operations if is_wanted(one) and any(tensor.name in names for tensor in one.inputs)]
@@ -128,18 +126,22 @@ class Trace:
         names = {
             id(handle): name
             for name, (variable, _) in self.requested.requests.items()
-            for handle in _handles(variable, replica)
+            for handle in handles(variable, replica)
         }
         return [(inner, names[id(outer)]) for outer, inner in self.graph.captures if id(outer) in names]
 
     def updates_of(self, replica: int, running: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Return those of `running` that use this local replica's copy of a variable of the model."""
-        names = self._captured([variable for variable, _ in self.requested.requests.values()], replica)
+        names = captured(self.graph, [variable for variable, _ in self.requested.requests.values()], replica)
         among = set(running)
         return self._of_tensors(names, among.__contains__)
 
+    def changes_variables(self, elements: Iterable[Any]) -> bool:
+        """Report whether an operation that `elements` need may write to a variable of model_fn or a hook."""
+        return may_write(self.graph, [variable for variable, _ in self.requested.requests.values()], elements)
+
     def _calls_with(self, variables: Sequence[Any]) -> list[tf.Operation]:
-        return self._of_tensors(self._captured(variables), lambda operation: operation.type in CALLS)
+        return self._of_tensors(captured(self.graph, variables), lambda operation: operation.type in CALLS)
 
     def all_effects(self) -> list[tf.Operation]:
         """Return everything that a tf.function would run: each operation with an effect, in program order."""
@@ -154,7 +156,7 @@ class Trace:
           replica: only writes to this local replica's copy of each variable; None: all.
         """
         variables = self.requested.keras_variables(metrics_only=metrics_only)
-        writes = self._of_tensors(self._captured(variables, replica), is_assignment)
+        writes = self._of_tensors(captured(self.graph, variables, replica), is_assignment)
         if metrics_only:
             return writes
         writes += self._calls_with(variables)  # layers and optimizers that write inside a branch
@@ -171,8 +173,8 @@ class Trace:
         if any(operation.type in (*CALLS, "PartitionedCall") for operation in all_operations):
             library = self.graph.as_graph_def().library
             nodes += [(node.op, node.name) for function in library.function for node in function.node_def]
-        handles = self._captured([variable for variable, _ in self.requested.requests.values()])
-        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in handles]
+        own = captured(self.graph, [variable for variable, _ in self.requested.requests.values()])
+        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in own]
         return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
 
     def function(
@@ -248,10 +250,3 @@ class Trace:
     def needs_inputs(self, fetches: Any) -> bool:
         """Report whether a value depends on the step's inputs, and so on a batch."""
         return not {tensor.op for tensor in self.inputs}.isdisjoint(needed(self.graph, operations([fetches])))
-
-
-def _handles(variable: Any, replica: int | None) -> list[Any]:
-    components = getattr(variable, "values", None) or getattr(variable, "variables", None) or [variable]
-    if replica is not None and len(components) > 1:
-        components = [components[replica]]
-    return [component.handle for component in components]

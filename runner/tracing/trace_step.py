@@ -22,7 +22,7 @@ from runner.distribute.reductions import Reductions, ReplicaWeights, local_repli
 from runner.tf_private import graphs
 from runner.tf_private.cluster import replicas_in_sync, strategy_seen
 from runner.tf_private.keras3 import keras_trace
-from runner.tf_private.variables import initial_values_from_checkpoints
+from runner.tf_private.variables import initial_values_from_checkpoints, lookups_of_rows
 from runner.tracing.graph_operations import needed
 from runner.tracing.random_state import Stream, drawing_from, moment, next_seed, seeded, stateless_random_ops
 from runner.tracing.trace import ReplicaCall, Trace
@@ -128,6 +128,7 @@ class _Step:
                 self.store.placement.tracing(),
                 stateless_random_ops(),
                 initial_values_from_checkpoints(),
+                lookups_of_rows(),
             ):
                 run(inputs[:-3], inputs[-3], ReplicaWeights(inputs[-2], inputs[-1]))
 
@@ -182,13 +183,14 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
         wrapped = step.wrap(run)
 
     feeds = getattr(calls[0].output, "initial_feeds", None) or {}
+    inputs = {id(one) for one in wrapped.inputs}  # all other placeholders are model_fn's
 
     def evaluate(initial: Any) -> Any:
         if callable(initial):
             with wrapped.graph.as_default(), replicas_in_sync(num_replicas), strategy_seen(has_strategy):
                 initial = tf.convert_to_tensor(initial())
         running = needed(wrapped.graph, [initial.op])
-        fed = _placeholders(wrapped, running)
+        fed = [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in inputs]
         values = [_fed_value(wrapped.graph, one, feeds) for one in fed]
         if traced["part"].op in running:  # a random initial value
             fed, values = [*fed, traced["part"]], [*values, tf.constant(0, tf.int64)]
@@ -196,12 +198,6 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
 
     store.materialise(traced["new"], evaluate, on_one_device=on_one_device)
     return Trace(wrapped, calls, traced["requested"]), traced["new"]
-
-
-def _placeholders(wrapped: Any, running: Sequence[tf.Operation]) -> list[tf.Tensor]:
-    """Return those of `running` that are placeholders made by model_fn."""
-    inputs = {id(one) for one in wrapped.inputs}
-    return [one.outputs[0] for one in running if one.type == "Placeholder" and id(one.outputs[0]) not in inputs]
 
 
 def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> tf.Tensor:

@@ -99,6 +99,7 @@ class RequestedVariables:
             for whole, (asked, owner) in self.requests.items()
             for name, variable, part in _parts_of(whole, asked)
             if (owner if owner is not None else variable).trainable
+            and getattr(self.keras.layers.get(whole), "trainable", True)
         }
 
     def keras_variables(self, *, metrics_only: bool = False) -> list[tf.Variable]:

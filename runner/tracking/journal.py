@@ -145,15 +145,11 @@ class NullJournal(Journal):
 
     def __init__(self) -> None:
         self.phases, self.show_phase = {}, contextlib.nullcontext
+        self._timer, self._inner_secs = time.perf_counter, 0.0
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        with self.show_phase(name):
-            yield
 
     def took(self, name: str, secs: float) -> None: ...
 
@@ -265,9 +261,8 @@ class Journals:
 
     def events(self, event: str) -> dict[str, list[dict[str, Any]]]:
         """Return task name -> its lines of `event`; tasks without one are left out."""
-        paths = {task_of(path): path for path in journals_in(self.model_dir)}
-        found = {task: [line for line in self._lines(path, event) if line.get("event") == event]
-                 for task, path in paths.items()}  # fmt: skip
+        found = {task_of(path): [line for line in self._lines(path, event) if line.get("event") == event]
+                 for path in journals_in(self.model_dir)}  # fmt: skip
         return {task: lines for task, lines in found.items() if lines}
 
     def _lines(self, path: Path, word: str) -> Iterator[dict[str, Any]]:

@@ -339,11 +339,10 @@ class MlflowTracker(Tracker):
     def _opened(self, run_id: str | None) -> Any:
         """Return the run, which this tracker records from now on; None if there is none here, or it was deleted."""
         self._connect()
-        if not run_id:
-            return None
         run = None
-        with _allowing("RESOURCE_DOES_NOT_EXIST"):
-            run = self._client.get_run(run_id)
+        if run_id:
+            with _allowing("RESOURCE_DOES_NOT_EXIST"):
+                run = self._client.get_run(run_id)
         if run is None or run.info.lifecycle_stage != "active":
             return None
         self._run_id, self._found = run_id, (run.info.status, run.info.end_time)

@@ -37,7 +37,7 @@ from runner.system.standard_streams import keep_saying, say
 from runner.tracking.backends.csv_tracker import CsvTracker
 from runner.tracking.backends.user_tracker import UserTracker
 from runner.tracking.curves import CURVES_FILE, draw_curves, import_matplotlib
-from runner.tracking.exit_codes import FINISHED, MLFLOW_STATUS, STILL_RUNNING, USER_ERROR
+from runner.tracking.exit_codes import FINISHED, MLFLOW_STATUS, USER_ERROR
 from runner.tracking.journal import (
     ARTIFACT,
     BLOCK_BYTES,
@@ -58,7 +58,7 @@ from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, of, read_settings
-from runner.tracking.summary import SUMMARY_FILE, as_killed, read_summary, write_summary
+from runner.tracking.summary import SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
 PERIOD_SECS, GLANCE_SECS = 2.0, 0.2
@@ -185,12 +185,9 @@ class RunShipper:
                 return True
             if has_tasks(self.folder):
                 return False
-            summary = read_summary(self.folder / SUMMARY_FILE)
-            files = [saved_config.FILE, SUMMARY_FILE, CURVES_FILE] if summary else []
             ended_at = max(path.stat().st_mtime for path in journals_in(self.folder))
             try:
-                if summary.get("status") == STILL_RUNNING.status:
-                    write_summary(self.folder, as_killed(summary))
+                files = [saved_config.FILE, SUMMARY_FILE, CURVES_FILE] if close_summary(self.folder) else []
                 note_of_run(self.folder, RUN_ENDED, time=ended_at, status="interrupted", recorded="KILLED", files=files)
             except DiskFullError:  # its starter, if it lives, could not note the end for the same reason
                 self._is_full = True
@@ -512,18 +509,14 @@ def _lock_as_it_is(path: Path) -> Iterator[None]:
 
 
 def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
-    summary, shipped = read_summary(model_dir / SUMMARY_FILE), Shipped.read(model_dir, MLFLOW)
+    shipped = Shipped.read(model_dir, MLFLOW)
     if shipped.run_id is None and journals_in(model_dir):
         # Its process began the run but could not note the id. Whoever ships the folder later must go on in this run:
         # once it is closed, `_of_a_killed_start` finds it no longer.
         shipped.belongs_to(run_id)
         shipped.save(model_dir, MLFLOW)
-    status, is_its = "interrupted", shipped.run_id == run_id
-    if summary.get("status") == STILL_RUNNING.status:
-        if is_its:
-            write_summary(model_dir, as_killed(summary))
-    elif is_its and summary:  # it ended but could no longer reach the tracker
-        status = str(summary.get("status"))
+    summary = close_summary(model_dir) if shipped.run_id == run_id else {}
+    status = str(summary.get("status", "interrupted"))  # finished: it ended but could no longer reach the tracker
     last_sign = max((path.stat().st_mtime for path in journals_in(model_dir)), default=time.time())
     tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, last_sign)
 

@@ -67,6 +67,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         **{name: facts.get(name) for name in ("num_replicas", "devices", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),
         **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},
+        "lost_workers": facts.get("lost_workers", []),
         "mlflow_run_id": run_id,
     }
 
@@ -104,6 +105,15 @@ def as_killed(summary: Mapping[str, Any]) -> dict[str, Any]:
     if summary.get("status") != STILL_RUNNING.status:
         return dict(summary)
     return {**summary, "status": "interrupted", "error": "the supervisor was killed"}
+
+
+def close_summary(model_dir: Path) -> dict[str, Any]:
+    """Write and return the summary of a run whose supervisor is dead, as `as_killed` says; {} if there is none."""
+    summary = read_summary(model_dir / SUMMARY_FILE)
+    closed = as_killed(summary)
+    if closed != summary:
+        write_summary(model_dir, closed)
+    return closed
 
 
 def write_summary(model_dir: Path, summary: Mapping[str, Any], name: str = SUMMARY_FILE) -> None:

@@ -106,3 +106,20 @@ def test_a_metric_class_of_a_users_own_is_updated_in_model_fn(strategy: Any, tmp
     expected = np.abs(X[:, :1] - Y).mean()
     for _ in range(2):
         assert estimator.evaluate(data)["largest"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, v1.train.GradientDescentOptimizer])
+def test_frozen_layers_are_not_trained_by_optimizer(optimizer: Any, tmp_path: Path) -> None:
+    """Frozen as they are made, or before model_fn ends."""
+
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        made, later = dense(3, 4, 1, name="made", trainable=False), dense(3, 3, 2, name="later")
+        predictions = dense(1, 3, 3, name="free")(later(made(features)))
+        later.trainable = False
+        return EstimatorSpec(mode, loss=tf.reduce_mean(tf.square(predictions - labels)), optimizer=optimizer(0.1))
+
+    Estimator(model_fn, tmp_path, RunConfig(tensorboard=False)).train(data, steps=1)
+    first, last = (tf.train.load_checkpoint(str(tmp_path / f"model.ckpt-{step}")) for step in (0, 1))
+    names = [f"{layer}/{weight}" for layer in ("made", "later", "free") for weight in ("kernel", "bias")]
+    changed = {name for name in names if np.any(first.get_tensor(name) != last.get_tensor(name))}
+    assert changed == {"free/kernel", "free/bias"}

@@ -495,17 +495,3 @@ def test_tf_keras_is_as_it_was_when_replicas_leave_in_another_order_than_they_ca
 
 def test_the_arguments_of_compile_are_kept(family: Any) -> None:
     assert build(family)._compile_config.config["loss"] == "mse"
-
-
-def test_a_run_that_began_with_the_state_of_keras_goes_on_with_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As runs of versions did that knew no Adadelta of tf.estimator's."""
-    model = build(tf_keras)
-    model.compile(tf_keras.optimizers.Adadelta(0.1), "mse")
-    with monkeypatch.context() as patched:
-        patched.setattr("runner.classic.model_to_estimator._has_state_of_keras", lambda _: True)
-        model_to_estimator(model, model_dir=tmp_path).train(batches())
-    again = model_to_estimator(model, model_dir=tmp_path).train(batches())
-    assert again.get_variable_value("global_step") == 6
-    assert not [name for name in again.get_variable_names() if name.startswith("training/")]

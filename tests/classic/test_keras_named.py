@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 import tensorflow as tf
 
 from runner import Input, RunConfig
+from runner.classic.contrib.estimator import clip_gradients_by_norm
 from runner.classic.keras2_optimizers import SGD, Adagrad, Adam, Ftrl, KerasNamed, RMSprop
-from runner.classic.optimizers import optimizer_of, v1_optimizer_of
+from runner.classic.optimizers import InParts, minimize, optimizer_of, v1_optimizer_of
+from runner.programs.learning_rate import scaled
 from tests.support.messages import Messages
 from tests.support.models import strategies
 from tests.support.tiers import slow_but
@@ -47,7 +50,7 @@ def test_updates_are_those_of_keras_2(name: str) -> None:
     ours, theirs, settings = CASES[name]
     counter = tf.Variable(0, dtype=tf.int64)
     optimizer = ours(**settings)
-    optimizer.count_by(counter)
+    optimizer.iterations = counter
     found = trained(optimizer, counter, lambda one, pairs, step: one.apply_gradients(pairs, global_step=step))
     expected = trained(theirs(**settings), counter, lambda one, pairs, step: one.apply_gradients(pairs))
     for value, wanted in zip(found, expected, strict=True):
@@ -77,7 +80,7 @@ def test_a_schedule_is_asked_at_each_step() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     optimizer = optimizer_of(keras.optimizers.SGD(schedule))
     counter = tf.Variable(0, dtype=tf.int64)
-    optimizer.count_by(counter)
+    optimizer.iterations = counter
     variable = tf.Variable(0.0)
     for expected in (-0.5, -0.75, -0.875):
         optimizer.apply_gradients([(tf.constant(1.0), variable)], global_step=counter)
@@ -114,12 +117,21 @@ def test_an_optimizer_of_the_users_own_class_of_a_known_name_is_not_replaced() -
     assert type(found) is own and found.get_config()["learning_rate"] == pytest.approx(0.3)
 
 
+def test_the_rates_of_all_parts_of_a_model_are_scaled() -> None:
+    """Those of `WideDeepModel`, whose optimizers may be TensorFlow 1's."""
+    one, two = tf.Variable(1.0, name="one"), tf.Variable(1.0, name="two")
+    both = InParts([v1.train.GradientDescentOptimizer(0.5), SGD(learning_rate=0.25)], [{"one"}, {"two"}])
+    with scaled(both, tf.constant(0.1)):
+        both.apply_gradients([(tf.constant(1.0), one), (tf.constant(1.0), two)])
+    assert (one.numpy(), two.numpy()) == pytest.approx((0.95, 0.975))
+
+
 def test_a_rate_that_is_a_tensor_of_the_graph_is_taken_as_it_is() -> None:
     with tf.Graph().as_default(), v1.Session() as session:
         counter, variable = v1.Variable(4, dtype=tf.int64), v1.Variable(0.0)
         rate = v1.train.exponential_decay(0.8, counter, 2, 0.5)
         optimizer = optimizer_of(lambda: legacy.SGD(rate))
-        optimizer.count_by(counter)
+        optimizer.iterations = counter
         value = optimizer.rate(variable)
         session.run(v1.global_variables_initializer())
         assert session.run(value) == pytest.approx(0.2)
@@ -244,3 +256,52 @@ def test_optimizers_of_own_classes_train_as_in_2_15_on_any_number_of_replicas(na
         assert found.pop("linear/linear_model/bias_weights").item() == pytest.approx(bias, rel=1e-5, abs=1e-7)
         assert found.pop("global_step") == 4
         assert sorted(found) == sorted(f"training/{one}" for one in others)
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------------
+
+
+def named_by_2_15() -> Any:
+    """The optimizer that the RNN estimators of 2.15's own code make of a name, in model_fn."""
+    optimizer = optimizer_of("SGD", 0.5)
+    optimizer.clipnorm, optimizer.iterations = 0.2, v1.train.get_or_create_global_step()
+    return optimizer
+
+
+def by_common_norm() -> Any:
+    return clip_gradients_by_norm(v1.train.GradientDescentOptimizer(0.5), 0.2)
+
+
+_CLIPPING: dict[str, tuple[Callable[[], Any], bool]] = {  # and whether the norm is that of all gradients together
+    "by name, 2.15's code": (named_by_2_15, False),
+    "contrib.estimator.clip_gradients_by_norm": (by_common_norm, True),
+    "keras.optimizers": (lambda: optimizer_of(lambda: keras.optimizers.SGD(0.5, clipnorm=0.2)), False),
+    "tf_keras.optimizers": (lambda: optimizer_of(lambda: tf_keras.optimizers.SGD(0.5, global_clipnorm=0.2)), True),
+    "tf_keras.optimizers.legacy": (lambda: optimizer_of(lambda: legacy.SGD(0.5, clipnorm=0.2)), False),
+}
+
+
+@pytest.mark.parametrize("name", _CLIPPING)
+def test_gradients_are_clipped_as_those_of_the_global_batch(name: str, tmp_path: Path) -> None:
+    """By the norm of the sum over the replicas, in which the rows for an id that occurs several times are added."""
+    make, is_common = _CLIPPING[name]
+    x = np.array([[1, 0], [2, 0], [0, 4], [0, 2], [4, 2], [1, 3]], np.float32)
+    ids = np.array([0, 0, 2, 2, 1, 0])
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        kernel = v1.get_variable("kernel", initializer=np.zeros(2, np.float32))
+        table = v1.get_variable("table", initializer=np.zeros(3, np.float32))
+        each = tf.linalg.matvec(features["x"], kernel) + tf.gather(table, features["id"])
+        loss = tf.reduce_mean(each)
+        return v1.estimator.EstimatorSpec(mode, loss=loss, train_op=minimize(make(), loss))
+
+    data = tf.data.Dataset.from_tensor_slices({"x": x, "id": ids})
+    gradients = {"kernel": x.mean(0), "table": np.bincount(ids) / 6}
+    norms = {one: np.linalg.norm(value) for one, value in gradients.items()}
+    for strategy in ("default", "mirrored"):
+        config = RunConfig(train_distribute=strategies()[strategy], tensorboard=False)
+        estimator = v1.estimator.Estimator(model_fn, str(tmp_path / strategy), config)
+        estimator.train(Input(lambda params: data.batch(params["batch_size"]), params={}, batch_size=6))
+        for one, value in gradients.items():
+            norm = math.hypot(*norms.values()) if is_common else norms[one]
+            assert estimator.get_variable_value(one) == pytest.approx(-0.5 * 0.2 / norm * value, rel=1e-5), strategy

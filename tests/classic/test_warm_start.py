@@ -17,7 +17,10 @@ from runner.checkpoint.vocabulary import Vocabulary
 from runner.checkpoint.writer import CheckpointWriter
 from runner.classic.warm_start import VocabInfo, WarmStartSettings, as_warm_start
 from runner.export.receivers import receiver_fn_of_spec
+from runner.programs import model
 from runner.run_config import WarmStart
+from runner.tf_private import tensor_bundle
+from runner.tracing import partitioned_variable
 from tests.support.messages import Messages
 
 v1 = tf.compat.v1
@@ -145,6 +148,56 @@ def test_rows_and_columns_go_with_their_tokens(name: str, info: Any, params: Any
         assert values[name] == expected
         assert values["mean"] == 8.0, "nothing else was taken"
         shutil.rmtree(old / "new")
+
+
+@pytest.mark.parametrize("placed", ["one device", "mirrored", "cut by rows", "cut by columns"])
+def test_a_table_takes_the_rows_of_its_tokens_in_parts(
+    placed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No part is larger than PART_BYTES, wherever the rows are; what the checkpoint lacks keeps its own values."""
+    rng, tokens = np.random.RandomState(0), np.arange(40)
+    values = {"table": rng.randn(30, 4), "out": rng.randn(4, 30)}
+    CheckpointWriter(tmp_path / "old", 5).save(Snapshot(1, {name: np.float32(one) for name, one in values.items()}))
+    new = rng.permutation(tokens)
+    for file, some in (("old.txt", tokens[:30]), ("new.txt", new)):
+        (tmp_path / file).write_text("".join(f"{token}\n" for token in some))
+    partitioner = {
+        "cut by rows": v1.fixed_size_partitioner(3, 0), "cut by columns": v1.fixed_size_partitioner(2, 1),
+    }.get(placed)  # fmt: skip
+
+    def tables(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        with v1.variable_scope("", initializer=v1.constant_initializer(8.0), partitioner=partitioner):
+            table, out = v1.get_variable("table", [42, 4]), v1.get_variable("out", [4, 42])
+        loss = 0.0 * (tf.reduce_sum(tf.convert_to_tensor(table)) + tf.reduce_sum(tf.convert_to_tensor(out)))
+        train_op = v1.train.GradientDescentOptimizer(0.1).minimize(loss, v1.train.get_global_step())
+        return EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    parts: list[int] = []
+
+    def counted(variable: Any, places: np.ndarray, found: tf.Tensor) -> None:
+        parts.append(found.dtype.size * int(tf.size(found)))
+        update(variable, places, found)
+
+    update = partitioned_variable.update
+    monkeypatch.setattr(model, "update", counted)
+    monkeypatch.setattr(tensor_bundle, "PART_BYTES", 160)
+    vocabularies = {
+        name: Vocabulary(str(tmp_path / "new.txt"), str(tmp_path / "old.txt"), num_oov_buckets=2, axis=axis)
+        for axis, name in enumerate(("table", "out"))
+    }
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if placed == "mirrored" else None
+    config = RunConfig(
+        warm_start=WarmStart(str(tmp_path / "old"), (), vocabularies=vocabularies), train_distribute=strategy
+    )
+    data = tf.data.Dataset.from_tensors(np.zeros([2], np.int32)).repeat()
+    estimator = Estimator(tables, tmp_path / "new", config).train(lambda: data, max_steps=1)
+    expected = np.full([42, 4], 8.0, np.float32), np.full([4, 42], 8.0, np.float32)
+    for place, token in enumerate(new):
+        if token < 30:
+            expected[0][place], expected[1][:, place] = values["table"][token], values["out"][:, token]
+    for name, one in zip(("table", "out"), expected, strict=True):
+        np.testing.assert_array_equal(estimator.get_variable_value(name), one)
+    assert max(parts) <= 160 and sum(parts) == 2 * 30 * 4 * 4
 
 
 def test_without_an_initializer_the_runner_keeps_the_models_own_initial_values(old: Path) -> None:

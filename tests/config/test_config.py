@@ -241,6 +241,37 @@ def test_a_batch_that_does_not_divide_over_the_workers_of_the_environment_is_ref
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.processes
+def test_fewer_workers_are_refused_where_the_environment_starts_them(
+    tmp_path: Path, command_line: CommandLine, messages: Messages
+) -> None:
+    given = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
+    asked = ("strategy=multi_worker", "cluster.min_workers=1", "input.train.shard=examples", "model_dir=run")
+    result = command_line(*asked, cwd=tmp_path, TF_CONFIG=given)
+    messages.same(f"exit {result.returncode}", result.stderr)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "strategy=multi_worker cluster.num_workers=4 cluster.min_workers=1 input.train.batch_size=48 "
+        "input.train.shard=examples train.gradient_accumulation=2 strategy.virtual_devices=2",
+        "strategy=multi_worker cluster.num_workers=4 cluster.min_workers=3 input.train.batch_size=12 "
+        "input.train.shard=examples",
+        "strategy=multi_worker cluster.min_workers=2",  # the default
+        "command=evaluate strategy=default cluster.min_workers=1 model_dir=run",  # the config is that of a run
+    ],
+)
+def test_a_least_number_of_workers_is_accepted_where_numbers_do_not_depend_on_theirs(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/checkpoint").write_text("")
+    assert parsed(*asked.split()).cluster.min_workers is not None
+
+
 def test_an_evaluation_on_another_input_takes_a_name_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:

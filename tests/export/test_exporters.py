@@ -149,7 +149,7 @@ def test_a_stand_in_for_an_estimator_is_called_as_by_tf_estimator(
 MISTAKES: dict[str, Callable[[], Any]] = {
     "none to keep": lambda: LatestExporter("a", RECEIVER, exports_to_keep=0),
     "no receiver": lambda: BestExporter(),
-    "a path for a name": lambda: FinalExporter("a/b", RECEIVER),
+    "a path for a name": lambda: EvalSpec(eval_input(9), exporters=[FinalExporter("a/b", RECEIVER)]),
     "one name twice": lambda: EvalSpec(eval_input(9), exporters=[Recording("a"), Recording("a")]),
     "no exporter": lambda: EvalSpec(eval_input(9), exporters=["a"]),  # type: ignore[list-item]
 }

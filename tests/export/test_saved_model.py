@@ -409,6 +409,38 @@ def test_names_of_features_may_be_numbers_and_there_may_be_other_inputs(tmp_path
     assert model.signatures["numbers:serving_default"](n=tf.constant([4.0]))["output"].numpy().tolist() == [4.0]
 
 
+def test_a_receiver_may_ask_a_saved_model_of_tensorflow_2_that_has_a_table(words: Estimator, tmp_path: Path) -> None:
+    """As the graph of TensorFlow Transform: its vocabulary is a file, which goes into the export."""
+
+    class Lookup(tf.Module):
+        def __init__(self) -> None:
+            file = tf.saved_model.Asset(str(vocabulary))
+            self.file, key = file, tf.lookup.TextFileIndex.WHOLE_LINE
+            table = (file.asset_path, tf.string, key, tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER)
+            self.table = tf.lookup.StaticHashTable(tf.lookup.TextFileInitializer(*table), -1)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+        def __call__(self, words: tf.Tensor) -> tf.Tensor:
+            return self.table.lookup(words)
+
+    def receiver() -> ServingInputReceiver:
+        words = v1.placeholder(tf.string, [None], "words")
+        numbers = tf.saved_model.load(str(tmp_path / "lookup"))(words)
+        return ServingInputReceiver({"w": words, "n": tf.cast(numbers, tf.float32)}, {"words": words})
+
+    vocabulary = tmp_path / "ranks.txt"
+    vocabulary.write_text("z\nb\nc\n")
+    tf.saved_model.save(Lookup(), str(tmp_path / "lookup"))
+    path = decoded(words.export_saved_model(tmp_path / "export", receiver))
+    for folder in (tmp_path / "lookup" / "assets").iterdir():
+        folder.unlink()
+    vocabulary.unlink()
+    assert "ranks.txt" in {one.name for one in (Path(path) / "assets").iterdir()}
+    y = tf.saved_model.load(path).signatures["predict"](words=tf.constant(WORDS))["y"]
+    asked = {"w": WORDS, "n": [-1.0, 1.0, 0.0, 2.0]}
+    np.testing.assert_array_equal(y, predicted(words, lambda: tf.data.Dataset.from_tensors(asked)))
+
+
 def test_what_cannot_be_exported_is_said_and_leaves_nothing(
     words: Estimator, tmp_path: Path, messages: Messages
 ) -> None:

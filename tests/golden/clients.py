@@ -429,7 +429,16 @@ CASES: dict[str, Callable[[Path], Case]] = {
 }
 
 
-DRAW = ("star_gan",)  # draws the domains to train for: only predictions, of the first checkpoint, can be compared
+DRAW = {
+    "star_gan": "predictions",  # draws the domains to train for
+    "dnn_list_mle_loss": "predictions",  # draws the order of documents with equal labels
+    # In 2.15 the two updates of a step's moving variance race: three runs, three values. Training does not read it.
+    "tpu_gan": "predictions|losses",
+    "tpu_gan_joint": "predictions|losses",
+}
+"""Case that draws numbers, other ones in each TensorFlow -> which results can be compared; predictions are of the first
+checkpoint.
+"""
 OF_PANDAS = ("ctr_of_frame",)  # which the environment of TensorFlow 2.15 does not have
 
 

@@ -937,6 +937,13 @@ exported(est.BestExporter("b", serving), None, None) => [["p", "p"], [], 2]
 exported(est.BestExporter("b", serving), ({"loss": 0.5}, True), ({"loss": 0.6}, True)) => [["p", null], [], 1]
 est.BestExporter(serving_input_receiver_fn=serving).name => "best_exporter"
 est.BestExporter(name="n", serving_input_receiver_fn=serving).name => "n"
+est.BestExporter("b", serving, compare_fn=None) => raises ValueError
+est.FinalExporter("", serving).name => ""
+est.FinalExporter(7, serving).name => 7
+est.EvalSpec(data, exporters=est.FinalExporter("", serving)) => raises ValueError
+est.EvalSpec(data, exporters=est.FinalExporter(7, serving)) => raises ValueError
+trained().evaluate(data, name=7) => raises TypeError
+(lambda one: one._model_dir == one.model_dir)(trained()) => true
 est.BestExporter("b", serving, exports_to_keep=0) => raises ValueError
 est.BestExporter("b", serving, exports_to_keep=-1) => raises ValueError
 est.BestExporter("b", serving, compare_fn=lambda best_eval_result: True) => raises ValueError

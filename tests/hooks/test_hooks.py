@@ -17,6 +17,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Every, Hook, RunConfig, StepResult
 from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.hook import Interrupted, TimeLimit, WhenDue
+from runner.programs.model import Model
 from tests.support.line import LINES, line, mirrored, native_line, points, steps_of
 from tests.support.messages import Messages
 from tests.support.tiers import slow_but
@@ -857,3 +858,59 @@ def test_scaffolds_init_fn_sets_variables_of_a_new_model(strategy: str, tmp_path
     assert trainer.get_variable_value("weight") == 1.25 and len(calls) == 1
     trainer.train(points(repeat=True), steps=1)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+def test_an_evaluation_keeps_values_only_for_a_session_hook_that_writes(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values that are kept cost a copy of each table that is looked up. Training goes on with its own in any case."""
+
+    class Evaluates(tf.compat.v1.train.SessionRunHook):
+        """Fetches in `before_run`, and acts after the batch."""
+
+        def __init__(self, fetched: Any = None, acts: Any = None) -> None:
+            self._fetched, self._acts = fetched or (lambda: None), acts or (lambda session: None)
+
+        def begin(self) -> None:
+            self._fetch = self._fetched()
+
+        def before_run(self, run_context: Any) -> Any:
+            return None if self._fetch is None else v1.train.SessionRunArgs(self._fetch)
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self._acts(run_context.session)
+
+    hooks = {
+        "nothing": (Evaluates(), False),
+        "reads": (Evaluates(lambda: [weight_variable(), graph_tensor()]), False),
+        "session reads": (Evaluates(acts=lambda session: session.run(weight_variable())), False),
+        "logs": (v1.train.LoggingTensorHook({"loss": "my_loss:0"}, every_n_iter=1), False),
+        "assigns": (Evaluates(lambda: weight_variable().assign(7.0).op), True),
+        "assigns in a branch": (
+            Evaluates(lambda: tf.cond(tf.constant(True), lambda: weight_variable().assign(7.0), lambda: 0.0)), True,
+        ),
+        "session assigns": (Evaluates(acts=lambda session: session.run(weight_variable().assign(7.0))), True),
+        "loads": (Evaluates(acts=lambda session: weight_variable().load(7.0, session)), True),
+    }  # fmt: skip
+    distribute = (lambda: mirrored()) if strategy == "mirrored" else (lambda: None)
+    undisturbed = estimator(tmp_path / "undisturbed", train_distribute=distribute())
+    undisturbed.train(points(repeat=True), steps=2).train(points(repeat=True), steps=2)
+    trained, kept = estimator(tmp_path / "evaluated", train_distribute=distribute()), []
+    values = Model.values
+
+    def counted(self: Model) -> Any:
+        kept.append(1)
+        return values(self)
+
+    monkeypatch.setattr(Model, "values", counted)
+    trained.train(points(repeat=True), steps=2)
+    expected = trained.evaluate(points())
+    for name, (hook, writes) in hooks.items():
+        kept.clear()
+        results = trained.evaluate(points(), hooks=[hook], steps=1)
+        assert bool(kept) == writes, name
+        assert trained.evaluate(points()) == expected, name
+        assert results["global_step"] == 2
+    trained.train(points(repeat=True), steps=2)
+    assert trained.get_variable_value("weight") == undisturbed.get_variable_value("weight")

@@ -17,6 +17,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, Input, RunConfig
 from tests.support.messages import Messages
 from tests.support.models import data, strategies
+from tests.support.sparse_models import each_optimizer, native_lazy_adam
 from tests.support.tiers import slow_but
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
@@ -83,6 +84,8 @@ def classic(optimizer: Callable[[], Any]) -> Callable[..., EstimatorSpec]:
 CASES = {
     **{f"native-{name}": native(optimizer) for name, optimizer in NATIVE.items()},
     **{f"classic-{name}": classic(optimizer) for name, optimizer in CLASSIC.items()},
+    "native-lazy-adam": native_lazy_adam,
+    "classic-each-of-v1": each_optimizer,
 }
 
 
@@ -121,7 +124,7 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), 1e-30))
 
 
-QUICK = ("native-tf_keras-adam", "classic-v1-adam")
+QUICK = ("native-tf_keras-adam", "native-lazy-adam", "classic-each-of-v1")
 """Of Keras 3, tests/exactness and tests/programs/test_optimizer_step.py have it, sparse gradients included."""
 
 

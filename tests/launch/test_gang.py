@@ -5,6 +5,7 @@ Processes and supervisors are real.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from mlflow import MlflowClient
 from runner.config import schema
 from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig
 from runner.distribute.cluster import ALONE, Cluster
-from runner.launch import gang, restarts, supervisor, task_group
+from runner.launch import gang, restarts, supervisor, task_group, task_starter
 from runner.launch.gang import GangResult
 from runner.launch.restarts import Restarts, pause_secs
 from runner.tracking.exit_codes import rank_of
@@ -398,6 +399,107 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(
     dies_once = "if generation == 1: save(3); os.kill(os.getpid(), signal.SIGKILL)\n"
     assert run({"chief": dies_once + FINISH}, "default", max_restarts=1) == 0
     messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"])
+
+
+# --- fewer workers --------------------------------------------------------------------------------------------------
+
+COUNTS = JOIN + "workers = 1 + len(place.tasks.get('worker', ()))\nstep = 10 * (4 - workers)\n"
+GOES_ON_ALONE = COUNTS + (
+    "(folder / f'workers{generation}').write_text(str(workers))\n"
+    "if workers > 1 and not (folder / 'healed').exists(): save(step); time.sleep(60)\n"
+    "finish(global_step=40, checkpoint='c')\n"
+)
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+def dying(last: int, dies: str = KILLED) -> str:
+    """The code of a worker that always dies where it is the last of this number."""
+    waits = "wait_for(f'run/model.ckpt-{step}.index')\n"
+    return COUNTS + f"if workers == {last} and not (folder / 'healed').exists():\n    {waits}    {dies}time.sleep(0)\n"
+
+
+ALL_DIE = {"chief": GOES_ON_ALONE, "worker:0": dying(2), "worker:1": dying(3)}
+
+
+@pytest.mark.usefixtures("mlflow_database")
+def test_a_run_that_lost_workers_for_good_goes_on_with_those_that_are_left(
+    run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    messages: Messages,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gang, "NOTICE_SECS", 0.1)
+    assert run(ALL_DIE, num_workers=3, min_workers=1, max_restarts=1, backend="mlflow") == 0
+    assert workers_of_each_start(tmp_path) == [3, 3, 2, 2, 1]  # each number of workers has all restarts anew
+    summary, said = summary_in(tmp_path / "run"), capfd.readouterr()
+    assert (summary["status"], summary["global_step"], summary["restarts"]) == ("finished", 40, 4)
+    assert [(one["step"], one["left"]) for one in summary["lost_workers"]] == [(10, 2), (20, 1)]
+    events = [line for line in noted(tmp_path, "supervisor") if "workers" in line]
+    assert [(line["task"], line["step"], line["workers"]) for line in events] == [
+        ("worker:1", 10, 2),
+        ("worker:0", 20, 1),
+    ]
+    assert [line["reason"] for line in events] == [one["reason"] for one in summary["lost_workers"]]
+    for line in said.err.splitlines():
+        if "cluster.min_workers" in line:
+            messages.same("stderr", line)
+    messages.same("stdout", line_of(said.out, "lost workers"), hide=r"\d+-\d+-\d+ \d+:\d+:\d+")
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    tracked = client.get_run(summary["mlflow_run_id"])
+    assert tracked.data.tags["lost_workers"].count(" left") == 2
+    history = client.get_metric_history(summary["mlflow_run_id"], "run/workers")
+    assert [(point.step, point.value) for point in history] == [(10, 2.0), (20, 1.0)]
+    assert schema.value_at(schema.read(tmp_path / "run" / "config.yaml"), "cluster.num_workers") == 3
+
+
+def workers_of_each_start(folder: Path) -> list[int]:
+    numbers = range(1, RunRecord.read(folder / "run").generation + 1)
+    return [int((folder / f"workers{number}").read_text()) for number in numbers]
+
+
+def test_with_too_few_workers_left_the_run_ends_and_its_resume_starts_all_again(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    settings = {"num_workers": 3, "min_workers": 2, "max_restarts": 0}
+    assert run(ALL_DIE, **settings) == 1
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], len(summary["lost_workers"])) == ("failed", 1)
+    (tmp_path / "healed").touch()
+    assert run(ALL_DIE, **settings) == 0
+    assert workers_of_each_start(tmp_path) == [3, 2, 3]
+    assert summary_in(tmp_path / "run")["lost_workers"] == []
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("code", "settings"),
+    [
+        (dying(2, "os.kill(os.getpid(), signal.SIGSTOP)\n"), {}),
+        ("time.sleep(60)\n", {"start_timeout_secs": 8}),
+        ("not started", {}),
+    ],
+    ids=["it freezes", "it does not connect", "it cannot be started"],
+)
+def test_a_worker_that_freezes_or_cannot_start_counts_as_lost(
+    code: str, settings: dict[str, int], run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    messages: Messages,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gang, "SILENCE_SECS", 6.0)
+
+    def start(task: gang.Task, start_cold: Callable[..., Any] = gang.start_cold) -> Any:
+        if code == "not started" and task.place.name == "worker:0":
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return start_cold(task)
+
+    monkeypatch.setattr(task_starter, "start_cold", start)
+    assert run({"chief": GOES_ON_ALONE, "worker:0": code}, min_workers=1, max_restarts=0, **settings) == 0
+    (lost,) = summary_in(tmp_path / "run")["lost_workers"]
+    messages.same("reason", lost["reason"], hide=SILENT_SECS)
+
+
+def test_the_loss_of_an_evaluator_takes_no_worker_away(run: Callable[..., int], tmp_path: Path) -> None:
+    waits = JOIN + "time.sleep(60)\n"
+    codes = {"chief": waits, "worker:0": waits, "evaluator": KILLED}
+    assert run(codes, min_workers=1, max_restarts=0, evaluator=True) == 1
+    assert summary_in(tmp_path / "run")["lost_workers"] == []
 
 
 # --- the policy -----------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from typing import Any
 
 import optuna
 import pytest
+from omegaconf import OmegaConf
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from runner.launch.optuna_sweeper import _draw
+from runner.launch.optuna_sweeper import _draw, _note_version
 from tests.launch.test_sweep import ENV, NAME, Outcome, command, run_sweep
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages
@@ -56,8 +57,39 @@ def study(tmp_path: Path, command_line: CommandLine) -> Study:
 
 def trials_in(directory: Path) -> list[optuna.trial.FrozenTrial]:
     """The trials of the study that a sweep left in `directory`."""
+    return opened(directory).get_trials()
+
+
+def opened(directory: Path) -> optuna.Study:
     storage = JournalStorage(JournalFileBackend(str(directory / "study.journal")))
-    return optuna.load_study(study_name=directory.name, storage=storage).get_trials()
+    return optuna.load_study(study_name=directory.name, storage=storage)
+
+
+OLD = {"multivariate": False, "constant_liar": False}
+
+
+@pytest.mark.parametrize(("before", "sampler", "params", "is_said", "has_hint"), [
+    ("4.9.0", "tpe", {}, True, True),
+    ("4.9.0", "tpe", OLD, True, False),
+    ("4.9.0", "random", {}, True, False),
+    ("5.1.0", "tpe", {}, False, False),
+    (None, "tpe", {}, True, True),  # of a study of before, which does not say
+    ("none", "tpe", {}, False, False),
+])  # fmt: skip
+def test_a_study_says_that_another_optuna_goes_on_with_it(
+    before: str | None, sampler: str, params: dict[str, Any], is_said: bool, has_hint: bool, capsys: Any
+) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study()
+    if before != "none":  # it has no trials yet
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+        if before is not None:
+            study.set_user_attr("optuna", before)
+    _note_version(study, "5.0.0", OmegaConf.create({"sampler": sampler, "sampler_params": params}))
+    said = capsys.readouterr().err
+    assert (study.user_attrs["optuna"], "5.0.0" in said, "sampler_params" in said) == ("5.0.0", is_said, has_hint)
+    _note_version(study, "5.0.1", OmegaConf.create({"sampler": sampler, "sampler_params": params}))
+    assert not capsys.readouterr().err
 
 
 def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(
@@ -77,7 +109,9 @@ def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(
     assert first.jobs[0]["value"] == pytest.approx(min(distances))
     kept = {path.name for path in first.directory.glob("*.png")}
     assert kept == {"optimization_history.png", "param_importances.png", "parallel_coordinates.png"}
+    opened(first.directory).set_user_attr("optuna", "4.9.0")
     again = study("finish()", *arguments, "hydra.sweeper.n_trials=11")
+    hint = line_of(again.err, "Optuna 4")
     assert again.directory == first.directory
     assert again.code == 0
     assert "job 11/11" in again.err
@@ -85,8 +119,10 @@ def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(
     assert len(again.jobs) == 11
     values = [trial.params["model.params.learning_rate"] for trial in trials_in(first.directory)]
     assert len(set(values)) == 11
-    done = study("finish()", *arguments, "hydra.sweeper.n_trials=11")
+    as_before = re.findall(r"\+hydra\.sweeper\.sampler_params\.\w+=false", hint)
+    done = study("finish()", *arguments, *as_before, "hydra.sweeper.n_trials=11")
     messages.same("stderr", line_of(done.err, "hydra.sweeper.n_trials"))
+    assert (done.directory, done.code, "Optuna" in done.err) == (first.directory, 0, False), done.err
     assert done.jobs == again.jobs
 
 

@@ -107,6 +107,7 @@ def test_a_task_that_finishes_is_summarised(
         "predictions": None,
         "exports": [],
         "restarts": 0,
+        "lost_workers": [],
         "interrupted_by": None,
         "repeated_steps": 0,
         "mlflow_run_id": None,

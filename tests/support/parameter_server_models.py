@@ -44,7 +44,7 @@ class Surroundings:
         self.requests: list[int] = []
         run = Coordinator.run
 
-        def counted(coordinator: Coordinator, function: Any, all_arguments: Any) -> list[Any]:
+        def counted(coordinator: Coordinator, function: Any, all_arguments: Any) -> tuple[list[Any], list[int]]:
             self.requests.append(len(all_arguments))
             return run(coordinator, function, all_arguments)
 

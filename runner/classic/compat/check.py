@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.classic.compat import estimator_paths, names, packages, python2
-from runner.classic.compat.differences import CHANGED, RULES, RUN_CONFIG, UNSUPPORTED, WITHOUT_FIX, instead_of
+from runner.classic.compat.differences import CHANGED, RULES, UNSUPPORTED, WITHOUT_FIX, instead_of
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.old_modules import space_of
 from runner.classic.compat.source import Use, uses
@@ -200,27 +200,19 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
         yield CHANGED, f"a private name: TensorFlow {VERSION} has it, but any release may move it{only}", use.said
     for rule in RULES:
         skipped = rule.only_in not in ("", use.place) or _gives(use, rule.without, rule.num_arguments)
+        if rule.argument and use.keywords.get(rule.argument) is not False:  # not given, or None
+            continue
         if not skipped and (rule.fits(use.api_name) or rule.fits(use.name.removeprefix("tensorflow."))):
-            yield rule.verdict, rule.text, use.said
+            yield rule.verdict, rule.text, f"{use.said}({rule.argument}=)" if rule.argument else use.said
     if use.is_base and use.api_name.endswith(".SessionRunHook"):
         yield CHANGED, _OWN_HOOK, use.said
     if use.is_base and use.api_name.endswith(".CheckpointSaverHook"):
         yield UNSUPPORTED, _OWN_SAVER, use.said
-    if use.api_name in ("estimator.RunConfig", "estimator.tpu.RunConfig"):
-        for argument in sorted(set(use.keywords) & set(RUN_CONFIG)):
-            if not use.keywords[argument]:
-                yield CHANGED, RUN_CONFIG[argument], f"{use.said}({argument}=)"
-    if use.api_name.startswith("losses.") and use.keywords.get("weights") is False:
-        yield CHANGED, _WEIGHTED_LOSS, f"{use.said}(weights=)"
 
 
 _OWN_CODE = (
     "TensorFlow 2.15's own code (Apache 2.0, no longer maintained) runs, of the package tensorflow-estimator, on the "
     "runner's Estimator"
-)
-_WEIGHTED_LOSS = (
-    "on several replicas, the weighted mean is over the global batch, as on one device; in tf.estimator each replica "
-    "divided by the sum of its own weights"
 )
 _IN_MODEL_FN = (
     "; its layers and models work in a model_fn, but not in fit and model_to_estimator: import from tensorflow.keras"

@@ -23,6 +23,7 @@ class Rule:
       names: relative to `tensorflow` or `tensorflow.compat.v1` (`train.Saver`), or to `tensorflow` only
         (`compat.v1.metrics.mean`); a name that ends in `.*` means all names below.
       text: the reason and the fix.
+      argument: the rule applies only to calls that pass this argument by name, and not None; "": to all uses.
       only_in: the rule applies only to uses in this place (MODEL_FN, INPUT_FN, SCRIPT or HOOK); "": in all places.
       without: the rule does not apply to calls that pass this argument, by name or by position; "": to all calls.
       num_arguments: a call with at least this many positional arguments passes `without` by position.
@@ -31,6 +32,7 @@ class Rule:
     verdict: str
     names: tuple[str, ...]
     text: str
+    argument: str = ""
     only_in: str = ""
     without: str = ""
     num_arguments: int = 99
@@ -61,6 +63,10 @@ _QUEUES = (
     "train.limit_epochs train.batch train.batch_join train.shuffle_batch train.shuffle_batch_join train.maybe_batch "
     "train.maybe_shuffle_batch train.start_queue_runners train.add_queue_runner train.QueueRunner train.queue_runner.* "
     "TextLineReader TFRecordReader WholeFileReader FixedLengthRecordReader IdentityReader"
+)
+_CLIPPED_BY_REPLICA = (
+    "each replica clips its own gradients, as in tf.estimator, so results depend on the number of replicas; "
+    "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch"
 )
 _RANDOM = "nn.dropout layers.dropout layers.Dropout random_uniform random_normal truncated_normal"
 
@@ -106,10 +112,7 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
             "the gradient is the mean over the global batch, whereas tf.estimator summed the means of the replicas: "
             "for the same updates with several replicas, multiply the learning rate by their number"
         ),
-        "clip_by_global_norm clip_by_norm clip_by_average_norm": (
-            "each replica clips its own gradients, as in tf.estimator, so results depend on the number of replicas; "
-            "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch"
-        ),
+        "clip_by_global_norm clip_by_norm clip_by_average_norm": _CLIPPED_BY_REPLICA,
         "train.Saver": "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
         _RANDOM: (
             "random numbers differ from TensorFlow 1's. They depend on the seed, the step and the replica, so a "
@@ -183,21 +186,13 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
         ),
     },
 }
+_WEIGHTED_LOSS = (
+    "on several replicas, the weighted mean is over the global batch, as on one device; in tf.estimator each replica "
+    "divided by the sum of its own weights"
+)
 _EVAL_SPEC = (
     "without steps=, 100 batches are evaluated, as in tf.estimator; steps=None evaluates every example exactly once, "
     "also with RunConfig(eval_distribute=)"
-)
-
-RULES: tuple[Rule, ...] = (
-    *(
-        Rule(verdict, tuple(some.split()), text, only_in)
-        for verdict, places in ((UNSUPPORTED, _UNSUPPORTED), (CHANGED, _CHANGED))
-        for only_in, said in places.items()
-        for some, text in said.items()
-    ),
-    Rule(UNSUPPORTED, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
-    Rule(CHANGED, ("Session", "InteractiveSession"), _SESSION, only_in=SCRIPT, without="graph", num_arguments=2),
-    Rule(CHANGED, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
 )
 
 WITHOUT_EFFECT: Mapping[str, tuple[Any, str]] = {
@@ -218,6 +213,25 @@ RUN_CONFIG: Mapping[str, str] = {
     "experimental_distribute": "there is no standalone client mode: give train_distribute= and eval_distribute=",
 }
 """Argument of RunConfig that behaves differently -> text of the finding."""
+
+RULES: tuple[Rule, ...] = (
+    *(
+        Rule(verdict, tuple(some.split()), text, only_in=only_in)
+        for verdict, places in ((UNSUPPORTED, _UNSUPPORTED), (CHANGED, _CHANGED))
+        for only_in, said in places.items()
+        for some, text in said.items()
+    ),
+    Rule(UNSUPPORTED, ("train.Saver",), _EAGER, only_in=SCRIPT, without="var_list", num_arguments=1),
+    Rule(CHANGED, ("Session", "InteractiveSession"), _SESSION, only_in=SCRIPT, without="graph", num_arguments=2),
+    Rule(CHANGED, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
+    Rule(CHANGED, ("losses.*",), _WEIGHTED_LOSS, argument="weights"),
+    Rule(CHANGED, ("contrib.*",), _CLIPPED_BY_REPLICA, argument="clip_gradients"),  # of optimize_loss
+    Rule(CHANGED, ("contrib.*",), _CLIPPED_BY_REPLICA, argument="clip_gradient_norm"),  # of create_train_op
+    *(
+        Rule(CHANGED, ("estimator.RunConfig", "estimator.tpu.RunConfig"), text, argument)
+        for argument, text in sorted(RUN_CONFIG.items())
+    ),
+)
 
 REMOVED: tuple[tuple[str, str], ...] = (
     ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),

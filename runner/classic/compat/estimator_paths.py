@@ -21,6 +21,7 @@ from runner.classic.compat import names
 from runner.classic.compat.installed_names import defined_in
 from runner.classic.compat.old_modules import MODULE, SOURCE, NotServed, Space, load, within
 from runner.config.error_messages import did_you_mean
+from runner.tf_private.replaced import Overlay
 
 _ROOT = "tensorflow_estimator.python.estimator"
 _TREE = """
@@ -70,6 +71,11 @@ _NOT_SERVED: Mapping[str, str] = {
 }
 """Module, or name in one, whose source cannot do here what it did -> what to do instead."""
 
+_NEEDS_KERAS_2 = (
+    "this model needs Keras 2 as tf.keras: pip install 'estimator-runner[classic,tf-estimator]', import runner.classic "
+    "before TensorFlow, and do not set TF_USE_LEGACY_KERAS=0"
+)
+
 _HEADS: Mapping[str, str] = {"canned.head": "_Head", "head.sequential_head": "SequentialHeadWrapper"}
 """Module -> the class in its source that makes the EstimatorSpec of heads."""
 
@@ -93,13 +99,22 @@ def _execute(module: types.ModuleType, below: str) -> None:
         vars(module).clear()
         vars(module).update(before)
         raise NotServed(f"{module.__name__}: 2.15's own code cannot run here, with this Keras: {error}") from error
+    keras_3: Any = ()
+    if tf := vars(module).get("tf"):
+        # The runner weights gradients itself, so no replica may divide its loss by the number of replicas.
+        strategy_of_one = lambda: Overlay(tf.distribute.get_strategy(), num_replicas_in_sync=1)  # noqa: E731
+        keras_3 = () if hasattr(tf.keras, "experimental") else tf.keras.Model
+        vars(module)["tf"] = Overlay(tf, distribute=Overlay(tf.distribute, get_strategy=strategy_of_one))
     if below in _HEADS:
         kind = vars(module)[_HEADS[below]]
         kind.create_estimator_spec = _exact(kind.create_estimator_spec)
     for name, value in list(vars(module).items()):
         place, instead = _find(f"{below}.{name}"), _NOT_SERVED.get(f"{below}.{name}")
+        if isinstance(value, type) and issubclass(value, keras_3):
+            instead = _NEEDS_KERAS_2
         if instead:
-            value.__init__ = functools.partial(_refuse, f"{module.__name__}.{name} is not available: {instead}.")
+            text = f"{module.__name__}.{name} is not available: {instead}."
+            value.__new__ = staticmethod(functools.partial(_refuse, text))
         elif place not in (None, MODULE, SOURCE) and not name.startswith("__"):
             setattr(module, name, load(str(place), name))
 

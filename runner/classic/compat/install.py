@@ -60,6 +60,7 @@ def install() -> None:
     if "tensorflow" not in sys.modules and legacy_keras.is_installed():
         # TensorFlow reads it when it is imported.
         os.environ.setdefault(legacy_keras.VARIABLE, "1")
+    sys.meta_path.insert(0, legacy_keras.DeferredImports(legacy_keras.KERAS_WRAPPERS))
     sys.meta_path.insert(0, _finder)
     if "tensorflow" in sys.modules:
         _put_on_tensorflow(sys.modules["tensorflow"])

@@ -129,6 +129,17 @@ def _starred(path: Path) -> tuple[str, ...]:
     return tuple(node.module for node in imports if node.module and node.names[0].name == "*")
 
 
+def name_bound_by(node: ast.AST) -> str:
+    """Return the name that a node of a syntax tree itself binds; "" if it binds none."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    if isinstance(node, ast.alias):
+        return node.asname or node.name.partition(".")[0]
+    return node.arg if isinstance(node, ast.arg) else ""
+
+
 def _bound(tree: ast.Module) -> Iterator[str]:
     """Yield the names that a module binds at its top level.
 
@@ -137,12 +148,9 @@ def _bound(tree: ast.Module) -> Iterator[str]:
     waiting = list[ast.AST](tree.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
+        name = name_bound_by(node)
+        if name:
+            yield name
         elif not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda):
             waiting += ast.iter_child_nodes(node)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
+from runner.classic.compat.installed_names import name_bound_by
 from runner.config.source_names import Uses
 
 
@@ -89,7 +90,7 @@ def idioms(tree: ast.AST) -> Iterator[Found]:
 
 
 def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
-    bound = _bound(tree)
+    bound = {name_bound_by(node) for node in ast.walk(tree)} - {""}  # in any scope
     functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in _NAMES and node.id not in bound:
@@ -101,21 +102,6 @@ def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
     for scope in ast.walk(tree):
         if isinstance(scope, ast.Module | ast.FunctionDef | ast.Lambda):
             yield from _used_as_lists(scope, bound)
-
-
-def _bound(tree: ast.AST) -> set[str]:
-    """Return all names that the source itself defines or imports, in any scope."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.alias):
-            found.add(node.asname or node.name)
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-    return found
 
 
 def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, str, str]]:

@@ -11,6 +11,8 @@ from runner.classic.estimator import Estimator
 from runner.classic.heads.base import Head
 from runner.classic.heads.regression import PoissonRegressionHead, RegressionHead
 from runner.model_fn import EstimatorSpec
+from runner.programs.batch_losses import batch_part
+from runner.programs.optimizer_step import global_norm, scaled_down
 
 v1 = tf.compat.v1
 
@@ -36,7 +38,8 @@ class _Clipped(v1.train.Optimizer):  # type: ignore[name-defined]
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
-        clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], self._clip_norm)
+        norm = global_norm(batch_part().global_gradients(pairs))
+        clipped = scaled_down([gradient for gradient, _ in pairs], norm, self._clip_norm)
         changed = zip(clipped, [variable for _, variable in pairs], strict=True)
         return self._opt.apply_gradients(changed, global_step, name)
 
@@ -45,7 +48,7 @@ def clip_gradients_by_norm(optimizer: Any, clip_norm: float) -> Any:
     """Return an optimizer like `optimizer` that first clips gradients to the global norm `clip_norm`.
 
     As in TensorFlow 1.15, contrib/estimator/python/estimator/extenders.py: g * clip_norm / max(clip_norm, norm of all
-    gradients together). With several replicas each clips its own gradients.
+    gradients together), where the gradients are those of the global batch, whatever the number of replicas.
     """
     return _Clipped(optimizer, clip_norm)
 

@@ -27,6 +27,10 @@ def assign_from_checkpoint(
     Raises:
       ValueError: the checkpoint lacks a variable, or has it with another shape.
     """
+    return tf.group(*_assignments(model_path, var_list, ignore_missing_vars)), {}
+
+
+def _assignments(model_path: str, var_list: Any, ignore_missing_vars: bool) -> list[Any]:
     reader = tf.train.load_checkpoint(model_path)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     assignments = []
@@ -48,7 +52,7 @@ def assign_from_checkpoint(
             )
         value = tf.ensure_shape(value, shapes[name])
         assignments.append(variable.assign(value if value.dtype == variable.dtype else tf.cast(value, variable.dtype)))
-    return tf.group(*assignments), {}
+    return assignments
 
 
 def assign_from_checkpoint_fn(
@@ -72,17 +76,11 @@ def assign_from_checkpoint_fn(
             "assign_from_checkpoint_fn(reshape_variables=True) is not supported: give variables with the shapes of the "
             "checkpoint."
         )
-    named = _by_name(var_list)
-    if ignore_missing_vars:
-        there = tf.train.load_checkpoint(model_path).get_variable_to_shape_map()
-        missing = [name for name in named if name not in there]
-        for name in missing:
-            _log.warning("Variable %s missing in checkpoint %s", name, model_path)
-        named = {name: variable for name, variable in named.items() if name in there}
-    if not named:
+    assignments = _assignments(model_path, var_list, ignore_missing_vars)
+    if not assignments:
         _log.warning("No Variables to restore")
         return None
-    operation, _ = assign_from_checkpoint(model_path, named)
+    operation = tf.group(*assignments)
 
     def assign(*given: Any) -> None:
         given[-1].run(operation)  # the session is last; a Scaffold passes itself first

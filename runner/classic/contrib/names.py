@@ -33,6 +33,7 @@ framework slim @ tf_slim.ops.arg_scope:
 framework slim @ tensorflow:compat.v1.train: get_global_step get_or_create_global_step
 framework @ tensorflow:compat.v1.train: init_from_checkpoint list_variables
 framework @ tensorflow:train: load_checkpoint load_variable
+framework @ runner.tf_private.v1: deprecated deprecated_arg_values deprecated_args
 framework @ tensorflow:compat.v1: argsort sort is_tensor nest
 losses slim.losses @ tf_slim.losses:
     absolute_difference add_loss compute_weighted_loss cosine_distance get_losses get_regularization_losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +19,7 @@ class Predictor:
     """
 
     def __init__(self, export_dir: str, signature_def_key: str | None, tags: Any) -> None:
-        wanted = None if tags is None else [one for one in tags.split(",")] if isinstance(tags, str) else list(tags)
+        wanted = None if tags is None else tags.split(",") if isinstance(tags, str) else list(tags)
         self._model = tf.saved_model.load(export_dir, wanted)
         name = signature_def_key or tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
         if name not in self._model.signatures:
@@ -76,5 +77,4 @@ def from_estimator(
     del graph, config
     with tempfile.TemporaryDirectory() as folder:
         exported = estimator.export_saved_model(folder, serving_input_receiver_fn)
-        path = exported.decode() if isinstance(exported, bytes) else exported
-        return Predictor(path, output_key, None)
+        return Predictor(os.fsdecode(exported), output_key, None)

@@ -98,9 +98,9 @@ class Helper(abc.ABC):
     def initialize(self, name: str | None = None) -> tuple[Any, Any]:
         """Return (whether each sequence is finished, bool `[batch]`; first inputs `[batch, ...]`)."""
 
-    @abc.abstractmethod
     def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
-        """Return the sampled ids, `[batch]`, from the outputs of a step."""
+        """Return the sampled ids, `[batch]`, from the outputs of a step: by default the most likely ones."""
+        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
     @abc.abstractmethod
     def next_inputs(
@@ -124,23 +124,17 @@ class TrainingHelper(Helper):
 
     def __init__(self, inputs: Any, sequence_length: Any, time_major: bool = False, name: str | None = None) -> None:
         inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
-        self._inputs = inputs if time_major else tf.nest.map_structure(_swapped, inputs)
-        self._lengths = tf.convert_to_tensor(sequence_length, name="sequence_length")
-        if self._lengths.shape.rank != 1:
-            raise ValueError(f"Expected sequence_length to be a vector, but received shape: {self._lengths.shape}")
-        self._longest = tf.shape(tf.nest.flatten(self._inputs)[0])[0]
-
-    @property
-    def inputs(self) -> Any:
-        return self._inputs
-
-    @property
-    def sequence_length(self) -> Any:
-        return self._lengths
+        self.inputs = inputs if time_major else tf.nest.map_structure(_swapped, inputs)
+        self.sequence_length = tf.convert_to_tensor(sequence_length, name="sequence_length")
+        if self.sequence_length.shape.rank != 1:
+            raise ValueError(
+                f"Expected sequence_length to be a vector, but received shape: {self.sequence_length.shape}"
+            )
+        self._longest = tf.shape(tf.nest.flatten(self.inputs)[0])[0]
 
     @property
     def batch_size(self) -> Any:
-        return tf.size(self._lengths)
+        return tf.size(self.sequence_length)
 
     def _at(self, time: Any, finished: tf.Tensor) -> Any:
         """Return the inputs of a step; zeros once all sequences are finished."""
@@ -151,19 +145,16 @@ class TrainingHelper(Helper):
             read = inputs[tf.minimum(time, last)]
             return tf.where(is_over, tf.zeros_like(read), read)
 
-        return tf.nest.map_structure(one, self._inputs)
+        return tf.nest.map_structure(one, self.inputs)
 
     def initialize(self, name: str | None = None) -> tuple[Any, Any]:
-        finished = tf.equal(self._lengths, 0)
+        finished = tf.equal(self.sequence_length, 0)
         return finished, self._at(0, finished)
-
-    def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
-        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
     def next_inputs(
         self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
     ) -> tuple[Any, Any, Any]:
-        finished = tf.cast(time + 1, self._lengths.dtype) >= self._lengths
+        finished = tf.cast(time + 1, self.sequence_length.dtype) >= self.sequence_length
         return finished, self._at(time + 1, finished), state
 
 
@@ -194,9 +185,6 @@ class GreedyEmbeddingHelper(Helper):
 
     def initialize(self, name: str | None = None) -> tuple[Any, Any]:
         return tf.zeros_like(self._start_tokens, tf.bool), self._embed(self._start_tokens)
-
-    def sample(self, time: Any, outputs: Any, state: Any, name: str | None = None) -> Any:
-        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
     def next_inputs(
         self, time: Any, outputs: Any, state: Any, sample_ids: Any, name: str | None = None
@@ -487,8 +475,7 @@ class BeamSearchDecoder(Decoder):
         if coverage_penalty_weight:
             raise ValueError("BeamSearchDecoder(coverage_penalty_weight=) is not supported; leave it 0.")
         self._first = GreedyEmbeddingHelper(embedding, start_tokens, end_token)
-        self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
-        self._end_token = tf.convert_to_tensor(end_token, tf.int32)
+        self._start_tokens, self._end_token = self._first._start_tokens, self._first._end_token
         self._cell, self._initial_state, self._beam_width = cell, initial_state, beam_width
         self._output_layer, self._length_penalty_weight = output_layer, length_penalty_weight
         del reorder_tensor_arrays

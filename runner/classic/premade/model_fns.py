@@ -155,8 +155,10 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
         each, trained = [], []
         for part in parts:
             name = part.made_by.name
-            with family.scope(name, getattr(config, "num_ps_replicas", 0)), _trained() as variables:
+            before = {id(one) for one in v1.trainable_variables()}
+            with family.scope(name, getattr(config, "num_ps_replicas", 0)):
                 each.append(part.made_by.logits(features, mode, head.logits_dimension, scope=f"{name}/"))
+            variables = [one for one in v1.trainable_variables() if id(one) not in before]
             if name == "linear" and not scope:
                 with family.scope("linear/"):
                     summarise(each[-1], "linear")
@@ -178,12 +180,3 @@ def _model_fn(head: Head, parts: Sequence[_Part], family: Family, scope: str = "
         return spec
 
     return model_fn
-
-
-@contextlib.contextmanager
-def _trained() -> Any:
-    """Yield an empty list. When the `with` block ends, add the trainable variables that it requested to the list."""
-    before = {id(one) for one in v1.trainable_variables()}
-    found: list[Any] = []
-    yield found
-    found += [one for one in v1.trainable_variables() if id(one) not in before]

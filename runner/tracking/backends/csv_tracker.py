@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.system.console import relative
-from runner.system.files import HALF_WRITTEN, naming_need, write_atomically
+from runner.system.files import naming_need, remove_half_written, replacing, write_atomically
 from runner.tracking.tracker import Point, Tracker
 
 FOLDER = "tracking"
@@ -42,6 +42,7 @@ class CsvTracker(Tracker):
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
+        remove_half_written(self._folder)
         if run_id is None or not self.join(run_id):
             run_id = secrets.token_hex(8)
             self._columns, self._last_step = [], -1
@@ -88,9 +89,8 @@ class CsvTracker(Tracker):
     def _replace(self, rows: Mapping[int, Mapping[str, float]], columns: list[str]) -> None:
         """Write the file again with `rows`, keyed by step, and with new columns."""
         path = self._folder / METRICS_FILE
-        temporary = path.with_name(f".{path.name}{HALF_WRITTEN}")
         pending, padding = sorted(rows, reverse=True), b"," * (len(columns) - len(self._columns)) + b"\n"
-        with naming_need(path, path.stat().st_size), open(path, "rb") as old, open(temporary, "wb") as new:
+        with naming_need(path, path.stat().st_size), open(path, "rb") as old, replacing(path) as new:
             old.readline()
             new.write(_text([["step", *columns]]).encode())
             for line in old:
@@ -104,7 +104,6 @@ class CsvTracker(Tracker):
                     line = _text([_row(step, {**values, **rows[pending.pop()]}, columns)]).encode()
                 new.write(line)
             new.write(_text(_row(step, rows[step], columns) for step in reversed(pending)).encode())
-        os.replace(temporary, path)
         self._columns = columns
 
     def _write(self, name: str, rows: Iterable[Sequence[Any]]) -> None:

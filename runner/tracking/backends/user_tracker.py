@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from runner.config import user_code
 from runner.config.schema import TrackingBackend
 from runner.system.standard_streams import FULL_ERROR
-from runner.system.user_frames import Frame, user_frames
+from runner.system.user_frames import user_frames
 from runner.tracking.tracker import MAX_LINE, DatasetFacts, ExportedModel, Point, Tracker, TrackerError
 
 SHOWN_FRAMES = 3
@@ -103,8 +103,7 @@ class UserTracker(Tracker):
     def end(self, status: str, time: float) -> None:
         self._call("end", status)
 
-    def leave(self, status: str, time: float) -> None:
-        self._call("end", status)
+    leave = end
 
     def address(self) -> str | None:
         address = self._call("address")
@@ -131,10 +130,8 @@ class UserTracker(Tracker):
         except BaseException as error:
             if os.environ.get(FULL_ERROR) == "1":
                 traceback.print_exception(error)
-            frames = [
-                Frame(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(error.__traceback__)
-            ]
-            own = [str(frame) for frame in reversed(user_frames(frames))][:SHOWN_FRAMES]
+            frames = user_frames(traceback.extract_tb(error.__traceback__))
+            own = [str(frame) for frame in reversed(frames)][:SHOWN_FRAMES]
             what = f"{method} raised {type(error).__name__}" if method else f"cannot be made, {type(error).__name__}"
             first = f"{what}: {' '.join(str(error).split())}"
             first = first if len(first) <= MAX_LINE else f"{first[: MAX_LINE - 1]}…"

@@ -111,6 +111,8 @@ def model_fn(features, labels, mode, params):
     gradients, _ = tf.clip_by_global_norm(tf.gradients(image, image), 1.0)
     with tf.Session() as session:
         pass
+    tf.contrib.layers.optimize_loss(image, None, 0.1, "SGD", clip_gradients=1.0)
+    tf.contrib.layers.optimize_loss(image, None, 0.1, "SGD", clip_gradients=None)
     return tf.estimator.EstimatorSpec(mode, train_op=tf.no_op(), loss=tf.reduce_mean(image))
 
 def serving():
@@ -120,7 +122,7 @@ def serving():
 
 def test_a_model_fn_has_rules_of_its_own(messages: Messages) -> None:
     lines = {(one.line, one.verdict) for one in found(MODEL_FN) if one.verdict != "unchanged"}
-    assert lines == {(5, "changed"), (6, "changed"), (7, "changed"), (8, "unsupported")}
+    assert lines == {(5, "changed"), (6, "changed"), (7, "changed"), (8, "unsupported"), (10, "changed")}
     name = "tf.compat.v1.keras.optimizers.SGD"
     messages.same(name, text_of(MODEL_FN, name))
 

@@ -365,6 +365,7 @@ def scripts() -> Iterator[tuple[str, str, str]]:
 def test_scripts_of_the_tests_are_said_to_do_what_they_do(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "model.py").touch()  # that of test_classic_tensorflow1.py
+    (tmp_path / "raw_input.py").touch()  # that of test_beside.py
     found = list(scripts())
     assert len(found) >= 5
     for file, name, text in found:

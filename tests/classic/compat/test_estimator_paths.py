@@ -55,6 +55,8 @@ def test_every_module_can_be_imported_and_none_is_executed_by_it() -> None:
             assert dir(old) == dir(importlib.import_module(name))
     assert importlib.import_module("tensorflow_estimator._api.v2.estimator.export") is tf.estimator.export
     assert importlib.import_module(f"{ESTIMATOR}.api._v1.estimator") is v1.estimator
+    # The import of `api._v2.estimator.inputs` has set it on tf.estimator, as in 2.15; other tests expect it not there.
+    vars(tf.estimator).pop("inputs", None)
 
 
 @keras_2
@@ -116,6 +118,15 @@ def test_what_is_refused_is_refused_when_it_is_used(messages: Messages) -> None:
         _TrainingExecutor(None, None, None)
     with messages.raised(NotServed):
         LinearSDCA("id")
+
+
+@pytest.mark.skipif(bool(os.environ.get("TF_USE_LEGACY_KERAS")), reason="it is for Keras 3")
+def test_models_of_keras_2_are_refused_with_keras_3(messages: Messages) -> None:
+    column = tf.feature_column.sequence_numeric_column("s")
+    model = importlib.import_module(f"{ESTIMATOR}.canned.rnn").RNNClassifier([column], units=[2])
+    with messages.raised(NotServed):
+        model.train(lambda: sequences(8))
+    assert issubclass(importlib.import_module(f"{ESTIMATOR}.canned.dnn")._DNNModelV2, tf.keras.Model)
 
 
 def test_one_object_under_both_names_of_a_module() -> None:
@@ -242,7 +253,7 @@ def test_rnn_classifier_has_the_numbers_of_2_15(tmp_path: Path) -> None:
 
 
 @keras_2
-@pytest.mark.parametrize("kind", ["classifier", "sequential"])
+@pytest.mark.parametrize("kind", ["classifier", "by name", "sequential"])
 def test_rnn_estimators_are_the_same_on_two_replicas(kind: str, tmp_path: Path) -> None:
     rnn = importlib.import_module(f"{ESTIMATOR}.canned.rnn")
     wrapper = importlib.import_module(f"{ESTIMATOR}.head.sequential_head").SequentialHeadWrapper
@@ -254,6 +265,13 @@ def test_rnn_estimators_are_the_same_on_two_replicas(kind: str, tmp_path: Path) 
         shared = {"units": [2], "cell_type": "lstm", "optimizer": sgd, "config": on(replicas)}
         if kind == "classifier":
             model = rnn.RNNClassifier([column], model_dir=started(folder), weight_column="w", **shared)
+        elif kind == "by name":  # its summed gradients are longer than 5, to which it then clips them
+            shared |= {
+                "optimizer": "Adagrad",
+                "loss_reduction": "sum",
+                "model_dir": started(folder, "training/Adagrad"),
+            }
+            model = rnn.RNNClassifier([column], weight_column="w", **shared)
         else:
             head = wrapper(tf.estimator.BinaryClassHead(loss_reduction=reduction), sequence_length_mask="mask")
             model = rnn.RNNEstimator(head, [column], model_dir=started(folder), return_sequences=True, **shared)
@@ -261,11 +279,47 @@ def test_rnn_estimators_are_the_same_on_two_replicas(kind: str, tmp_path: Path) 
         model.train(lambda: sequences(8 // replicas, of_steps=of_steps))
         return model.evaluate(lambda: sequences(8, of_steps=of_steps))
 
-    reduction = "sum_over_batch_size" if kind == "classifier" else v1.losses.Reduction.MEAN
+    reduction = v1.losses.Reduction.MEAN if kind == "sequential" else "sum_over_batch_size"
     assert trained(2, reduction) == pytest.approx(trained(1, reduction), rel=1e-5)
     if kind == "sequential":
         with pytest.raises(ValueError, match="loss_reduction="):
             trained(2, "sum_over_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("baseline._baseline_model_fn_v2", {"optimizer": "SGD"}),
+        pytest.param(
+            "dnn_linear_combined._dnn_linear_combined_model_fn_v2",
+            {"linear_optimizer": "SGD", "dnn_optimizer": "SGD"},
+            marks=keras_2,
+        ),
+    ],
+)
+def test_private_model_functions_are_the_same_on_two_replicas(name: str, arguments: Any) -> None:
+    module, _, function = name.partition(".")
+    of_source = getattr(importlib.import_module(f"{ESTIMATOR}.canned.{module}"), function)
+    x = np.sin(np.arange(23, dtype=np.float32))
+    if len(arguments) == 2:
+        column = tf.feature_column.numeric_column("x")
+        of_dnn = {"dnn_feature_columns": [column], "dnn_hidden_units": [2]}
+        arguments = {**arguments, "linear_feature_columns": [column], **of_dnn}
+
+    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> Any:
+        return of_source(features, labels, mode, tf.estimator.RegressionHead(), config=config, **arguments)
+
+    def results(replicas: int) -> dict[str, Any]:
+        model = tf.estimator.Estimator(model_fn, config=on(replicas).replace(tf_random_seed=3))
+        data = tf.data.Dataset.from_tensor_slices(({"x": x}, 2 * x + 1))
+        model.train(lambda: data.batch(8 // replicas))
+        return {name: model.get_variable_value(name) for name in model.get_variable_names()}
+
+    alone, both = results(1), results(2)
+    assert alone["global_step"] == 3 and any("kernel" in one or "bias" in one for one in alone)
+    assert {*alone} == {*both}
+    for one, value in alone.items():
+        np.testing.assert_allclose(both[one], value, rtol=1e-5, err_msg=one)
 
 
 @pytest.mark.parametrize(("reduction", "loss"), [("SUM", 5.3630004), ("SUM_BY_NONZERO_WEIGHTS", None)])

@@ -33,6 +33,7 @@ def test_every_way_to_write_a_name_gives_the_same_object() -> None:
     assert batch_norm is private is slim.batch_norm is tf.contrib.slim.batch_norm is layers.batch_norm
     assert core_rnn_cell.GRUCell is tf.contrib.rnn.GRUCell is tf.nn.rnn_cell.GRUCell
     assert tf.contrib.keras.layers.Dense is tf.keras.layers.Dense
+    assert tf.contrib.framework.deprecated("2018-01-01", "Use g.")(abs)(-1) == 1
     assert importlib.import_module("tensorflow.contrib.slim.nets").resnet_v1.resnet_v1_50
     assert {"fully_connected", "l2_regularizer"} <= set(dir(layers)) and "slim" in dir(tf.contrib)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable
@@ -12,11 +13,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from runner import Hook, Input, RunConfig
 from runner.classic import inputs
 from runner.classic.estimator import add_metrics
 from runner.classic.premade import logits
+from runner.tracing import trace_step
 from tests.support import premade_cases
 from tests.support.line import read_events
 from tests.support.messages import Messages
@@ -88,7 +91,8 @@ def test_each_optimizer_reports_one_learning_rate(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("linear_optimizer", "scope"), [("Ftrl", "Ftrl"), ("SGD", "SGD_1")])
+def test_wide_and_deep_does_not_depend_on_the_replicas(linear_optimizer: str, scope: str, tmp_path: Path) -> None:
     cities = fc.categorical_column_with_vocabulary_list("city", ["a", "b"])
     words = fc.categorical_column_with_vocabulary_list("word", ["v", "w"])
     with tf.Graph().as_default():  # TensorFlow makes them in no other place
@@ -96,7 +100,7 @@ def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
     found = {}
     for name in ("default", "mirrored"):
         estimator = V2.DNNLinearCombinedClassifier(
-            str(tmp_path / name), [cities], "Ftrl", [fc.numeric_column("x", shape=(2,)), *shared], "SGD", [4],
+            str(tmp_path / name), [cities], linear_optimizer, [fc.numeric_column("x", shape=(2,)), *shared], "SGD", [4],
             config=RunConfig(train_distribute=strategies()[name], tf_random_seed=5), weight_column="w",
         )  # fmt: skip
         estimator.train(Input(of_19, params={}, batch_size=6))
@@ -105,7 +109,7 @@ def test_wide_and_deep_does_not_depend_on_the_replicas(tmp_path: Path) -> None:
     assert list(values) == list(found["mirrored"])
     for one, value in values.items():
         np.testing.assert_allclose(found["mirrored"][one], value, rtol=1e-5, atol=1e-7, err_msg=one)
-    assert values["training/Ftrl/iter"] == values["global_step"] == 8
+    assert values[f"training/{scope}/iter"] == values["global_step"] == 8
     first = tf.train.load_checkpoint(str(tmp_path / "default" / "model.ckpt-0"))
     shared_value = values["city_word_shared_embedding"]
     assert np.any(shared_value != first.get_tensor("city_word_shared_embedding"))  # 2.15 left it as it was
@@ -341,3 +345,36 @@ def test_variables_of_v1_are_parts_as_in_tf_estimator(tmp_path: Path) -> None:
     assert [value.shape for value in hook.values] == [(2, 1), (1,)]
     assert estimator.get_variable_value(table).shape == (8, 2)
     assert np.isfinite(estimator.evaluate(lambda: tf.data.Dataset.from_tensors((features, labels)))["loss"])
+
+
+def test_lookups_read_only_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grappler would join a lookup into a read of the whole table, which a variable with sparse updates copies."""
+    words = tf.feature_column.categorical_column_with_hash_bucket("word", 50)
+
+    def input_fn() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(({"word": [["a", "b"], ["b", ""], ["c", "a"]]}, [[1], [0], [1]])).repeat(4)
+
+    found: list[dict[str, np.ndarray]] = []
+    for reads_rows in (False, True):
+        if reads_rows:
+            monkeypatch.undo()
+        else:
+            monkeypatch.setattr(trace_step, "lookups_of_rows", contextlib.nullcontext)
+        model = tf.estimator.DNNLinearCombinedClassifier(
+            str(tmp_path / str(reads_rows)),
+            linear_feature_columns=[words],
+            dnn_feature_columns=[tf.feature_column.embedding_column(words, 2)],
+            dnn_hidden_units=[3],
+            config=tf.estimator.RunConfig(tf_random_seed=1),
+        )
+        eager = context.context()
+        eager.enable_run_metadata()
+        model.train(input_fn)
+        metrics = model.evaluate(input_fn)
+        graphs = [part for one in eager.export_run_metadata().function_graphs for part in one.partition_graphs]
+        eager.disable_run_metadata()
+        whole = [node for graph in graphs for node in graph.node if "SimplifyEmbeddingLookup" in node.name]
+        assert bool(whole) != reads_rows
+        found.append({name: model.get_variable_value(name) for name in model.get_variable_names()} | metrics)
+    for name, value in found[0].items():
+        np.testing.assert_array_equal(value, found[1][name], err_msg=name)
