@@ -380,11 +380,9 @@ def _checked(
     tree: Any = OmegaConf.to_container(composed, resolve=True)
     command, url = tree.get("command"), tree.get("model_dir")
     if is_url(url) and command not in schema.ENVIRONMENT_COMMANDS:
-        settings = tree.get("run")
         from runner.remote.mirror import local_folder
 
-        parent = settings.get("local_dir") if isinstance(settings, dict) else None
-        tree["model_dir"] = local_folder("model_dir=", url, parent)
+        tree["model_dir"] = local_folder("model_dir=", url, OmegaConf.select(composed, "run.local_dir"))
     model_dir = tree.get("model_dir")
     reads_a_run = command not in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS)
     left = saved_config.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
@@ -443,10 +441,11 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
             "Start one cluster per job, or set cluster.resolver=local."
         )
     if is_url(url):
-        why = "whose servers write parts of each checkpoint" if config.strategy.name == "parameter_server" else ""
+        is_ps = config.strategy.name == "parameter_server"
+        who = "servers, which write parts of each checkpoint themselves," if is_ps else "tasks"
         raise NotAllowed(
-            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), {why or 'whose tasks'}"
-            f"{' themselves, so they' if why else ''} need one folder. Set model_dir to a folder on shared storage."
+            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose {who} need one "
+            "folder. Set model_dir to a folder on shared storage."
         )
     if not config.model_dir:
         raise NotSet(

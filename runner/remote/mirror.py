@@ -6,19 +6,19 @@ import atexit
 import hashlib
 import os
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from runner.config.mistakes import ConfigError, NotAllowed
+from runner.config.mistakes import NotAllowed
 from runner.remote import upload
-from runner.remote.store import Lease, LeaseLostError, Note, Store
-from runner.system.console import relative
+from runner.remote.store import Lease, LeaseLostError, Note, Store, reaching
+from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
-from runner.tracking.exit_codes import FINISHED
-from runner.tracking.shipping import NOT_ALL, ShippingProcess
-from runner.tracking.tracker import describe
+from runner.tracking.shipping import ShippingProcess
 
 _mirrors: dict[Path, Mirror] = {}
 """Local folder -> its mirror, for the URLs that this process has opened."""
@@ -62,47 +62,35 @@ def writing(model_dir: str | os.PathLike[str]) -> None:
       ConfigError: another run holds the lease.
       LeaseLostError: another run has taken it over.
     """
-    mirror = _mirrors.get(Path(model_dir))
-    if mirror is not None and not mirror.has_begun:
+    mirror = mirror_of(Path(model_dir))
+    if mirror.url and not mirror.has_begun:
         mirror.begin(os.environ)
-        atexit.register(mirror.close)
-    if mirror is not None and (lost := mirror.lost()):
+        atexit.register(_close_at_exit, mirror)
+    if lost := mirror.lost():
         raise LeaseLostError(lost)
 
 
-def mirror_of(model_dir: Path) -> Mirror | NullMirror:
+def _close_at_exit(mirror: Mirror) -> None:
+    if left := mirror.close():
+        say(f"remote: {left}")
+
+
+def mirror_of(model_dir: Path) -> Mirror:
     """Return the mirror of a folder whose URL this process has opened; for another folder, one that does nothing."""
-    return _mirrors.get(model_dir, NullMirror())
+    return _mirrors.get(model_dir, Mirror(model_dir, ""))
 
 
-class NullMirror:
-    """The mirror of a folder without a URL."""
-
-    url, has_begun = "", False
-
-    def begin(self, env: Mapping[str, str], lease_secs: float = 0, upload_secs: float = 0) -> None: ...
-
-    def lost(self) -> str:
-        return ""
-
-    def close(self, stops: Sequence[int] = ()) -> str:
-        return ""
-
-
-class Mirror(NullMirror):
+class Mirror:
     """A local folder and its URL.
 
     Attributes:
-      url: the URL.
+      url: the URL; '': there is none, and nothing is done.
       has_begun: this process holds the lease.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self.url = folder, url
-        self._process: ShippingProcess | None = None
-        self._thread: threading.Thread | None = None
-        self._code, self.has_begun = NOT_ALL, False
-        self._may_begin, self._is_last = threading.Event(), threading.Event()
+        self._folder, self.url, self.has_begun = folder, url, False
+        self._lease: Lease | None = None
 
     def open(self, key: str) -> None:
         """Fetch what the bucket has, unless this folder has it.
@@ -112,73 +100,75 @@ class Mirror(NullMirror):
         """
         if self.has_begun:
             return
-        try:
-            store = Store(self.url)
+        store = Store(self.url)
+        with reaching(f"{key}{self.url}"):
             self._folder.mkdir(parents=True, exist_ok=True)
-            if not Note.read(self._folder, self.url).folder or not store.is_current(self._folder):
+            Note.read(self._folder, self.url).save(self._folder)
+            if not store.is_current(self._folder):
                 store.fetch(self._folder)
-        except ConfigError:
-            raise
-        except Exception as error:
-            if Note.read(self._folder, self.url).folder:  # it has been written from here: the run may go on
-                say(f"remote: {describe(error)} ({self.url} cannot be reached; its local folder is used)")
-                return
-            reason = describe(error).splitlines()[0]
-            raise ConfigError(f"{key}{self.url} cannot be reached: {reason}") from error
 
     def begin(
         self, env: Mapping[str, str], lease_secs: float = upload.LEASE_SECS, upload_secs: float = upload.UPLOAD_SECS
     ) -> None:
         """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process.
 
+        Args:
+          env: environment of the process that sends.
+          lease_secs: another may take the lease over after so many seconds without a sign of this process.
+          upload_secs: how long `close` tries to send what is left.
+
         Raises:
-          ConfigError: another run holds the lease.
+          ConfigError: another run holds the lease, or the bucket cannot be reached.
         """
+        if not self.url:
+            return
         store, folder = Store(self.url), self._folder
-        identity = Note.read(folder, self.url).folder or uuid.uuid4().hex
-        lease = Lease.take(store, identity, lease_secs)
-        is_current = store.is_current(folder, lease.number - 1)  # only now: until then another could write
-        self.has_begun, self._may_begin, self._is_last = True, threading.Event(), threading.Event()
-        if self.url.startswith("memory://"):  # only this process has it
-
-            def run() -> None:
-                self._code = upload.follow(folder, lease, self._may_begin, self._is_last, upload_secs)
-
-            self._thread = threading.Thread(target=run, daemon=True, name="upload")
-            self._thread.start()
-        else:
-            words = ("-m", upload.MODULE, str(folder), "--lease", str(lease.number), "--lease-secs", str(lease_secs))
-            self._process = ShippingProcess(
-                "", env, (*words, "--secs", str(upload_secs)), "remote: ", (FINISHED, NOT_ALL, upload.LOST)
-            )
-        if not is_current:
-            store.fetch(folder)
+        with reaching(f"model_dir={self.url}"):
+            identity = Note.read(folder, self.url).folder or uuid.uuid4().hex
+            self._lease = lease = Lease.take(store, identity, lease_secs)
+            lease.keep()
+            if not store.is_current(folder, lease.number - 1):  # only now: until then another could write
+                store.fetch(folder)
         Note(self.url, identity, Note.read(folder, self.url).files).save(folder)
-        self._may_begin.set()
-        if self._process is not None:
-            self._process.follow(folder)
+        self.has_begun, self._upload_secs, self._is_last = True, upload_secs, threading.Event()
+        if self.url.startswith("memory://"):  # only this process has it
+            self._thread = threading.Thread(
+                target=upload.follow, args=(folder, lease, self._is_last), daemon=True, name="upload"
+            )
+            self._thread.start()
+            return
+        words = ("-m", upload.MODULE, str(folder), "--lease", str(lease.number), "--secs", str(upload_secs))
+        self._process = ShippingProcess("", env, words, "remote: ")
 
     def lost(self) -> str:
         """Return why this run no longer may write to the URL; '' while it may."""
-        code = self._code if self._process is None else self._process.code
-        return f"the lease on {self.url} was taken over by another run" if code == upload.LOST else ""
+        return "" if self._lease is None else self._lease.lost
 
     def close(self, stops: Sequence[int] = ()) -> str:
         """Wait until everything is sent, the time for it is over, or a further stop request comes into `stops`.
 
         Return why the bucket does not have everything; '' if it has.
         """
-        if not self.has_begun:
+        if not self.has_begun or self._lease is None:
             return ""
-        already, process = len(stops), self._process
-        self._is_last.set()
-        if process is not None:
-            process.finish()
-            process.wait(lambda: len(stops) > already)
-            self._code = NOT_ALL if process.code is None else process.code
-        elif self._thread is not None:
-            self._thread.join()
-        self.has_begun, self._process, self._thread = False, None, None
-        if self._code == FINISHED:
-            return ""
-        return self.lost() or f"{relative(self._folder)} is not completely in {self.url}"
+        already, self.has_begun = len(stops), False
+        if self.url.startswith("memory://"):
+            self._is_last.set()
+            self._thread.join(self._upload_secs)
+        else:
+            self._process.finish()
+            while self._process.is_alive and len(stops) == already:
+                time.sleep(upload.GLANCE_SECS)
+            self._process.end()
+        left = Note.read(self._folder).left(self._folder)
+        if not left:  # otherwise only this host may go on before the lease expires: it has what is left
+            with suppress(Exception):
+                self._lease.end()
+        if self.lost() or not left:
+            return self.lost()
+        size = format_bytes(sum(mark[0] for mark in left.values()))
+        folder = relative(self._folder)
+        return (
+            f"{len(left)} files, {size}, of {folder} are not in {self.url}. The same command sends them, and so does: "
+            f"python -m {upload.MODULE} {folder}"
+        )

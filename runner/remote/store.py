@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,8 +24,9 @@ import psutil
 from filelock import FileLock
 
 from runner.config.mistakes import ConfigError, NotAllowed, NotFound
-from runner.system.files import StorageError, read_json, write_json
+from runner.system.files import StorageError, read_json, write_atomically, write_json
 from runner.system.urls import STORES
+from runner.tracking.tracker import describe
 
 NOTE_FILE = ".remote.json"
 """File in the local folder: its URL, `folder` (identifies the folder as the one that the bucket was last written from
@@ -40,6 +41,22 @@ _MARKS = ("ETag", "etag", "md5Hash", "created")
 
 class LeaseLostError(StorageError):
     """Another run has taken over the lease on the URL."""
+
+
+@contextlib.contextmanager
+def reaching(what: str) -> Iterator[None]:
+    """Turn an error of a store inside this context into a message about `what`. Without its bucket no run starts: only
+    there stands whether another is writing, and whether the local folder is the newest.
+
+    Raises:
+      ConfigError: the store cannot be reached.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} cannot be reached: {describe(error)}") from error
 
 
 @dataclass
@@ -60,10 +77,18 @@ class Note:
     def save(self, folder: Path) -> None:
         write_json(folder / NOTE_FILE, asdict(self))
 
+    def left(self, folder: Path) -> dict[str, list[Any]]:
+        """Return name -> [bytes, time of change in ns] of the files in `folder` that the bucket does not have."""
+        marks = {name: fingerprint(path) for name, path in local_files(folder).items()}
+        return {name: mark for name, mark in marks.items() if mark and self.files.get(name, [])[:2] != mark}
+
 
 def fingerprint(path: Path) -> list[Any]:
-    """Return [bytes, time of change in ns] of a file."""
-    found = path.stat()
+    """Return [bytes, time of change in ns] of a file; [] if it is gone."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return []
     return [found.st_size, found.st_mtime_ns]
 
 
@@ -143,8 +168,7 @@ class Store:
             self.fs.rm_file(probe)
 
     def _time_of(self, path: str) -> float:
-        info = self.fs.info(path)
-        found = next(info[name] for name in _TIMES if info.get(name))
+        found = _first_of(self.fs.info(path), _TIMES, 0.0)
         found = datetime.fromisoformat(found) if isinstance(found, str) else found
         return found.timestamp() if isinstance(found, datetime) else float(found)
 
@@ -182,50 +206,48 @@ class Store:
         Note(self.url, files=before).save(folder)  # no longer up to date
         # Before the others, which are then at least as new.
         states = {n: self.fs.cat_file(self.path(n)) for n in self.objects() if os.path.basename(n) == STATE_FILE}
-        there = {name: [int(info["size"]), _mark_of(info)] for name, info in self.objects().items()}
+        there = {name: str(_first_of(info, _MARKS, "")) for name, info in self.objects().items()}
         here = local_files(folder)
         wanted = [
             name
-            for name, (_, mark) in there.items()
+            for name, mark in there.items()
             if name not in states
             and not (name in here and mark and before.get(name) == [*fingerprint(here[name]), mark])
         ]
-        for name in (*wanted, *states):
-            for place in (staging / name, folder / name):
-                place.parent.mkdir(parents=True, exist_ok=True)
         if wanted:
             self.fs.get([self.path(name) for name in wanted], [str(staging / name) for name in wanted])
         for name in sorted(here, key=upload_order, reverse=True):  # the state files and indexes first
             if name not in there and _is_of_checkpoint(name):
                 here[name].unlink(missing_ok=True)
-        for name, text in states.items():
-            (staging / name).write_bytes(text)
-        for name in sorted([*wanted, *states], key=upload_order):
-            os.replace(staging / name, folder / name)
+        for name in sorted({*wanted, *states}, key=upload_order):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if name in states:
+                write_atomically(folder / name, states[name])
+            else:
+                os.replace(staging / name, folder / name)
         shutil.rmtree(staging, ignore_errors=True)
-        files = {name: [*fingerprint(folder / name), there[name][1]] for name in there if (folder / name).exists()}
-        Note(self.url, files=files).save(folder)
+        Note(self.url, files={name: [*fingerprint(folder / name), mark] for name, mark in there.items()}).save(folder)
 
 
 class Lease:
-    """The right to write below a URL, renewed by a thread of the process that holds it.
+    """The right to write below a URL.
 
     Attributes:
       number: the number of its object.
-      folder: identifies the local folder of its holder, as in `Note`.
+      lost: why this run no longer may write; '' while it may.
     """
 
-    def __init__(self, store: Store, number: int, secs: float) -> None:
-        self.store, self.number, self._secs = store, number, secs
-        self._facts = store.lease(number)
-        self.folder = self._facts.get("folder", "")
-        self._renewed = _now()
-        self._ended, self._lock = threading.Event(), threading.Lock()
-        self._lost = ""
+    def __init__(self, store: Store, number: int, secs: float = 0) -> None:
+        self.store, self.number, self.lost = store, number, ""
+        self._secs, self._facts, self._ended = secs, store.lease(number), threading.Event()
 
     @classmethod
     def take(cls, store: Store, folder: str, secs: float) -> Lease:
-        """Create the lease of `folder` on the URL of `store`.
+        """Create the next lease on the URL of `store`.
+
+        Args:
+          folder: identifies the local folder, as in `Note`.
+          secs: another may take the URL over when this lease was not renewed for so long.
 
         Raises:
           ConfigError: another run holds it, or the store cannot say who was first.
@@ -251,15 +273,16 @@ class Lease:
             "Use one with conditional writes (S3, GCS, Azure and MinIO have them), or a mounted folder."
         )
 
-    def keep(self) -> None:
-        """Renew the lease from now on, in a thread of this process."""
+    def check(self) -> None:
+        """Check that no other run has taken the lease over. To be called before each write.
 
-        def renew() -> None:
-            while not self._ended.wait(self._secs / 4):
-                with contextlib.suppress(Exception):  # the store is away; the lease grows older
-                    self.renew()
-
-        threading.Thread(target=renew, daemon=True, name="lease").start()
+        Raises:
+          LeaseLostError: another run has.
+        """
+        number = self.store.highest()
+        if number > self.number:
+            self.lost = _in_use(self.store.url, self.store.lease(number), " This run no longer writes there.")
+            raise LeaseLostError(self.lost)
 
     def renew(self) -> None:
         """Write the lease again.
@@ -267,22 +290,25 @@ class Lease:
         Raises:
           LeaseLostError: another run has taken it over.
         """
-        with self._lock:
-            number = self.store.highest()
-            if number > self.number and not self._lost:
-                self._lost = _in_use(self.store.url, self.store.lease(number), " This run no longer writes there.")
-            if self._lost:
-                raise LeaseLostError(self._lost)
-            self.store.fs.pipe_file(self.store.path(_name_of(self.number)), json.dumps(self._facts).encode())
-            self._renewed = _now()
+        self.check()
+        self.store.fs.pipe_file(self.store.path(_name_of(self.number)), json.dumps(self._facts).encode())
 
-    def check(self) -> None:
-        """Check before a write that this run still holds the lease; renew it if it is old."""
-        if self._lost or _now() > self._renewed + self._secs / 2:
-            self.renew()
+    def keep(self) -> None:
+        """Renew the lease from now on, in a thread of this process."""
+
+        def keep() -> None:
+            while not self._ended.wait(self._secs / 4):
+                with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why
+                    self.renew()
+
+        threading.Thread(target=keep, daemon=True, name="lease").start()
 
     def end(self) -> None:
-        """Let others take the lease at once."""
+        """Let others take the lease at once.
+
+        Raises:
+          LeaseLostError: one already has.
+        """
         self._ended.set()
         self._facts["is_over"] = True
         self.renew()
@@ -290,10 +316,6 @@ class Lease:
 
 def _name_of(number: int) -> str:
     return f"{LEASES}/{number:08d}"
-
-
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # runs on while the machine sleeps
 
 
 def _this_process() -> dict[str, Any]:
@@ -322,8 +344,8 @@ def _in_use(url: str, holder: Mapping[str, Any], end: str = "") -> str:
     return f"model_dir={url} is in use by another run {who}.{end or ' Wait for it, or choose another.'}"
 
 
-def _mark_of(info: Mapping[str, Any]) -> str:
-    return str(next((info[name] for name in _MARKS if info.get(name)), ""))
+def _first_of(info: Mapping[str, Any], names: Sequence[str], default: Any) -> Any:
+    return next((info[name] for name in names if info.get(name)), default)
 
 
 def _is_of_checkpoint(name: str) -> bool:

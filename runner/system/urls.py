@@ -31,17 +31,15 @@ def url_mistake(key: str, path: Any, *, may_be_store: bool = False, end: str = "
     scheme, _, rest = str(path).partition("://")
     name = key.removesuffix("=")
     what = f"{key}{masked_value(name, path)}{end}"
-    has_credentials = "@" in rest.partition("/")[0]
+    authority = rest.partition("/")[0]
     rest = rest.partition("?")[0].rpartition("@")[2]  # without a password
     if may_be_store and scheme in STORES:
-        if has_credentials:
-            return (
-                f"{what} has credentials in it. {STORES[scheme]} reads them from the environment and its own files: "
-                f"{key}{scheme}://{rest}{end}"
-            )
-        if not rest.partition("/")[0] or "?" in str(path) or "//" in rest or ".." in rest.split("/"):
-            return f"{what} is no place in an object store. Allowed: {scheme}://<bucket>/<path>"
-        return None
+        if authority and not re.search(r"//|\?|(^|/)\.\.(/|$)", str(path).partition("://")[2]) and "@" not in authority:
+            return None
+        return (
+            f"{what} is no place in an object store. Allowed: {scheme}://<bucket>/<path>, without credentials, which "
+            f"{STORES[scheme]} reads from the environment and its own files."
+        )
     local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
     mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and use the path"
     stores = ", or use s3://, gs:// or az://" if may_be_store and scheme != "file" else ""

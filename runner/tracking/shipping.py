@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -132,22 +132,17 @@ class ShippingProcess:
       env: environment of the process.
       words: arguments of Python; (): those of the tracker's process.
       label: what its lines begin with; '': those of the tracker.
-      finals: exit codes after which it is not started again.
 
     Attributes:
       name: the tracker's.
       folders: the folders that it follows.
-      code: its last exit code; None: it has not ended.
     """
 
-    def __init__(
-        self, name: str, env: Mapping[str, str], words: Sequence[str] = (), label: str = "", finals: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, name: str, env: Mapping[str, str], words: Sequence[str] = (), label: str = "") -> None:
         self.folders: list[Path] = []
-        self.name, self._env, self._finals = name, env, finals
+        self.name, self._env = name, env
         self._words = words or ("-m", MODULE, "--to", name)
         self._label = label or f"tracking: {of(name)}"
-        self.code: int | None = None
         self._is_finishing = False
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the input of the process, and which process it is
@@ -170,12 +165,6 @@ class ShippingProcess:
         with self._lock:
             self._is_finishing = True
             self._tell("")  # the end of its input would not do: a process forked from this one may keep the pipe open
-
-    def wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait until the process has ended after `finish`, and end it if `is_over` returns True before."""
-        while self.is_alive and not is_over():
-            time.sleep(GLANCE_SECS)
-        self.end()
 
     def end(self) -> None:
         """End the process, whether or not everything is shipped."""
@@ -222,9 +211,9 @@ class ShippingProcess:
 
     def _tend(self) -> None:
         for deaths in range(1, MAX_DEATHS + 1):
-            code = self.code = self._child.wait()
+            code = self._child.wait()
             self._repeating.join(LAST_WORDS_SECS)  # a process that a user's class started may keep the pipe open
-            if self._ended.is_set() or code in self._finals or (self._is_finishing and code in (0, NOT_ALL)):
+            if self._ended.is_set() or (self._is_finishing and code in (0, NOT_ALL)):
                 return
             if code == -signal.SIGALRM:
                 say(f"{self._label}no answer for {ANSWER_SECS} s; the run ends without waiting for it.")

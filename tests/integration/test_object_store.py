@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("s3fs")
@@ -20,7 +21,7 @@ pytest.importorskip("moto")
 import runner
 from runner.checkpoint import layout
 from runner.remote.store import Lease, Note, Store
-from runner.remote.upload import Uploader, follow
+from runner.remote.upload import follow
 from tests.support import chains
 from tests.support.command_line import CommandLine
 from tests.support.object_store import BUCKET, RUN, S3, Start, folder_in, kills, served
@@ -43,6 +44,7 @@ def place(request: pytest.FixtureRequest) -> str:
     return f"s3://{BUCKET}/{abs(hash(request.node.name))}/run"
 
 
+@pytest.mark.slow
 def test_a_run_is_in_its_bucket_and_is_read_from_another_machine(
     command_line: CommandLine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_run_is_in_its_bucket_and_is_read_from_another_machine(
     assert not [path for path in tmp_path.rglob("*") if ":" in path.name]
 
 
+@pytest.mark.slow
 def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_start_is_let_in(
     server: S3, tmp_path: Path, request: pytest.FixtureRequest, command_line: CommandLine
 ) -> None:
@@ -92,6 +95,7 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
     }
 
 
+@pytest.mark.slow
 def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sends_it(
     command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -113,6 +117,8 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     assert (done.returncode, answer["status"]) == (3, "upload_incomplete"), done.stderr
     assert answer["global_step"] == chains.TOTAL
     assert json.loads((folder_in(tmp_path) / "summary.json").read_text())["status"] == "upload_incomplete"
+    again = command_line(*words, cwd=tmp_path)
+    assert again.returncode == 2 and f"model_dir={url} cannot be reached" in again.stderr, again.stderr
     server.mode = "ok"
     by_hand = [sys.executable, "-m", "runner.remote.upload", str(folder_in(tmp_path))]
     assert (
@@ -123,7 +129,7 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "finished", done.stderr
 
 
-@pytest.mark.parametrize("mode", ["away", "500", "denied"])
+@pytest.mark.parametrize("mode", [pytest.param("away", marks=pytest.mark.slow), "500", "denied"])  # s3fs tries 40 s
 def test_a_bucket_that_cannot_be_reached_at_the_first_start_is_a_mistake(
     mode: str, command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -145,21 +151,66 @@ def test_a_fault_of_the_store_passes_and_then_all_is_there(
     (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
     Note(store.url, "mine").save(folder)
     lease = Lease.take(store, "mine", 60)
-    may_begin, is_last = threading.Event(), threading.Event()
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(follow(folder, lease, may_begin, is_last, 60)))
+    is_last, codes = threading.Event(), list[int]()
+    thread = threading.Thread(target=lambda: codes.append(follow(folder, lease, is_last)), daemon=True)
     server.mode = mode
     thread.start()
-    may_begin.set()
     time.sleep(2)
     server.mode = "ok"
     is_last.set()
     thread.join(100)
     assert codes == [0]
     assert set(store.objects()) == {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert Uploader(folder, lease).left() == (0, 0)
+    assert not Note.read(folder).left(folder)
 
 
 @pytest.mark.slow
 def test_runs_that_are_killed_with_their_folders_come_to_the_same_bits(server: S3, tmp_path: Path) -> None:
     assert kills(server, tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_of_16_starts_at_once_one_wins(server: S3, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = place(request)
+    starts = [
+        Start(server, tmp_path / str(number), f"model_dir={url}", *RUN, "train.max_steps=100000")
+        for number in range(16)
+    ]
+    end = time.monotonic() + 300
+    while sum(start.popen.poll() is None for start in starts) > 1 and time.monotonic() < end:
+        time.sleep(0.2)
+    (winner,) = [start for start in starts if start.popen.poll() is None]
+    for start in starts:
+        if start is not winner:
+            assert start.popen.returncode == 2 and f"model_dir={url} is in use" in start.said.read_text()
+    assert Store(url).lease(Store(url).highest())["pid"] == winner.popen.pid
+    winner.end_of_the_machine()
+
+
+@pytest.mark.slow
+def test_a_holder_that_is_stopped_past_the_expiry_and_continued_sends_nothing(
+    server: S3, tmp_path: Path, request: pytest.FixtureRequest, command_line: CommandLine
+) -> None:
+    url = place(request)
+    store = Store(url)
+    words = (f"model_dir={url}", *RUN, "run.lease_secs=4")
+    first = Start(server, tmp_path / "first", *words, "train.max_steps=100000")
+    end = time.monotonic() + 120
+    while "checkpoint" not in store.objects() and time.monotonic() < end:
+        time.sleep(0.2)
+    supervisor = psutil.Process(first.popen.pid)
+    stopped = [supervisor, *supervisor.children(recursive=True)]
+    for process in stopped:
+        process.suspend()
+    time.sleep(6)
+    latest = layout.step_of(store.fs.cat_file(store.path("checkpoint")).decode().split('"')[1]) or 0
+    second = command_line(
+        *words, f"train.max_steps={latest + 4}", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second")
+    )
+    assert second.returncode == 0, second.stderr
+    there = {name: (info["ETag"], info["LastModified"]) for name, info in store.objects().items()}
+    for process in stopped:
+        process.resume()
+    assert first.popen.wait(120) == 1, first.said.read_text()
+    assert f"model_dir={url} is in use by another run" in first.said.read_text()
+    assert {name: (info["ETag"], info["LastModified"]) for name, info in store.objects().items()} == there

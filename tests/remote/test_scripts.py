@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from runner.checkpoint import layout  # noqa: E402
 from runner.classic.estimator import Estimator as ClassicEstimator  # noqa: E402
 from runner.classic.run_config import RunConfig as ClassicRunConfig  # noqa: E402
+from runner.config.mistakes import ConfigError  # noqa: E402
 from runner.remote.mirror import Mirror, mirror_of  # noqa: E402
 from runner.remote.store import Lease, Store  # noqa: E402
 from runner.system.files import StorageError  # noqa: E402
@@ -69,6 +71,26 @@ def test_a_deleted_folder_continues_from_the_bucket_to_the_same_bits(kind: str, 
     end(reader)
 
 
+def test_a_bucket_that_cannot_be_reached_is_a_mistake_at_each_start(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    KINDS["native"](url)
+    second = KINDS["native"](url)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "highest", _is_away)
+        with pytest.raises(ConfigError, match=f"^model_dir={url} cannot be reached: the network$"):
+            second.train(points(repeat=True), max_steps=2)  # nobody knows whether another run writes there
+    second.train(points(repeat=True), max_steps=2)
+    end(second)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "highest", _is_away)
+        with pytest.raises(ConfigError, match=f"{url} cannot be reached"):
+            KINDS["native"](url)
+    assert layout.read_state(second.model_dir).latest == "model.ckpt-2"
+
+
+def _is_away(store: Store) -> int:
+    raise OSError("the network")
+
+
 def test_train_and_evaluate_leaves_its_events_and_results_in_the_bucket(url: str) -> None:
     estimator = KINDS["native"](url)
     train_and_evaluate(estimator, TrainSpec(points(repeat=True), 4), EvalSpec(points()))
@@ -93,8 +115,9 @@ def test_a_run_whose_lease_was_taken_over_ends_at_its_next_checkpoint(
         if not taken:
             monkeypatch.setattr("runner.remote.store._is_dead", lambda holder: True)
             taken.append(Lease.take(Store(url), "another", 60))
-            mirror: Any = mirror_of(Path(estimator.model_dir))
-            mirror._thread.join(20)
+            end = time.monotonic() + 20
+            while not mirror_of(Path(estimator.model_dir)).lost() and time.monotonic() < end:
+                time.sleep(0.05)
         return points(repeat=True)()
 
     with pytest.raises(StorageError, match=url):
