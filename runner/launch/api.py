@@ -120,7 +120,9 @@ class Run:
         Raises:
           RunError: the run failed.
         """
-        return run(*read_overrides(self.model_dir), f"model_dir={self._address}", *overrides)
+        return run(
+            *read_overrides(self.model_dir), f"model_dir={remote_dir(self.model_dir) or self.model_dir}", *overrides
+        )
 
     def evaluate(self, *overrides: str) -> dict[str, float]:
         """Evaluate the run's newest checkpoint, and return metric name -> value.
@@ -153,13 +155,9 @@ class Run:
         """Export the run's newest checkpoint as a SavedModel, and return the folders of the exports."""
         return [Path(path) for path in self._command("export", overrides)["exports"]]
 
-    @property
-    def _address(self) -> str:
-        return remote_dir(self.model_dir) or str(self.model_dir)
-
     def _command(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Run a command that reads the run, and return its summary."""
-        run(f"command={name}", f"model_dir={self._address}", *overrides)
+        run(f"command={name}", f"model_dir={remote_dir(self.model_dir) or self.model_dir}", *overrides)
         return read_summary(self.model_dir / f"summary.{name}.json")
 
 

@@ -441,11 +441,9 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
             "Start one cluster per job, or set cluster.resolver=local."
         )
     if is_url(url):
-        is_ps = config.strategy.name == "parameter_server"
-        who = "servers, which write parts of each checkpoint themselves," if is_ps else "tasks"
         raise NotAllowed(
-            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose {who} need one "
-            "folder. Set model_dir to a folder on shared storage."
+            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose tasks need one "
+            "folder (parameter servers write parts of each checkpoint). Set model_dir to a folder on shared storage."
         )
     if not config.model_dir:
         raise NotSet(

@@ -174,7 +174,7 @@ class Supervisor:
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
         self.folder, mirror = HeldFolder(self.model_dir), mirror_of(self.model_dir)
-        mirror.begin(self.env, self.config.run.lease_secs, self.config.run.upload_secs)
+        mirror.begin(self.env, self.config.run)
         shipping = self.member.shipping or Shipping(self.env)
         try:
             with alone_in(self.model_dir):

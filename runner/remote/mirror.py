@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.config.mistakes import NotAllowed
+from runner.config.schema import RunSettings
 from runner.remote import upload
 from runner.remote.store import Lease, LeaseLostError, Note, Store, reaching
 from runner.system.console import format_bytes, relative
@@ -64,7 +65,7 @@ def writing(model_dir: str | os.PathLike[str]) -> None:
     """
     mirror = mirror_of(Path(model_dir))
     if mirror.url and not mirror.has_begun:
-        mirror.begin(os.environ)
+        mirror.begin(os.environ, RunSettings())
         atexit.register(_close_at_exit, mirror)
     if lost := mirror.lost():
         raise LeaseLostError(lost)
@@ -107,15 +108,12 @@ class Mirror:
             if not store.is_current(self._folder):
                 store.fetch(self._folder)
 
-    def begin(
-        self, env: Mapping[str, str], lease_secs: float = upload.LEASE_SECS, upload_secs: float = upload.UPLOAD_SECS
-    ) -> None:
+    def begin(self, env: Mapping[str, str], settings: RunSettings) -> None:
         """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process.
 
         Args:
           env: environment of the process that sends.
-          lease_secs: another may take the lease over after so many seconds without a sign of this process.
-          upload_secs: how long `close` tries to send what is left.
+          settings: when another may take over, and how long `close` waits.
 
         Raises:
           ConfigError: another run holds the lease, or the bucket cannot be reached.
@@ -125,19 +123,21 @@ class Mirror:
         store, folder = Store(self.url), self._folder
         with reaching(f"model_dir={self.url}"):
             identity = Note.read(folder, self.url).folder or uuid.uuid4().hex
-            self._lease = lease = Lease.take(store, identity, lease_secs)
+            self._lease = lease = Lease.take(store, identity, settings.lease_secs)
             lease.keep()
             if not store.is_current(folder, lease.number - 1):  # only now: until then another could write
                 store.fetch(folder)
-        Note(self.url, identity, Note.read(folder, self.url).files).save(folder)
-        self.has_begun, self._upload_secs, self._is_last = True, upload_secs, threading.Event()
+            noted = Note.read(folder, self.url).files
+            # What is there, because one that was killed may have sent more, or less, than it has noted.
+            Note(self.url, identity, {name: noted.get(name, []) for name in store.objects()}).save(folder)
+        self.has_begun, self._secs, self._is_last = True, settings.upload_secs, threading.Event()
         if self.url.startswith("memory://"):  # only this process has it
             self._thread = threading.Thread(
                 target=upload.follow, args=(folder, lease, self._is_last), daemon=True, name="upload"
             )
             self._thread.start()
             return
-        words = ("-m", upload.MODULE, str(folder), "--lease", str(lease.number), "--secs", str(upload_secs))
+        words = ("-m", upload.MODULE, str(folder), "--lease", str(lease.number), "--secs", str(self._secs))
         self._process = ShippingProcess("", env, words, "remote: ")
 
     def lost(self) -> str:
@@ -154,7 +154,7 @@ class Mirror:
         already, self.has_begun = len(stops), False
         if self.url.startswith("memory://"):
             self._is_last.set()
-            self._thread.join(self._upload_secs)
+            self._thread.join(self._secs)
         else:
             self._process.finish()
             while self._process.is_alive and len(stops) == already:

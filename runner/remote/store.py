@@ -24,7 +24,7 @@ import psutil
 from filelock import FileLock
 
 from runner.config.mistakes import ConfigError, NotAllowed, NotFound
-from runner.system.files import StorageError, read_json, write_atomically, write_json
+from runner.system.files import StorageError, read_dataclass, write_atomically, write_json
 from runner.system.urls import STORES
 from runner.tracking.tracker import describe
 
@@ -63,16 +63,15 @@ def reaching(what: str) -> Iterator[None]:
 class Note:
     """What a local folder knows of its bucket, as in NOTE_FILE."""
 
-    url: str
+    url: str = ""
     folder: str = ""
     files: dict[str, list[Any]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, url: str = "") -> Note:
         """Return the note in `folder`; an empty one if there is none, or it is about another URL than `url`."""
-        found = read_json(folder / NOTE_FILE) or {}
-        note = cls(str(found.get("url", url)), str(found.get("folder", "")), dict(found.get("files") or {}))
-        return note if not url or note.url == url else cls(url)
+        note = read_dataclass(cls, folder / NOTE_FILE)
+        return note if url in ("", note.url) else cls(url)
 
     def save(self, folder: Path) -> None:
         write_json(folder / NOTE_FILE, asdict(self))
@@ -329,8 +328,7 @@ def _this_process() -> dict[str, Any]:
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
     """Report whether a holder was a process of this host that has ended."""
-    us = _this_process()
-    if not us["boot"] or any(holder.get(name) != us[name] for name in ("host", "boot")):
+    if not holder["boot"] or holder["boot"] != _this_process()["boot"]:
         return False
     try:
         return bool(psutil.Process(int(holder["pid"])).create_time() != holder["began"])

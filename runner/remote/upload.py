@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runner.config.schema import ConfigError
+from runner.config.schema import ConfigError, RunSettings
 from runner.remote.store import STATE_FILE, Lease, LeaseLostError, Note, Store, local_files, reaching, upload_order
 from runner.system.files import FolderLostError, HeldFolder
 from runner.system.standard_streams import keep_saying, say
@@ -27,8 +27,6 @@ from runner.tracking.tracker import describe
 
 MODULE = "runner.remote.upload"
 PERIOD_SECS, RETRY_SECS, GLANCE_SECS = 3.0, 1.0, 0.2
-LEASE_SECS, UPLOAD_SECS = 60.0, 600.0
-"""Defaults of `run.lease_secs` and `run.upload_secs`."""
 SENDING = ".sending"
 _AT_ONCE = 16_000_000
 """Largest number of bytes of a file that is read before it is sent: it may grow meanwhile."""
@@ -45,7 +43,7 @@ class Uploader:
     def __init__(self, folder: Path, lease: Lease) -> None:
         self.folder, self.lease, self._store = folder, lease, lease.store
         self._note = Note.read(folder, self._store.url)
-        self._has_listed, self._held, self._gone = False, HeldFolder(folder), set[str]()
+        self._held, self._gone = HeldFolder(folder), set[str]()
 
     def send(self) -> bool:
         """Send what has changed since the last call, and remove what is gone. Return whether that is all.
@@ -58,9 +56,6 @@ class Uploader:
           FolderLostError: the folder was deleted; nothing is removed from the bucket for that.
           OSError, and errors of the store: something is left; the next call sends it.
         """
-        if not self._has_listed:  # the note of one that was killed is older
-            self._note.files = {name: self._note.files.get(name, []) for name in self._store.objects()}
-            self._has_listed = True
         found = [path for path in self.folder.rglob(STATE_FILE) if path.is_file()]
         states = {os.path.relpath(path, self.folder): path.read_bytes() for path in found}
         left, held = self._note.left(self.folder), self.folder / SENDING
@@ -130,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Send a run's folder to its bucket.")
     parser.add_argument("folder", type=Path, help="the local folder of a run with a URL as model_dir")
     parser.add_argument("--lease", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--secs", type=float, default=UPLOAD_SECS, help=argparse.SUPPRESS)
+    parser.add_argument("--secs", type=float, default=RunSettings.upload_secs, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     keep_saying()
     folder, is_last = options.folder.absolute(), threading.Event()
@@ -161,7 +156,7 @@ def _lease_of(folder: Path) -> Lease:
     with reaching(note.url):
         if not note.folder or not store.is_current(folder):
             raise ConfigError(f"{note.url} was written by another host since {folder} was, so nothing is sent.")
-        return Lease.take(store, note.folder, LEASE_SECS)
+        return Lease.take(store, note.folder, RunSettings.lease_secs)
 
 
 def _finish(is_last: threading.Event, secs: float) -> None:

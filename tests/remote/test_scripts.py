@@ -21,6 +21,7 @@ from runner.checkpoint import layout  # noqa: E402
 from runner.classic.estimator import Estimator as ClassicEstimator  # noqa: E402
 from runner.classic.run_config import RunConfig as ClassicRunConfig  # noqa: E402
 from runner.config.mistakes import ConfigError  # noqa: E402
+from runner.config.schema import RunSettings  # noqa: E402
 from runner.remote.mirror import Mirror, mirror_of  # noqa: E402
 from runner.remote.store import Lease, Store  # noqa: E402
 from runner.system.files import StorageError  # noqa: E402
@@ -108,7 +109,7 @@ def test_a_run_whose_lease_was_taken_over_ends_at_its_next_checkpoint(
     estimator.train(points(repeat=True), max_steps=2)
     end(estimator)
     estimator = KINDS["native"](url)
-    mirror_of(Path(estimator.model_dir)).begin(os.environ, lease_secs=1, upload_secs=1)
+    mirror_of(Path(estimator.model_dir)).begin(os.environ, RunSettings(lease_secs=1, upload_secs=1))
     taken: list[Lease] = []
 
     def take_over() -> Any:
