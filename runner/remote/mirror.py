@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from runner.config.mistakes import NotAllowed
@@ -161,9 +160,7 @@ class Mirror:
                 time.sleep(upload.GLANCE_SECS)
             self._process.end()
         left = Note.read(self._folder).left(self._folder)
-        if not left:  # otherwise only this host may go on before the lease expires: it has what is left
-            with suppress(Exception):
-                self._lease.end()
+        self._lease.end()
         if self.lost() or not left:
             return self.lost()
         size = format_bytes(sum(mark[0] for mark in left.values()))

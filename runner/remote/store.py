@@ -34,6 +34,7 @@ or fetched to; absent: it is not up to date), and `files`: name -> [bytes, time 
 STATE_FILE = "checkpoint"
 LEASES = ".lease"
 FETCHING = ".fetching"
+END_SECS = 5.0
 _ATTEMPTS = 5
 _TIMES = ("LastModified", "last_modified", "updated", "created")
 _MARKS = ("ETag", "etag", "md5Hash", "created")
@@ -239,6 +240,7 @@ class Lease:
     def __init__(self, store: Store, number: int, secs: float = 0) -> None:
         self.store, self.number, self.lost = store, number, ""
         self._secs, self._facts, self._ended = secs, store.lease(number), threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
 
     @classmethod
     def take(cls, store: Store, folder: str, secs: float) -> Lease:
@@ -293,24 +295,19 @@ class Lease:
         self.store.fs.pipe_file(self.store.path(_name_of(self.number)), json.dumps(self._facts).encode())
 
     def keep(self) -> None:
-        """Renew the lease from now on, in a thread of this process."""
+        """Renew the lease from now on, in a thread of this process, until `end`."""
+        self._thread.start()
 
-        def keep() -> None:
-            while not self._ended.wait(self._secs / 4):
-                with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why
-                    self.renew()
-
-        threading.Thread(target=keep, daemon=True, name="lease").start()
+    def _keep(self) -> None:
+        while not self._facts.get("is_over"):
+            self._facts["is_over"] = self._ended.wait(self._secs / 4)
+            with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why
+                self.renew()
 
     def end(self) -> None:
-        """Let others take the lease at once.
-
-        Raises:
-          LeaseLostError: one already has.
-        """
+        """Let others take a kept lease: at once, or when it expires if the store does not answer soon."""
         self._ended.set()
-        self._facts["is_over"] = True
-        self.renew()
+        self._thread.join(END_SECS)
 
 
 def _name_of(number: int) -> str:

@@ -143,8 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lease.keep()
     is_last.set()
     code = follow(folder, lease, is_last)
-    with suppress(LeaseLostError):
-        lease.end()
+    lease.end()
     return code
 
 

@@ -100,7 +100,7 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = place(request)
-    words = (f"model_dir={url}", *RUN, "run.upload_secs=1", "run.output=json")
+    words = (f"model_dir={url}", *RUN, "run.upload_secs=1", "run.lease_secs=4", "run.output=json")
     stop = threading.Event()
 
     def take_away() -> None:

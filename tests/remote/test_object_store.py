@@ -184,6 +184,7 @@ def test_the_last_writer_keeps_its_folder_and_any_other_takes_the_buckets(store:
         pass
     save(first, 2)  # not sent
     assert store.is_current(first)
+    sending.lease.keep()
     sending.lease.end()
     second.mkdir()
     assert not store.is_current(second)
@@ -255,6 +256,7 @@ def test_a_renewed_lease_does_not_expire_and_an_ended_one_is_free_at_once(store:
         lease.renew()
     with pytest.raises(ConfigError):
         Lease.take(store, "other", 60)
+    lease.keep()
     lease.end()
     assert Lease.take(store, "other", 60).number == 2
 
