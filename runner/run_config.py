@@ -18,6 +18,7 @@ from runner.config.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
 from runner.remote.mirror import local_folder, mirror_of, remote_dir
+from runner.system.urls import url_mistake
 
 _log = logging.getLogger(__name__)
 
@@ -254,7 +255,9 @@ class RunConfig:
             path = os.fspath(self.model_dir)
             if not path:
                 raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
-            object.__setattr__(self, "model_dir", local_folder("RunConfig(model_dir=", path, end=")"))
+            object.__setattr__(self, "model_dir", local_folder("RunConfig(model_dir=", path))
+        if mistake := url_mistake("RunConfig(export_dir=", self.export_dir):
+            raise ValueError(mistake)
         if self.save_checkpoints_secs is _NOT_GIVEN:
             secs = CheckpointConfig.save_secs if self.save_checkpoints_steps is None else None
             object.__setattr__(self, "save_checkpoints_secs", secs)
@@ -345,7 +348,7 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
         raise ValueError(f"Estimator(config={config!r}): it must be a RunConfig.")
     config = config or RunConfig()
     if model_dir is not None:
-        given = local_folder("Estimator(model_dir=", os.fsdecode(model_dir), end=")")
+        given = local_folder("Estimator(model_dir=", os.fsdecode(model_dir))
         if not given:
             raise ValueError("Estimator(model_dir=''): give a folder, or None for a temporary one.")
         if config.model_dir is not None and config.model_dir != given:
@@ -353,11 +356,8 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
                 f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ. Set one."
             )
         config = config.replace(model_dir=given)
-    url = mirror_of(Path(config.model_dir or "")).url
-    if url and sum(map(len, config.cluster.tasks.values())) > 1:
-        raise ValueError(
-            f"Estimator(model_dir={url!r}) in a cluster: its tasks need one folder. Set a model_dir on shared storage."
-        )
+    if (url := mirror_of(Path(config.model_dir or "")).url) and sum(map(len, config.cluster.tasks.values())) > 1:
+        raise ValueError(f"model_dir={url!r}: the tasks of a cluster need one folder, on shared storage.")
     if config.model_dir is None:
         config = config.replace(model_dir=tempfile.mkdtemp(prefix="model-"))
         _log.warning("No model_dir was given: using the temporary folder %s.", config.model_dir)

@@ -45,12 +45,11 @@ def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # must be set before TensorFlow is imported
     from runner.classic import script_run
     from runner.classic.compat import install
-    from runner.config.mistakes import ConfigError
     from runner.remote.mirror import local_folder
 
     try:
         model_dir = options.model_dir and local_folder("--model-dir ", options.model_dir)
-    except ConfigError as error:
+    except ValueError as error:
         parser.error(str(error))
 
     install.importing_tensorflow = lambda: hidden_stderr(os.environ)

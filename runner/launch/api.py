@@ -120,9 +120,8 @@ class Run:
         Raises:
           RunError: the run failed.
         """
-        return run(
-            *read_overrides(self.model_dir), f"model_dir={remote_dir(self.model_dir) or self.model_dir}", *overrides
-        )
+        where = remote_dir(self.model_dir) or self.model_dir
+        return run(*read_overrides(self.model_dir), f"model_dir={where}", *overrides)
 
     def evaluate(self, *overrides: str) -> dict[str, float]:
         """Evaluate the run's newest checkpoint, and return metric name -> value.

@@ -442,8 +442,8 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
         )
     if is_url(url):
         raise NotAllowed(
-            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose tasks need one "
-            "folder (parameter servers write parts of each checkpoint). Set model_dir to a folder on shared storage."
+            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose tasks share one "
+            "folder and write parts of each checkpoint. Set model_dir to a folder on shared storage."
         )
     if not config.model_dir:
         raise NotSet(

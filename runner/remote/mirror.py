@@ -24,29 +24,27 @@ _mirrors: dict[Path, Mirror] = {}
 """Local folder -> its mirror, for the URLs that this process has opened."""
 
 
-def local_folder(key: str, model_dir: str, parent: str | None = None, *, end: str = "") -> str:
+def local_folder(key: str, model_dir: str, parent: str | None = None) -> str:
     """Return the folder in which to work for `model_dir`: itself, or for a URL the local folder with what its bucket
     has.
 
     Args:
-      key: the key or argument with its sign, for messages.
+      key: the key or argument with its sign, for messages, as in `url_mistake`.
       model_dir: a folder or a URL.
       parent: the parent of local folders; None: that of the user's caches.
-      end: text after the value in messages.
 
     Raises:
       ConfigError: there can be no model_dir at this URL, or its bucket cannot be reached.
     """
     if not is_url(model_dir):
         return model_dir
-    if mistake := url_mistake(key, model_dir, may_be_store=True, end=end):
+    if mistake := url_mistake(key, model_dir, may_be_store=True):
         raise NotAllowed(mistake)
     url = model_dir.rstrip("/")
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     folder = Path(parent or Path(caches, "estimator-runner"), name).absolute()
-    mirror = _mirrors.setdefault(folder, Mirror(folder, url))
-    mirror.open(key)
+    _mirrors.setdefault(folder, Mirror(folder, url)).open(key)
     return str(folder)
 
 
@@ -123,7 +121,6 @@ class Mirror:
         with reaching(f"model_dir={self.url}"):
             identity = Note.read(folder, self.url).folder or uuid.uuid4().hex
             self._lease = lease = Lease.take(store, identity, settings.lease_secs)
-            lease.keep()
             if not store.is_current(folder, lease.number - 1):  # only now: until then another could write
                 store.fetch(folder)
             noted = Note.read(folder, self.url).files

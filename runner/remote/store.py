@@ -14,9 +14,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,7 @@ NOTE_FILE = ".remote.json"
 or fetched to; absent: it is not up to date), and `files`: name -> [bytes, time of change in ns, the object's mark]."""
 STATE_FILE = "checkpoint"
 LEASES = ".lease"
-FETCHING = ".fetching"
-END_SECS = 5.0
 _ATTEMPTS = 5
-_TIMES = ("LastModified", "last_modified", "updated", "created")
 _MARKS = ("ETag", "etag", "md5Hash", "created")
 
 
@@ -121,56 +117,44 @@ class Store:
         scheme = url.partition("://")[0]
         try:
             import fsspec
+            from fsspec.implementations.dirfs import DirFileSystem
 
             # Without its cache of listings, which would not show what other hosts write.
-            self.fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+            fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
         except ImportError as error:
             extra = "s3" if scheme == "memory" else scheme
             raise NotFound(
                 f"{url}: {STORES[scheme]} is not installed ({error}). Install it: "
                 f"pip install 'estimator-runner[{extra}]'"
             ) from error
-        self.url, self.root = url, root.rstrip("/")
-
-    def path(self, name: str) -> str:
-        return f"{self.root}/{name}"
+        self.url, self.fs = url, DirFileSystem(root, fs)
 
     def objects(self) -> dict[str, Mapping[str, Any]]:
         """Return name -> what the store says of each object, without leases."""
-        self.fs.invalidate_cache()
-        found = self.fs.find(self.root, detail=True)
-        names = {path.removeprefix(f"{self.root}/"): info for path, info in found.items()}
-        return {name: info for name, info in names.items() if not name.startswith(f"{LEASES}/") and name}
+        found = self.fs.find("", detail=True)
+        return {name: info for name, info in found.items() if name and not name.startswith(f"{LEASES}/")}
 
     # --- the lease ------------------------------------------------------------------------------------------------
 
     def highest(self) -> int:
         """Return the number of the lease that holds; 0: there is none."""
-        self.fs.invalidate_cache()
-        with contextlib.suppress(FileNotFoundError):
-            names = [path.rpartition("/")[2] for path in self.fs.ls(self.path(LEASES), detail=False)]
-            return max((int(name) for name in names if name.isdigit()), default=0)
-        return 0
+        names = [path.rpartition("/")[2] for path in self.fs.find(LEASES)]
+        return max((int(name) for name in names if name.isdigit()), default=0)
 
     def lease(self, number: int) -> dict[str, Any]:
         """Return who holds the lease `number`; {} if there is no such lease."""
         with contextlib.suppress(FileNotFoundError):
-            return dict(json.loads(self.fs.cat_file(self.path(_name_of(number)))))
+            return dict(json.loads(self.fs.cat_file(_name_of(number))))
         return {}
 
     def age(self, name: str) -> float:
         """Return the seconds since an object was written, by the store's clock."""
-        probe = self.path(f"{LEASES}/clock-{uuid.uuid4().hex}")
+        probe = f"{LEASES}/clock-{uuid.uuid4().hex}"
         self.fs.pipe_file(probe, b"now")
         try:
-            return self._time_of(probe) - self._time_of(self.path(name))
+            return float((self.fs.modified(probe) - self.fs.modified(name)).total_seconds())
         finally:
             self.fs.rm_file(probe)
-
-    def _time_of(self, path: str) -> float:
-        found = _first_of(self.fs.info(path), _TIMES, 0.0)
-        found = datetime.fromisoformat(found) if isinstance(found, str) else found
-        return found.timestamp() if isinstance(found, datetime) else float(found)
 
     # --- fetching -------------------------------------------------------------------------------------------------
 
@@ -189,7 +173,7 @@ class Store:
     def fetch(self, folder: Path) -> None:
         """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.
 
-        Checkpoints that the bucket does not have are removed: they belong to a run that was continued elsewhere.
+        What the bucket does not have is removed: it belongs to a run that was continued elsewhere.
         """
         with FileLock(folder / f"{NOTE_FILE}.lock"):
             for attempt in range(_ATTEMPTS):
@@ -200,24 +184,23 @@ class Store:
                         raise
 
     def _fetch(self, folder: Path) -> None:
-        staging = folder / FETCHING
+        staging = folder / ".fetching"
         shutil.rmtree(staging, ignore_errors=True)
         before = Note.read(folder, self.url).files
         Note(self.url, files=before).save(folder)  # no longer up to date
         # Before the others, which are then at least as new.
-        states = {n: self.fs.cat_file(self.path(n)) for n in self.objects() if os.path.basename(n) == STATE_FILE}
-        there = {name: str(_first_of(info, _MARKS, "")) for name, info in self.objects().items()}
+        states = {name: self.fs.cat_file(name) for name in self.objects() if os.path.basename(name) == STATE_FILE}
+        found = self.objects().items()
+        there = {name: next((str(info[key]) for key in _MARKS if info.get(key)), "") for name, info in found}
         here = local_files(folder)
-        wanted = [
-            name
-            for name, mark in there.items()
-            if name not in states
-            and not (name in here and mark and before.get(name) == [*fingerprint(here[name]), mark])
-        ]
+        same = {
+            name for name in here if there.get(name) and before.get(name) == [*fingerprint(here[name]), there[name]]
+        }
+        wanted = sorted(there.keys() - states.keys() - same)
         if wanted:
-            self.fs.get([self.path(name) for name in wanted], [str(staging / name) for name in wanted])
+            self.fs.get(wanted, [str(staging / name) for name in wanted])
         for name in sorted(here, key=upload_order, reverse=True):  # the state files and indexes first
-            if name not in there and _is_of_checkpoint(name):
+            if name not in there:
                 here[name].unlink(missing_ok=True)
         for name in sorted({*wanted, *states}, key=upload_order):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +227,7 @@ class Lease:
 
     @classmethod
     def take(cls, store: Store, folder: str, secs: float) -> Lease:
-        """Create the next lease on the URL of `store`.
+        """Create the next lease on the URL of `store`, and renew it in a thread of this process until `end`.
 
         Args:
           folder: identifies the local folder, as in `Note`.
@@ -260,7 +243,7 @@ class Lease:
             if left >= 0:
                 raise ConfigError(_in_use(store.url, before, f" It can be taken over in {left + 1:.0f} s."))
         facts = {"folder": folder, "secs": secs, "time": time.time(), **_this_process()}
-        data, path = json.dumps(facts).encode(), store.path(_name_of(number + 1))
+        data, path = json.dumps(facts).encode(), _name_of(number + 1)
         try:
             store.fs.pipe_file(path, data, mode="create")
         except FileExistsError:  # another start was faster
@@ -268,14 +251,16 @@ class Lease:
         try:
             store.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
-            return cls(store, number + 1, secs)
+            lease = cls(store, number + 1, secs)
+            lease._thread.start()
+            return lease
         raise NotAllowed(
             f"model_dir={store.url}: this store lets two runs create the same object, so it cannot keep them apart. "
             "Use one with conditional writes (S3, GCS, Azure and MinIO have them), or a mounted folder."
         )
 
     def check(self) -> None:
-        """Check that no other run has taken the lease over. To be called before each write.
+        """Check that no other run has taken the lease over. Called before each write.
 
         Raises:
           LeaseLostError: another run has.
@@ -285,29 +270,17 @@ class Lease:
             self.lost = _in_use(self.store.url, self.store.lease(number), " This run no longer writes there.")
             raise LeaseLostError(self.lost)
 
-    def renew(self) -> None:
-        """Write the lease again.
-
-        Raises:
-          LeaseLostError: another run has taken it over.
-        """
-        self.check()
-        self.store.fs.pipe_file(self.store.path(_name_of(self.number)), json.dumps(self._facts).encode())
-
-    def keep(self) -> None:
-        """Renew the lease from now on, in a thread of this process, until `end`."""
-        self._thread.start()
-
     def _keep(self) -> None:
         while not self._facts.get("is_over"):
             self._facts["is_over"] = self._ended.wait(self._secs / 4)
             with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why
-                self.renew()
+                self.check()
+                self.store.fs.pipe_file(_name_of(self.number), json.dumps(self._facts).encode())
 
     def end(self) -> None:
-        """Let others take a kept lease: at once, or when it expires if the store does not answer soon."""
+        """Let others take the lease: at once, or when it expires if the store does not answer soon."""
         self._ended.set()
-        self._thread.join(END_SECS)
+        self._thread.join(5)
 
 
 def _name_of(number: int) -> str:
@@ -327,21 +300,12 @@ def _is_dead(holder: Mapping[str, Any]) -> bool:
     """Report whether a holder was a process of this host that has ended."""
     if not holder["boot"] or holder["boot"] != _this_process()["boot"]:
         return False
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(int(holder["pid"])).create_time() != holder["began"])
-    except psutil.NoSuchProcess:
-        return True
+    return True
 
 
 def _in_use(url: str, holder: Mapping[str, Any], end: str = "") -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("time", 0))))
     who = f"on {holder.get('host')} (process {holder.get('pid')}), since {since}"
     return f"model_dir={url} is in use by another run {who}.{end or ' Wait for it, or choose another.'}"
-
-
-def _first_of(info: Mapping[str, Any], names: Sequence[str], default: Any) -> Any:
-    return next((info[name] for name in names if info.get(name)), default)
-
-
-def _is_of_checkpoint(name: str) -> bool:
-    return name.startswith("runner_files/") or name.endswith(".index") or ".data-" in name or name == STATE_FILE

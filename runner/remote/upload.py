@@ -27,9 +27,6 @@ from runner.tracking.tracker import describe
 
 MODULE = "runner.remote.upload"
 PERIOD_SECS, RETRY_SECS, GLANCE_SECS = 3.0, 1.0, 0.2
-SENDING = ".sending"
-_AT_ONCE = 16_000_000
-"""Largest number of bytes of a file that is read before it is sent: it may grow meanwhile."""
 
 
 class Uploader:
@@ -58,26 +55,25 @@ class Uploader:
         """
         found = [path for path in self.folder.rglob(STATE_FILE) if path.is_file()]
         states = {os.path.relpath(path, self.folder): path.read_bytes() for path in found}
-        left, held = self._note.left(self.folder), self.folder / SENDING
+        left, held = self._note.left(self.folder), self.folder / ".sending"
         shutil.rmtree(held, ignore_errors=True)
         for name in left.keys() - states.keys():
             (held / name).parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError, PermissionError, NotImplementedError):  # expired; a disk without links
+            with suppress(OSError):  # gone meanwhile; a disk without links
                 os.link(self.folder / name, held / name)
-        changed = sorted(left, key=upload_order)
+        sources = {name: (held if (held / name).exists() else self.folder) / name for name in left}
+        changed = sorted((name for name in left if name in states or sources[name].exists()), key=upload_order)
         for name in changed:
             if name.endswith(".index"):
                 self._remove(name)  # its files may be replaced: it is no checkpoint until they are all there
         for name in changed:
             self.lease.check()
-            source = held / name if (held / name).exists() else self.folder / name
-            if name in states or left[name][0] <= _AT_ONCE:
-                self._store.fs.pipe_file(self._store.path(name), states.get(name) or source.read_bytes())
+            if name in states:
+                self._store.fs.pipe_file(name, states[name])
             else:
-                self._store.fs.put_file(str(source), self._store.path(name))
+                self._store.fs.put_file(str(sources[name]), name)  # it may grow meanwhile: then it is sent again
             self._note.files[name] = left[name]
-            if left[name][0] > _AT_ONCE:
-                self._note.save(self.folder)
+            self._note.save(self.folder)
         gone = self._note.files.keys() - local_files(self.folder).keys()
         self._held.check()
         # Only at the second look: somebody may be deleting the whole folder.
@@ -91,7 +87,7 @@ class Uploader:
     def _remove(self, name: str) -> None:
         self.lease.check()
         with suppress(FileNotFoundError):
-            self._store.fs.rm_file(self._store.path(name))
+            self._store.fs.rm_file(name)
         self._note.files.pop(name, None)
 
 
@@ -140,7 +136,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         say(f"upload: {error}")
         return USER_ERROR
-    lease.keep()
     is_last.set()
     code = follow(folder, lease, is_last)
     lease.end()
@@ -149,12 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lease_of(folder: Path) -> Lease:
     note = Note.read(folder)
-    if not note.url:
-        raise ConfigError(f"{folder} is not the folder of a run with a URL as model_dir.")
-    store = Store(note.url)
     with reaching(note.url):
-        if not note.folder or not store.is_current(folder):
-            raise ConfigError(f"{note.url} was written by another host since {folder} was, so nothing is sent.")
+        if not note.folder or not (store := Store(note.url)).is_current(folder):
+            raise ConfigError(f"{folder} was not the last to write to {note.url or 'a URL'}, so nothing is sent.")
         return Lease.take(store, note.folder, RunSettings.lease_secs)
 
 

@@ -79,7 +79,7 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
     assert second.returncode == 2 and f"process {first.popen.pid}" in second.stderr, second.stderr
     first.end_of_the_machine()
     shutil.rmtree(folder_in(tmp_path / "first"))
-    latest = layout.step_of(Store(url).fs.cat_file(Store(url).path("checkpoint")).decode().split('"')[1]) or 0
+    latest = layout.step_of(Store(url).fs.cat_file("checkpoint").decode().split('"')[1]) or 0
     third = command_line(
         f"model_dir={url}", *RUN, f"train.max_steps={latest + 4}", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "third")
     )
@@ -124,7 +124,7 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     assert (
         subprocess.run(by_hand, env={**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1])}).returncode == 0
     )
-    assert f"model.ckpt-{chains.TOTAL}" in Store(url).fs.cat_file(Store(url).path("checkpoint")).decode()
+    assert f"model.ckpt-{chains.TOTAL}" in Store(url).fs.cat_file("checkpoint").decode()
     done = command_line(*words, cwd=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "finished", done.stderr
 
@@ -203,7 +203,7 @@ def test_a_holder_that_is_stopped_past_the_expiry_and_continued_sends_nothing(
     for process in stopped:
         process.suspend()
     time.sleep(6)
-    latest = layout.step_of(store.fs.cat_file(store.path("checkpoint")).decode().split('"')[1]) or 0
+    latest = layout.step_of(store.fs.cat_file("checkpoint").decode().split('"')[1]) or 0
     second = command_line(
         *words, f"train.max_steps={latest + 4}", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second")
     )

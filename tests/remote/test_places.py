@@ -10,12 +10,15 @@ import pytest
 
 import runner
 from runner import Estimator, RunConfig
+from runner.classic.compat.check import check_source
+from runner.classic.compat.differences import CHANGED
+from runner.classic.compat.installed_names import Installed
 from runner.classic.estimator import Estimator as ClassicEstimator
 from runner.classic.run_config import RunConfig as ClassicRunConfig
 from runner.config.mistakes import ConfigError, NotAllowed
 from runner.remote.mirror import local_folder
 from tests.config.test_config import parsed
-from tests.support.line import line
+from tests.support.line import line, points
 
 REFUSED = (
     "ram://b/run", "hdfs://namenode/run", "s3a://bucket/run", "file:///tmp/run", "http://host/run", "s3://key:word@bucket/run",
@@ -51,6 +54,30 @@ def test_a_url_that_is_no_object_store_is_refused_and_nothing_is_written(
 def test_another_folder_is_no_url(key: str) -> None:
     with pytest.raises(NotAllowed, match=key):
         parsed(f"{key}=s3://bucket/run")
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3", "ram", "hdfs"])  # gs and ram are TensorFlow's own
+def test_an_export_is_no_url_and_nothing_is_written(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"{scheme}://bucket/export"
+    for config in (RunConfig, ClassicRunConfig):
+        with pytest.raises(ValueError, match=rf"RunConfig\(export_dir={url}\)"):
+            config(export_dir=url)
+    estimator = Estimator(line, str(tmp_path / "run"))
+    estimator.train(points(), max_steps=1)
+    with pytest.raises(ValueError, match=rf"export_dir_base={url}\)"):
+        estimator.export_saved_model(url, lambda: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_check_says_that_tensorflow_opens_a_url_itself() -> None:
+    source = "import tensorflow as tf\nmodel_dir = 's3://bucket/run'\ntf.io.gfile.exists(model_dir)"
+    (said,) = [one for one in check_source(source, "code.py", Installed()) if one.verdict == CHANGED]
+    assert (said.line, said.name) == (3, "tf.io.gfile.exists") and "config.remote_dir" in said.text
+    local = check_source(source.replace("s3:/", ""), "code.py", Installed())
+    assert {one.verdict for one in local} == {"unchanged"}
 
 
 def test_a_url_has_one_local_folder_and_a_missing_package_is_named(

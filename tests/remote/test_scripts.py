@@ -17,13 +17,14 @@ import pytest
 fsspec = pytest.importorskip("fsspec")
 
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
-from runner.checkpoint import layout  # noqa: E402
+from runner.checkpoint import layout, reader  # noqa: E402
 from runner.classic.estimator import Estimator as ClassicEstimator  # noqa: E402
 from runner.classic.run_config import RunConfig as ClassicRunConfig  # noqa: E402
 from runner.config.mistakes import ConfigError  # noqa: E402
 from runner.config.schema import RunSettings  # noqa: E402
 from runner.remote.mirror import Mirror, mirror_of  # noqa: E402
 from runner.remote.store import Lease, Store  # noqa: E402
+from runner.run_config import WarmStart  # noqa: E402
 from runner.system.files import StorageError  # noqa: E402
 from tests.support.line import line, points  # noqa: E402
 
@@ -66,10 +67,10 @@ def test_a_deleted_folder_continues_from_the_bucket_to_the_same_bits(kind: str, 
         estimator.train(points(repeat=True), max_steps=steps)
         end(estimator)
         shutil.rmtree(estimator.model_dir)
-    reader = KINDS[kind](url)
-    assert values(reader) == values(undisturbed)
-    assert reader.evaluate(points()) == undisturbed.evaluate(points())
-    end(reader)
+    again = KINDS[kind](url)
+    assert values(again) == values(undisturbed)
+    assert again.evaluate(points()) == undisturbed.evaluate(points())
+    end(again)
 
 
 def test_a_bucket_that_cannot_be_reached_is_a_mistake_at_each_start(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +93,28 @@ def _is_away(store: Store) -> int:
     raise OSError("the network")
 
 
+@pytest.mark.parametrize("end_of_url, step", [("", 4), ("/model.ckpt-2", 2)])
+def test_a_warm_start_reads_a_run_at_a_url(end_of_url: str, step: int, url: str) -> None:
+    old = KINDS["native"](url)
+    old.train(points(repeat=True), max_steps=4)
+    end(old)
+    expected = reader.Reader(str(Path(old.model_dir, f"model.ckpt-{step}"))).get("weight")
+    shutil.rmtree(old.model_dir)
+    settings: dict[str, Any] = {"params": {"learning_rate": 0.0}}
+    classic = ClassicEstimator(line, "classic", warm_start_from=url + end_of_url, **settings)
+    native = Estimator(line, "native", RunConfig(warm_start=WarmStart(url + end_of_url)), **settings)
+    for new in (classic, native):
+        new.train(points(repeat=True), max_steps=1)
+        assert new.get_variable_value("weight") == expected != 0
+
+
+def test_a_warm_start_from_a_url_that_cannot_be_read_names_it(url: str) -> None:
+    for wrong in ("hdfs://namenode/run", url):
+        estimator = Estimator(line, "new", RunConfig(warm_start=WarmStart(wrong)))
+        with pytest.raises(ValueError, match=f"train.warm_start.checkpoint={wrong}"):
+            estimator.train(points(repeat=True), max_steps=1)
+
+
 def test_train_and_evaluate_leaves_its_events_and_results_in_the_bucket(url: str) -> None:
     estimator = KINDS["native"](url)
     train_and_evaluate(estimator, TrainSpec(points(repeat=True), 4), EvalSpec(points()))
@@ -99,7 +122,7 @@ def test_train_and_evaluate_leaves_its_events_and_results_in_the_bucket(url: str
     there = set(Store(url).objects())
     assert {"checkpoint", "model.ckpt-4.index"} <= there
     assert any(name.startswith("eval/events.out.tfevents") for name in there)
-    assert json.loads(Store(url).fs.cat_file(Store(url).path("runner_files/model.ckpt-4.metrics.json")))
+    assert json.loads(Store(url).fs.cat_file("runner_files/model.ckpt-4.metrics.json"))
 
 
 def test_a_run_whose_lease_was_taken_over_ends_at_its_next_checkpoint(

@@ -30,6 +30,10 @@ from tests.support import chains
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "bucket"
+FAILURES = {
+    "500": (500, "InternalError"), "full": (507, "XMinioStorageFull"), "denied": (403, "InvalidAccessKeyId"),
+}  # fmt: skip
+"""What the proxy answers: the status, and the code of S3 or, for a full store, MinIO."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 RUN = (
     "model=custom", "model.fn=tests.support.chains.classic", "model.params={dropout: true}", "input=custom",
@@ -68,18 +72,19 @@ class S3:
 
             def _forward(self) -> None:
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                failures = {"500": 500, "full": 507, "denied": 403}
                 if server.mode in ("away", "cut"):
                     self.close_connection = True
                     if server.mode == "cut":
                         server._request(self.command, self.path, data, dict(self.headers))  # it has come, unnoticed
                     return
-                if server.mode in failures:
-                    status, headers, answer = failures[server.mode], list[Any](), b""
+                headers = list[Any]()
+                if server.mode in FAILURES:
+                    status, code = FAILURES[server.mode]
+                    answer = f"<Error><Code>{code}</Code><Message>It is {server.mode}.</Message></Error>".encode()
                 else:
-                    if server.mode == "slow":
-                        time.sleep(len(data) / 1e6)
                     status, headers, answer = server._request(self.command, self.path, data, dict(self.headers))
+                    if server.mode == "slow":
+                        time.sleep((len(data) + len(answer)) / 1e6)
                 self.send_response(status)
                 for name, value in headers:
                     if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
@@ -87,7 +92,7 @@ class S3:
                 length = dict((name.lower(), value) for name, value in headers).get("content-length", len(answer))
                 self.send_header("Content-Length", str(length if self.command == "HEAD" else len(answer)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(b"" if self.command == "HEAD" else answer)
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
 
