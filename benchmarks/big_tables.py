@@ -38,8 +38,8 @@ RATE = re.compile(r"^steps per second: (\S+)$", re.MULTILINE)
 IDS, WIDTH = 2048, 64
 
 
-def two_workers(command: list[str], rows: int, lookup: str, steps: int) -> Times:
-    """Return the time of a step of the chief."""
+def two_workers(command: list[str], rows: int, lookup: str, steps: int) -> Times | str:
+    """Return the time of a step of the chief, or the last words of a script that failed."""
     chief, worker = (f"127.0.0.1:{port}" for port in free_ports(2))
     tasks = {"chief": [chief], "worker": [worker]}
 
@@ -63,7 +63,7 @@ def two_workers(command: list[str], rows: int, lookup: str, steps: int) -> Times
                 one.wait()
     found = RATE.search(out)
     if found is None:
-        raise SystemExit(f"{' '.join(command)}: {errors[-3000:]}")
+        return errors[-3000:]
     return Times(1 / float(found[1]), float("nan"))
 
 
@@ -104,13 +104,21 @@ def main() -> None:
                     rows.setdefault(name, []).append(times)
         for size, lookup in cells if number else ():
             for name, command in commands.items():
+                cell = f"{name}, multi_worker(2), {size:,} {lookup}"
                 took = two_workers(command, size, lookup, parsed.steps)
-                rows.setdefault(f"{name}, multi_worker(2), {size:,} {lookup}", []).append(took)
+                if isinstance(took, Times):
+                    rows.setdefault(cell, []).append(took)
+                # 2.15 fails by design where steps look different numbers of distinct ids up, as columns do: its
+                # collective keeps the shape of the first step.
+                elif name == "2.15" and "Shape mismatch in the collective" in took:
+                    print(f"{cell}: fails, {took[took.index('Shape mismatch') :].splitlines()[0]}")
+                else:
+                    raise SystemExit(f"{cell}: {took}")
     first, last = f"{sizes[0]:,}", f"{sizes[-1]:,}"
     ratios = [
         Ratio(f"ours, multi_worker(2), {size:,} {lookup}", f"2.15, multi_worker(2), {size:,} {lookup}", 1.0)
         for size, lookup in cells
-        if "2.15" in commands
+        if f"2.15, multi_worker(2), {size:,} {lookup}" in rows
     ]
     ratios += [Ratio(f"{one}, {last} rows", f"{one}, {first} rows", 1.25) for one in ("default", "mirrored")]
     ratios.append(Ratio(f"ours, multi_worker(2), {last} ids", f"ours, multi_worker(2), {first} ids", 1.25))

@@ -151,18 +151,18 @@ def _travels_by_rows(value: Any) -> bool:
 
 
 def _gathered_rows(
-    values: Sequence[tf.IndexedSlices], num_replicas: int, gather: Callable[..., tf.Tensor], options: Any
+    values: Sequence[tf.IndexedSlices], num_replicas: int, replica: cluster.Collectives, options: Any
 ) -> list[tf.IndexedSlices]:
     """Return sparse gradients of one dtype summed over all replicas, each row once.
 
     The replicas tell each other how many rows they have, and then send them in one message, padded to a size that is
-    the same for all. Rows are added first in a replica, and then in the order of the replicas.
+    the same for all. Rows are added first in a replica, and then in the order of the replicas. In a step whose rows
+    are so many that the whole tables are less to send, these are summed instead.
 
     Args:
       values: the gradients of one replica.
       num_replicas: the number of all replicas.
-      gather: (vector, options, number of its size) -> the vectors of all replicas, see `cluster.gathers`. That of the
-        numbers of rows has always one size.
+      replica: the collectives of the replica. The gather of the numbers of rows has always one size.
       options: CommunicationOptions.
     """
     own = [without_duplicates(value) for value in values]
@@ -170,26 +170,44 @@ def _gathered_rows(
     bits = 8 // own[0].dtype.size
     shapes = [value.values.shape[1:] for value in own]
     sizes = [bits + int(shape.num_elements()) for shape in shapes]
-    counts = gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options, 0)
+    counts = replica.gather(tf.stack([tf.size(value.indices, tf.int64) for value in own]), options, 0)
     ends = tf.cumsum(tf.reshape(counts, [num_replicas, -1]) * tf.constant(sizes, tf.int64), 1)
     number = tf.searchsorted(tf.constant(_SIZES, tf.int64), tf.reduce_max(ends)[None])[0]
-    rows = []
-    for value, shape in zip(own, shapes, strict=True):
-        index = tf.reshape(tf.bitcast(tf.cast(value.indices, tf.int64), value.dtype), [-1, bits])
-        rows.append(tf.reshape(tf.concat([index, tf.reshape(value.values, [-1, shape.num_elements()])], 1), [-1]))
-    vector = tf.concat(rows, 0)
-    padding = tf.gather(tf.constant(_SIZES, tf.int64), number) - tf.size(vector, tf.int64)
-    everything = tf.reshape(gather(tf.pad(vector, [[0, padding]]), options, number), [num_replicas, -1])
-    begins = tf.pad(ends, [[0, 0], [1, 0]])
-    sums = []
-    for place, (value, shape) in enumerate(zip(own, shapes, strict=True)):
-        parts = [everything[one, begins[one, place] : ends[one, place]] for one in range(num_replicas)]
-        together = tf.reshape(tf.concat(parts, 0), [-1, sizes[place]])
-        index = tf.reshape(together[:, :bits], [-1, bits] if bits > 1 else [-1])
-        indices = tf.cast(tf.bitcast(index, tf.int64), value.indices.dtype)
-        of_all = tf.IndexedSlices(tf.reshape(together[:, bits:], [-1, *shape]), indices, value.dense_shape)
-        sums.append(without_duplicates(of_all))
-    return sums
+    size = tf.gather(tf.constant(_SIZES, tf.int64), number)
+
+    def by_rows() -> list[tuple[tf.Tensor, tf.Tensor]]:
+        rows = []
+        for value, shape in zip(own, shapes, strict=True):
+            index = tf.reshape(tf.bitcast(tf.cast(value.indices, tf.int64), value.dtype), [-1, bits])
+            rows.append(tf.reshape(tf.concat([index, tf.reshape(value.values, [-1, shape.num_elements()])], 1), [-1]))
+        vector = tf.concat(rows, 0)
+        padded = tf.pad(vector, [[0, size - tf.size(vector, tf.int64)]])
+        everything = tf.reshape(replica.gather(padded, options, number), [num_replicas, -1])
+        begins = tf.pad(ends, [[0, 0], [1, 0]])
+        sums = []
+        for place, (value, shape) in enumerate(zip(own, shapes, strict=True)):
+            parts = [everything[one, begins[one, place] : ends[one, place]] for one in range(num_replicas)]
+            together = tf.reshape(tf.concat(parts, 0), [-1, sizes[place]])
+            index = tf.reshape(together[:, :bits], [-1, bits] if bits > 1 else [-1])
+            indices = tf.cast(tf.bitcast(index, tf.int64), value.indices.dtype)
+            of_all = tf.IndexedSlices(tf.reshape(together[:, bits:], [-1, *shape]), indices, value.dense_shape)
+            total = without_duplicates(of_all)
+            sums.append((total.values, total.indices))
+        return sums
+
+    def whole() -> list[tuple[tf.Tensor, tf.Tensor]]:
+        totals = [_as_before(replica.all_reduce(_collectable(value), None, options), value) for value in own]
+        return [(total.values, total.indices) for total in totals]
+
+    # In a ring, a replica sends its message N - 1 times, and 2 (N - 1) / N times a tensor that is summed. All replicas
+    # know the same counts, so they decide alike. Two replicas never send more than 1.25 times the tables, so rows are
+    # always right there; so they are where the number of rows of a table is not known before a step.
+    tables = [value.shape.num_elements() for value in own]
+    if num_replicas > 2 and None not in tables:
+        sums = tf.cond(size * num_replicas > 2 * sum(tables), whole, by_rows)
+    else:
+        sums = by_rows()
+    return [tf.IndexedSlices(*total, value.dense_shape) for total, value in zip(sums, own, strict=True)]
 
 
 def _sum_by_dtype(
@@ -321,10 +339,10 @@ class Reductions:
         self, batch_reduce_to: Callable[..., Any], op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None
     ) -> list[Any]:
         firsts = [self._strategy.experimental_local_results(value)[0] for value, _ in pairs]
-        gathers = cluster.gathers(self._strategy) if op == _SUM else []
-        by_rows = [bool(gathers) and _travels_by_rows(first) for first in firsts]
+        collectives = cluster.collectives(self._strategy) if op == _SUM else []
+        by_rows = [bool(collectives) and _travels_by_rows(first) for first in firsts]
         many = [value for (value, _), is_one in zip(pairs, by_rows, strict=True) if is_one]
-        rows = iter(_sum_by_dtype(many, self._dtype, functools.partial(self._sum_rows, gathers, options)))
+        rows = iter(_sum_by_dtype(many, self._dtype, functools.partial(self._sum_rows, collectives, options)))
         dense = [
             (self._each(_collectable, value) if isinstance(first, tf.IndexedSlices) else value, destination)
             for (value, destination), first, is_one in zip(pairs, firsts, by_rows, strict=True)
@@ -351,13 +369,13 @@ class Reductions:
     def _dtype(self, value: Any) -> tf.DType:
         return self._strategy.experimental_local_results(value)[0].dtype
 
-    def _sum_rows(self, gathers: Sequence[Callable[..., tf.Tensor]], options: Any, values: Sequence[Any]) -> list[Any]:
+    def _sum_rows(self, collectives: Sequence[cluster.Collectives], options: Any, values: Sequence[Any]) -> list[Any]:
         """Return IndexedSlices of one dtype, each of all local replicas, summed over the replicas of all workers."""
         of_replicas = zip(*(self._strategy.experimental_local_results(value) for value in values), strict=True)
         sums = []
-        for device, own, gather in zip(self._strategy.extended.worker_devices, of_replicas, gathers, strict=True):
+        for device, own, replica in zip(self._strategy.extended.worker_devices, of_replicas, collectives, strict=True):
             with tf.device(device):
-                sums.append(_gathered_rows(own, self._strategy.num_replicas_in_sync, gather, options))
+                sums.append(_gathered_rows(own, self._strategy.num_replicas_in_sync, replica, options))
         return [self._per_replica(one) if len(one) > 1 else one[0] for one in zip(*sums, strict=True)]
 
     def _each(self, function: Callable[[Any], Any], value: Any) -> Any:

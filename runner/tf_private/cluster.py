@@ -8,7 +8,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -143,19 +143,30 @@ def gather_of_two(strategy: tf.distribute.Strategy) -> Callable[[tf.Tensor, Any]
 _KEYS_OF_A_SIZE = 1 << 24
 
 
-def gathers(strategy: tf.distribute.Strategy) -> list[Callable[..., tf.Tensor]]:
-    """Return for each replica of this process a function that gathers the vectors of all replicas, in their order.
+class Collectives(NamedTuple):
+    """What one replica of this process sends to all replicas and receives from them.
 
-    It takes the replica's vector, CommunicationOptions, and a number below 128 that tells sizes of vectors apart: a
-    collective in a loop keeps the size of its first step (TensorFlow 2.21), so each size must be another collective.
-    All replicas must give vectors of one size. Empty unless the replicas are on CPUs of several processes.
+    Attributes:
+      gather: (vector, CommunicationOptions, number) -> the vectors of all replicas, in their order. A collective in a
+        loop keeps the size of its first step (TensorFlow 2.21), so each size must be another collective: the number,
+        below 128, tells sizes apart. All replicas must give vectors of one size.
+      all_reduce: (tensor, None, CommunicationOptions) -> the sum over all replicas, of the same shape in each step.
+    """
 
-    Private: the launchers of a MultiWorkerMirroredStrategy's collectives, their `_all_gather` and
+    gather: Callable[..., tf.Tensor]
+    all_reduce: Callable[..., tf.Tensor]
+
+
+def collectives(strategy: tf.distribute.Strategy) -> list[Collectives]:
+    """Return the collectives of each replica of this process. Empty unless the replicas are on CPUs of several
+    processes.
+
+    Private: the launchers of a MultiWorkerMirroredStrategy's collectives, their `_all_gather`, `all_reduce` and
     `_next_instance_key`, by which the processes find each other. When they move: return []; sparse gradients then
     travel dense.
     """
     launchers: Any = getattr(getattr(strategy.extended, "_cross_device_ops", None), "_launchers", ())
-    if not all(hasattr(one, "_all_gather") and hasattr(one, "_next_instance_key") for one in launchers):
+    if not all(hasattr(one, name) for one in launchers for name in ("_all_gather", "all_reduce", "_next_instance_key")):
         return []
 
     def gather(launcher: Any, vector: tf.Tensor, options: Any, size: Any) -> tf.Tensor:
@@ -166,7 +177,7 @@ def gathers(strategy: tf.distribute.Strategy) -> list[Callable[..., tf.Tensor]]:
             return gathered
 
     on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
-    return [functools.partial(gather, one) for one in launchers] if on_cpu else []
+    return [Collectives(functools.partial(gather, one), one.all_reduce) for one in launchers] if on_cpu else []
 
 
 def is_unused() -> bool:

@@ -24,7 +24,7 @@ from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.messages import Messages
 from tests.support.models import STYLES, eval_input, train_input
 from tests.support.screen import line_of
-from tests.support.sparse_models import classic_embedding, each_optimizer, embedding, native_lazy_adam
+from tests.support.sparse_models import classic_embedding, each_optimizer, embedding, most_rows, native_lazy_adam
 from tests.support.weighted_models import model_of, of_two, weighted_input
 
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
@@ -35,7 +35,7 @@ TWO = (
     "undisturbed", "stopped_early", "not_finite", "not_finite_variables", "sparse", "weighted_losses",
     "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
 )  # fmt: skip
-THREE = ("uneven", "files", "read_on")
+THREE = ("uneven", "dense_at_times", "files", "read_on")
 SLOW_TWO = (
     "native", "classic", "own_resumed", "pairs_keras_model", "by_replicas", "in_turn", "reduced_on_a_plateau",
     "accumulated", "half_precision", "packed",
@@ -374,6 +374,16 @@ def test_sparse_gradients_of_uneven_batches_are_added_up(model_fn: Any, two: Gan
                 found[f"{model_fn.__name__}/{name}"], estimator.get_variable_value(name), 1e-10, 1e-10, err_msg=name
             )
         assert found["native_lazy_adam/largest message"] < 1000, "a whole table travels"
+
+
+def test_tables_of_which_most_is_touched_are_summed_whole_over_three_workers(three: Gang, tmp_path: Path) -> None:
+    """In some steps, and by rows in the others; of some batches a worker has no example."""
+    estimator = Estimator(most_rows, tmp_path, RunConfig())
+    estimator.train(train_input(6, 19, "float64"), max_steps=12)
+    for found in three.results("dense_at_times"):
+        assert {"CollectiveReduceV2", "CollectiveGatherV2"} <= set(found["sent in branches"])
+        for name in estimator.get_variable_names():
+            np.testing.assert_allclose(found[name], estimator.get_variable_value(name), 1e-10, 1e-10, err_msg=name)
 
 
 def test_sums_and_weighted_means_are_those_of_the_global_batch(two: Gang, tmp_path: Path) -> None:

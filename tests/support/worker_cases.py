@@ -38,6 +38,7 @@ from tests.support.sparse_models import (  # noqa: E402
     classic_embedding,
     each_optimizer,
     embedding,
+    most_rows,
     native_lazy_adam,
 )
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
@@ -516,6 +517,16 @@ def sparse(folder: Path) -> dict[str, Any]:
         result[f"{model_fn.__name__}/largest message"] = max(sizes)
         result |= {f"{model_fn.__name__}/{name}": value for name, value in variables(estimator).items()}
     return result
+
+
+@case
+def dense_at_times(folder: Path) -> dict[str, Any]:
+    estimator = Estimator(most_rows, folder, config())
+    run = estimator.train_run(train_input(6, 19, "float64"), max_steps=12)
+    assert run is not None
+    functions = run._setup.program.trace.graph.as_graph_def().library.function  # branches are functions
+    sent = {one.op for function in functions for one in function.node_def if one.op.startswith("Collective")}
+    return {**variables(estimator), "sent in branches": sorted(sent)}
 
 
 class Fetched(tf.compat.v1.train.SessionRunHook):
