@@ -18,6 +18,8 @@ import pytest
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
+from s3fs import S3FileSystem
+
 import runner
 from runner.checkpoint import layout
 from runner.remote.store import Lease, Note, Store
@@ -36,6 +38,7 @@ def server() -> Iterator[S3]:
 @pytest.fixture(autouse=True)
 def environment(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.mode = "ok"
+    S3FileSystem.clear_instance_cache()  # an instance keeps the environment in which it was made
     for name, value in {**server.env, "XDG_CACHE_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
 
@@ -129,25 +132,38 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "finished", done.stderr
 
 
-@pytest.mark.parametrize("mode", [pytest.param("away", marks=pytest.mark.slow), "500", "denied"])  # s3fs tries 40 s
+@pytest.mark.parametrize("mode", ["away", "500", "denied", "nobody"])
 def test_a_bucket_that_cannot_be_reached_at_the_first_start_is_a_mistake(
     mode: str, command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    server.mode = mode
-    done = command_line(f"model_dir={place(request)}", *RUN, cwd=tmp_path)
+    nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
+    server.mode = "ok" if mode == "nobody" else mode
+    env = {"AWS_MAX_ATTEMPTS": "1", **(nobody if mode == "nobody" else {})}
+    done = command_line(f"model_dir={place(request)}", *RUN, cwd=tmp_path, **env)
     assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
     assert place(request) in line
 
 
-@pytest.mark.parametrize("mode", ["away", "500", "full", "denied", "slow", "cut"])
+LARGE = 110_000_000
+"""Bytes of a file that s3fs sends in parts."""
+
+
+@pytest.mark.parametrize(
+    "mode, secs, size",
+    [(mode, 2, 300_000) for mode in ("away", "500", "full", "denied", "slow", "cut")]
+    + [
+        pytest.param("away", 60, 300_000, marks=pytest.mark.slow),
+        pytest.param("cut", 5, LARGE, marks=pytest.mark.slow),
+    ],
+)
 def test_a_fault_of_the_store_passes_and_then_all_is_there(
-    mode: str, server: S3, tmp_path: Path, request: pytest.FixtureRequest
+    mode: str, secs: int, size: int, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder, store = tmp_path / "run", Store(place(request))
     folder.mkdir()
     for name in ("model.ckpt-1.data-00000-of-00001", "model.ckpt-1.index", "events.chief-0.jsonl"):
-        (folder / name).write_bytes(os.urandom(300_000))
+        (folder / name).write_bytes(os.urandom(size if ".data" in name else 300_000))
     (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
     Note(store.url, "mine").save(folder)
     lease = Lease.take(store, "mine", 60)
@@ -155,13 +171,15 @@ def test_a_fault_of_the_store_passes_and_then_all_is_there(
     thread = threading.Thread(target=lambda: codes.append(follow(folder, lease, is_last)), daemon=True)
     server.mode = mode
     thread.start()
-    time.sleep(2)
+    time.sleep(secs)
     server.mode = "ok"
     is_last.set()
     thread.join(100)
     assert codes == [0]
+    lease.end()
     assert set(store.objects()) == {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     assert not Note.read(folder).left(folder)
+    assert all(store.fs.cat_file(name) == (folder / name).read_bytes() for name in store.objects())
 
 
 @pytest.mark.slow

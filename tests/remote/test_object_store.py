@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 import time
@@ -161,6 +163,40 @@ def test_training_goes_on_while_a_checkpoint_is_sent(
     assert fetched(store, tmp_path / "end") == "model.ckpt-8"
 
 
+def test_a_file_that_is_gone_when_it_is_to_be_sent_is_left_out(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "here", os.link
+    save(folder, 1)
+    (folder / "temporary").write_text("of a task")
+
+    def link(source: Path, target: Path) -> None:
+        if source.name == "temporary":
+            source.unlink()
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    sending = uploader(store, folder)
+    sending.send()
+    assert sending.send()
+    assert "model.ckpt-1.index" in names(store) and "temporary" not in names(store)
+
+
+@pytest.mark.parametrize("error", [PermissionError(), OSError(errno.EOPNOTSUPP, "no links")])
+def test_a_disk_without_links_is_sent_from_too(
+    error: OSError, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "link", link)
+    save(tmp_path / "here", 1)
+    sending = uploader(store, tmp_path / "here")
+    while not sending.send():
+        pass
+    assert fetched(store, tmp_path / "there") == "model.ckpt-1"
+
+
 def test_deleting_the_local_folder_removes_nothing_from_the_bucket(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     save(folder, 1)
@@ -196,8 +232,10 @@ def test_the_last_writer_keeps_its_folder_and_any_other_takes_the_buckets(
     while not other.send():
         pass
     assert store.is_current(second) and not store.is_current(first)
+    (first / "of_the_first").write_text("not sent")
     store.fetch(first)
     assert [Path(path).name for path in layout.candidates_in(first)] == ["model.ckpt-5", "model.ckpt-1"]
+    assert set(stores.local_files(first)) == names(store)
 
 
 # --- the lease --------------------------------------------------------------------------------------------------------

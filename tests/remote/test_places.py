@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import runner
 from runner import Estimator, RunConfig
+from runner.classic.__main__ import main
 from runner.classic.compat.check import check_source
 from runner.classic.compat.differences import CHANGED
 from runner.classic.compat.installed_names import Installed
@@ -68,8 +70,21 @@ def test_an_export_is_no_url_and_nothing_is_written(
     estimator = Estimator(line, str(tmp_path / "run"))
     estimator.train(points(), max_steps=1)
     with pytest.raises(ValueError, match=rf"export_dir_base={url}\)"):
-        estimator.export_saved_model(url, lambda: None)
+        estimator.export_saved_model(url, lambda: pytest.fail("it is called"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_command_line_of_scripts_refuses_a_url_before_it_starts_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise AssertionError")
+    for url in REFUSED:
+        monkeypatch.setattr(sys, "argv", ["runner.classic", "--model-dir", url, str(script)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2 and "--model-dir" in (said := capsys.readouterr().err) and "word" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
 def test_check_says_that_tensorflow_opens_a_url_itself() -> None:

@@ -49,6 +49,7 @@ class S3:
     Attributes:
       mode: ok; away (no answer), 500, full (507), denied (403), slow (1 MB/s), cut (the connection ends within an
         answer).
+      writes: the number of requests that write or delete an object.
       env: environment of processes that use it.
     """
 
@@ -56,7 +57,7 @@ class S3:
         from moto.server import ThreadedMotoServer
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-        self.mode = "ok"
+        self.mode, self.writes = "ok", 0
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._moto.start()
         self._behind = "{}:{}".format(*self._moto.get_host_and_port())
@@ -77,6 +78,7 @@ class S3:
                     if server.mode == "cut":
                         server._request(self.command, self.path, data, dict(self.headers))  # it has come, unnoticed
                     return
+                server.writes += self.command not in ("GET", "HEAD")
                 headers = list[Any]()
                 if server.mode in FAILURES:
                     status, code = FAILURES[server.mode]
@@ -155,27 +157,25 @@ def folder_in(caches: Path) -> Path:
 
 
 def kills(server: S3, scratch: Path, number: int, seed: int = 1) -> int:
-    """Kill a run `number` times, each time deleting its folder, and compare it with one that nobody disturbs.
+    """Kill a run `number` times, each time at a write to the bucket and deleting its folder, and compare it with one
+    that nobody disturbs.
 
     Returns:
       How many of the kills came after the bucket had a checkpoint.
     """
-    rng = random.Random(seed)
+    rng, before = random.Random(seed), server.writes
     whole = Start(server, scratch / "whole", f"model_dir=s3://{BUCKET}/whole-{seed}", *RUN)
     assert whole.popen.wait(300) == 0, whole.said.read_text()
-    expected = chains.variables(folder_in(scratch / "whole"))
+    expected, writes = chains.variables(folder_in(scratch / "whole")), server.writes - before
     done = late = runs = 0
     while done < number:
         runs += 1
         caches = scratch / f"run-{runs}"
         for attempt in range(8):
+            last = server.writes + rng.randrange(writes)
             start = Start(server, caches, f"model_dir=s3://{BUCKET}/run-{seed}-{runs}", *RUN)
-            secs, from_checkpoint = rng.uniform(0, 5), rng.random() < 0.8
-            while start.popen.poll() is None and from_checkpoint and not list(caches.glob("*/*/checkpoint")):
-                time.sleep(0.01)
-            until = time.monotonic() + secs
-            while start.popen.poll() is None and time.monotonic() < until:
-                time.sleep(0.01)
+            while start.popen.poll() is None and server.writes < last:
+                time.sleep(0.001)
             if start.popen.poll() is None and done < number and attempt < 7:
                 start.end_of_the_machine()
                 done += 1
