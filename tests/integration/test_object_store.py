@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
-
-from s3fs import S3FileSystem
 
 import runner
 from runner.checkpoint import layout
@@ -38,7 +37,7 @@ def server() -> Iterator[S3]:
 @pytest.fixture(autouse=True)
 def environment(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server.mode = "ok"
-    S3FileSystem.clear_instance_cache()  # an instance keeps the environment in which it was made
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # an instance keeps the environment in which it was made
     for name, value in {**server.env, "XDG_CACHE_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
 
