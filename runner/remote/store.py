@@ -101,9 +101,12 @@ def local_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def upload_order(name: str) -> tuple[bool, bool, str]:
-    """Sort names so that a reader sees whole checkpoints: an index after the data, a state file after all others."""
-    return os.path.basename(name) == STATE_FILE, name.endswith(".index"), name
+def upload_order(name: str) -> tuple[bool, bool, bool, str]:
+    """Sort names so that a reader sees whole checkpoints: an index after the data, that of a checkpoint after those of
+    its input state, for it makes the checkpoint one, and a state file after all others.
+    """
+    is_index = name.endswith(".index")
+    return os.path.basename(name) == STATE_FILE, is_index and ".input-" not in name, is_index, name
 
 
 class Store:

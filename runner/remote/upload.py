@@ -63,7 +63,7 @@ class Uploader:
                 os.link(self.folder / name, held / name)
         sources = {name: (held if (held / name).exists() else self.folder) / name for name in left}
         changed = sorted((name for name in left if name in states or sources[name].exists()), key=upload_order)
-        for name in changed:
+        for name in reversed(changed):
             if name.endswith(".index"):
                 self._remove(name)  # its files may be replaced: it is no checkpoint until they are all there
         for name in changed:

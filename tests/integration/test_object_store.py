@@ -19,13 +19,13 @@ fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
-import runner
-from runner.checkpoint import layout
-from runner.remote.store import Lease, Note, Store
-from runner.remote.upload import follow
-from tests.support import chains
-from tests.support.command_line import CommandLine
-from tests.support.object_store import BUCKET, RUN, S3, Start, folder_in, kills, served
+import runner  # noqa: E402
+from runner.checkpoint import layout  # noqa: E402
+from runner.remote.store import Lease, Note, Store  # noqa: E402
+from runner.remote.upload import follow  # noqa: E402
+from tests.support import chains  # noqa: E402
+from tests.support.command_line import CommandLine  # noqa: E402
+from tests.support.object_store import BUCKET, RUN, S3, Start, folder_in, kills, served  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -61,11 +61,16 @@ def uploader(store: Store, folder: Path, secs: float = 60) -> Uploader:
 
 
 def fetched(store: Store, folder: Path) -> str:
-    """Return the latest checkpoint that another machine gets, whose files are checked."""
+    """Return the latest checkpoint that another machine gets, whose files are checked; "": there is none, and nothing
+    that looks like one.
+    """
     folder.mkdir()
     store.fetch(folder)
     path = layout.latest_checkpoint(folder)
-    assert path is not None and manifest.what_is_missing(path) is None and manifest.what_has_changed(path) is None
+    if path is None:
+        assert not layout.candidates_in(folder)
+        return ""
+    assert manifest.what_is_missing(path) is None and manifest.what_has_changed(path) is None
     return Path(path).name
 
 
@@ -99,15 +104,19 @@ def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, calls, last = tmp_path / "here", 0, 0
-    save(folder, 1)
-    first = uploader(store, folder)
-    while not first.send():
-        pass
-    kills = 0
-    for step in (2, 3, 3, 4):  # one of them is saved again
+    folder.mkdir()
+    first, kills = uploader(store, folder), 0
+    for step in (1, 2, 3, 3, 4):  # one of them is saved again
         save(folder, step, text=str(kills))
+        there = {name: store.fs.cat_file(name) for name in names(store)}
+        noted = (folder / stores.NOTE_FILE).read_bytes()
         for allowed in range(60):
             calls = 0
+            for name in names(store) - there.keys():
+                store.fs.rm_file(name)
+            for name, data in there.items():
+                store.fs.pipe_file(name, data)
+            (folder / stores.NOTE_FILE).write_bytes(noted)
 
             def dying(name: str, allowed: int = allowed) -> Any:
                 real = getattr(type(store.fs), name)
@@ -131,14 +140,17 @@ def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
                     is_over = True
                 except Killed:
                     is_over, kills = False, kills + 1
-            found = fetched(store, tmp_path / f"{step}-{allowed}-{kills}")
-            number = int(found.rpartition("-")[2])
+            number = layout.step_of(fetched(store, tmp_path / f"{step}-{allowed}-{kills}")) or 0
             assert number in (last, step, step - 1)
+            again = Uploader(folder, first.lease)
+            while not again.send():
+                pass
+            assert fetched(store, tmp_path / f"{step}-{allowed}-{kills}-after") == f"model.ckpt-{step}"
             if is_over:
                 assert number == step
                 break
         last = step
-    assert kills >= 20
+    assert kills >= 40
 
 
 def test_training_goes_on_while_a_checkpoint_is_sent(
