@@ -141,7 +141,7 @@ $(DOCS)/.installed: requirements-docs.lock
 # `make bench COMPARE=<revision>` compares with another revision: ONLY="tiny_step startup" chooses scripts, ROUNDS=5 is how often each runs.
 ONLY ?=
 COMPARE ?=
-ONLY_BY_NAME := compare table_memory wide_deep
+ONLY_BY_NAME := compare object_store table_memory wide_deep
 bench: $(STAMP)
 ifeq ($(COMPARE),)
 	@for script in $(if $(ONLY),$(ONLY:%=benchmarks/%.py),$(filter-out $(ONLY_BY_NAME:%=benchmarks/%.py),$(wildcard benchmarks/[a-z]*.py))); do \

@@ -9,6 +9,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runner.config.error_messages import check_limits
@@ -16,6 +17,8 @@ from runner.config.schema import SEED_BITS, CheckpointConfig, Config, TrackingCo
 from runner.config.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
+from runner.remote.mirror import local_folder, mirror_of, remote_dir
+from runner.system.urls import url_mistake
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +142,8 @@ class RunConfig:
     """The settings of a run: its folder, seed, cadences, training options and devices. Field names are tf.estimator's.
 
     Attributes:
-      model_dir: folder of checkpoints and events; None: the Estimator makes a temporary one.
+      model_dir: folder of checkpoints and events; None: the Estimator makes a temporary one. In place of a URL
+        (s3://, gs://, az://) stands the local folder that is mirrored there; `remote_dir` is the URL.
       tf_random_seed: determines initial values, shuffling and dropout; None: one is drawn.
       save_summary_steps: write summaries every N steps; None: never.
       summaries_from_first_step: count N from the first step of the run (1, 1 + N, 1 + 2N), as tf.estimator does; False:
@@ -251,7 +255,9 @@ class RunConfig:
             path = os.fspath(self.model_dir)
             if not path:
                 raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
-            object.__setattr__(self, "model_dir", path)
+            object.__setattr__(self, "model_dir", local_folder("RunConfig(model_dir=", path))
+        if mistake := url_mistake("RunConfig(export_dir=", self.export_dir):
+            raise ValueError(mistake)
         if self.save_checkpoints_secs is _NOT_GIVEN:
             secs = CheckpointConfig.save_secs if self.save_checkpoints_steps is None else None
             object.__setattr__(self, "save_checkpoints_secs", secs)
@@ -311,6 +317,11 @@ class RunConfig:
         strategy = self.train_distribute if self.eval_distribute is None else self.eval_distribute
         return None if strategy == "default" else strategy
 
+    @property
+    def remote_dir(self) -> str | None:
+        """The URL in an object store that `model_dir` is the local folder of; None: there is none."""
+        return None if self.model_dir is None else remote_dir(self.model_dir)
+
     seed = property(operator.attrgetter("tf_random_seed"))
 
     # tf.estimator's attributes of the cluster: addresses by task type, this process's task type and index, and others.
@@ -337,7 +348,7 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
         raise ValueError(f"Estimator(config={config!r}): it must be a RunConfig.")
     config = config or RunConfig()
     if model_dir is not None:
-        given = os.fsdecode(model_dir)
+        given = local_folder("Estimator(model_dir=", os.fsdecode(model_dir))
         if not given:
             raise ValueError("Estimator(model_dir=''): give a folder, or None for a temporary one.")
         if config.model_dir is not None and config.model_dir != given:
@@ -345,6 +356,8 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
                 f"Estimator(model_dir={given!r}) and its config's model_dir={config.model_dir!r} differ. Set one."
             )
         config = config.replace(model_dir=given)
+    if (url := mirror_of(Path(config.model_dir or "")).url) and sum(map(len, config.cluster.tasks.values())) > 1:
+        raise ValueError(f"model_dir={url!r}: the tasks of a cluster need one folder, on shared storage.")
     if config.model_dir is None:
         config = config.replace(model_dir=tempfile.mkdtemp(prefix="model-"))
         _log.warning("No model_dir was given: using the temporary folder %s.", config.model_dir)

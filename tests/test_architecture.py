@@ -16,8 +16,8 @@ RUNNER = ROOT / "runner"
 
 # A room imports only from rooms before its own. "contract" is what lies in `runner/` itself.
 ROOMS = (
-    "system", "tf_private", "config", "distribute", "tracking", "contract", "tracing", "data", "hooks", "checkpoint",
-    "programs", "export", "estimator", "classic", "models", "task", "launch",
+    "system", "tf_private", "config", "distribute", "tracking", "remote", "contract", "tracing", "data", "hooks",
+    "checkpoint", "programs", "export", "estimator", "classic", "models", "task", "launch",
 )  # fmt: skip
 
 # Modules and whole rooms that neither TensorFlow nor MLflow is imported by: what answers before a task starts.
@@ -33,7 +33,7 @@ WITHOUT_TENSORFLOW = (
     "task.error_report", "task.prediction_files", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
     "classic.compat.check", "classic.compat.differences", "classic.compat.install", "classic.compat.installed_names",
     "classic.compat.estimator_paths", "classic.compat.names", "classic.compat.old_modules", "classic.compat.source",
-    "classic.compat.tf1_imports", "classic.contrib.names",
+    "classic.compat.tf1_imports", "classic.contrib.names", "remote.mirror", "remote.store", "remote.upload",
     "tf_private.tf_estimator",
 )  # fmt: skip
 

@@ -16,7 +16,9 @@ from runner.checkpoint.integrity import VerifiedCheckpoints, find_damage
 from runner.checkpoint.reader import GLOBAL_STEP, Reader
 from runner.checkpoint.vocabulary import Vocabulary
 from runner.config.error_messages import did_you_mean
+from runner.remote.mirror import local_folder
 from runner.run_config import WarmStart
+from runner.system.urls import is_url
 from runner.tf_private import tensor_bundle
 from runner.tracing.variable_request import VariableSpec
 
@@ -149,20 +151,25 @@ def _checkpoint(where: str, setting: str) -> str:
     """Return the path of the checkpoint to load.
 
     Args:
-      where: a checkpoint, a folder of checkpoints, or a SavedModel.
+      where: a checkpoint, a folder of checkpoints, or a SavedModel. It is fetched from a URL that TensorFlow cannot
+        read.
       setting: the user's name for this setting, for messages.
 
     Raises:
-      ValueError: there is none, or it is damaged.
+      ValueError: there is none, or it is damaged, or its URL cannot be read.
     """
-    if not tf.io.gfile.isdir(where):
-        damage = find_damage(where) if os.path.exists(f"{where}.index") else "there is no such checkpoint or folder"
+    place = where
+    if is_url(where) and where.partition("://")[0] not in tf.io.gfile.get_registered_schemes():
+        folder, *checkpoint = re.split(r"/(?=[^/]*ckpt-\d+$)", where)
+        place = os.path.join(local_folder(f"{setting}=", folder), *checkpoint)
+    if not tf.io.gfile.isdir(place):
+        damage = find_damage(place) if os.path.exists(f"{place}.index") else "there is no such checkpoint or folder"
         if damage is not None:
             raise ValueError(f"{setting}={where}: {damage}.")
-        return where
-    if tf.io.gfile.exists(os.path.join(where, f"{_SAVED_MODEL}.index")):
-        return os.path.join(where, _SAVED_MODEL)
-    path = VerifiedCheckpoints(Path(where)).latest() or tf.train.latest_checkpoint(where)
+        return place
+    if tf.io.gfile.exists(os.path.join(place, f"{_SAVED_MODEL}.index")):
+        return os.path.join(place, _SAVED_MODEL)
+    path = VerifiedCheckpoints(Path(place)).latest() or tf.train.latest_checkpoint(place)
     if path is None:
         raise ValueError(f"{setting}={where}: there is no checkpoint in that folder.")
     return str(path)

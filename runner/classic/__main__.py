@@ -45,9 +45,15 @@ def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # must be set before TensorFlow is imported
     from runner.classic import script_run
     from runner.classic.compat import install
+    from runner.remote.mirror import local_folder
+
+    try:
+        model_dir = options.model_dir and local_folder("--model-dir ", options.model_dir)
+    except ValueError as error:
+        parser.error(str(error))
 
     install.importing_tensorflow = lambda: hidden_stderr(os.environ)
-    script_run.begin(script_run.ScriptOptions(command, options.model_dir, options.strategy, tracking=options.tracking))
+    script_run.begin(script_run.ScriptOptions(command, model_dir, options.strategy, tracking=options.tracking))
     return _started(command, is_module=is_module)
 
 

@@ -295,11 +295,13 @@ def _seed(seed: int | None, place: Cluster) -> int | None:
 
 
 def _model_dir(given: Any, of_environment: str | None) -> str | None:
+    given = None if given is None else run_config.local_folder("RunConfig(model_dir=", os.fspath(given))
     if of_environment is None:
-        return None if given is None else os.fspath(given)
+        return given
     if not of_environment:
         raise ValueError('TF_CONFIG: model_dir="": give a folder, or leave model_dir out.')
-    if given is not None and os.fspath(given) != of_environment:
+    of_environment = run_config.local_folder("TF_CONFIG: model_dir=", of_environment)
+    if given is not None and given != of_environment:
         raise ValueError(
             f"RunConfig(model_dir={given!r}) and model_dir={of_environment!r} in TF_CONFIG differ. Give only one."
         )

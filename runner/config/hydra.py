@@ -36,9 +36,9 @@ from runner.config import changed_keys, parsing, schema
 from runner.config.error_messages import as_typed, did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.mistakes import ConfigError, Malformed, NotAllowed, NotFound, UnknownKey, WrongType
-from runner.config.validation import is_url
 from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
+from runner.system.urls import is_url
 
 _PLUGINS = {
     "joblib": "hydra-joblib-launcher",

@@ -267,6 +267,9 @@ class RunSettings:
     profile: str | None = None
     log_level: str = _setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
     secrets: list[str] | None = _setting(None, shown_only=True)
+    local_dir: str | None = _setting(None, shown_only=True)
+    lease_secs: int = _count(60, minimum=4, shown_only=True)
+    upload_secs: int = _count(600, minimum=1, shown_only=True)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
 from runner.system.files import place_of, read_json
 from runner.system.redaction import masked_value
+from runner.system.urls import url_mistake
 
 SHOWN_RUNS = 3
 """How many of the newest runs a message lists."""
@@ -77,11 +78,6 @@ def newest_runs(outputs: Path) -> list[Path]:
     files = [*outputs.glob("*/checkpoint"), *outputs.glob("sweeps/*/*/checkpoint")]
     files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent for file in files[:SHOWN_RUNS]]
-
-
-def is_url(path: str | None) -> bool:
-    """Report whether `path` is a URL. A run cannot write there: it locks, appends to and renames files."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", str(path or "")) is not None
 
 
 def compile_pattern(key: str, pattern: str, shown: str | None = None) -> re.Pattern[str]:
@@ -167,15 +163,9 @@ def _check_folders(config: Config) -> Iterator[ConfigError]:
         "new.path": config.new.path,
     }
     for key, path in written.items():
-        if is_url(path):
-            scheme, _, rest = str(path).partition("://")
-            rest = rest.partition("?")[0].rpartition("@")[2]  # without a password
-            local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
-            mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and use the path"
-            shown = masked_value(key, path)
-            yield NotAllowed(
-                f"{key}={shown} is a URL, but a run needs a folder of the file system. {mount}: {key}={local}"
-            )
+        may_be_store = key == "model_dir" and config.command not in schema.ENVIRONMENT_COMMANDS
+        if mistake := url_mistake(f"{key}=", path, may_be_store=may_be_store):
+            yield NotAllowed(mistake)
 
 
 def _check_new(config: Config) -> Iterator[ConfigError]:

@@ -45,6 +45,7 @@ from runner.programs import predict as prediction
 from runner.programs.mixed_precision import with_precision
 from runner.programs.model import Model
 from runner.programs.program import Program
+from runner.remote.mirror import writing
 from runner.run_config import DrawnSeed, RunConfig, with_model_dir
 from runner.system.console import NullProgress, Progress, format_table, relative
 from runner.tf_private import graphs
@@ -117,6 +118,10 @@ class Estimator:
         self._train_setups = TrainSetupBuilder(context, self._models, self._warm_start)
         self._summarised: Any = None  # the program described by model_summary.txt
 
+    def _on_written(self, path: str) -> None:
+        writing(self.model_dir)  # an error if another run has taken over its URL
+        self._checkpoints.trust(path)
+
     def _own_journal(self, config: RunConfig, collectives: Collectives) -> Journal | NullJournal:
         """Return the journal of an Estimator to which none was passed."""
         return NullJournal() if config.tracking is None else script_journal(config, collectives)
@@ -181,6 +186,7 @@ class Estimator:
           trains: the command trains. False: its results are added to an existing run.
           settings: params of the run, by the config's keys; None values are left out.
         """
+        writing(self.model_dir)  # before the record, whose end is sent, too
         return self._record.recording(command, trains=trains, **settings)
 
     def train_run(
@@ -218,7 +224,7 @@ class Estimator:
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
             return None
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
-        checkpoints = RunCheckpoints(self._context, setup, saving_listeners, self._checkpoints.trust)
+        checkpoints = RunCheckpoints(self._context, setup, saving_listeners, self._on_written)
         log = TrainLog(self._context, setup, self._train_setups.summary_writer)
         target = setup.target(steps, max_steps)
         run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save)

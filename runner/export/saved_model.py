@@ -27,6 +27,7 @@ from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.programs.ema import averages_in
 from runner.programs.model import check_shapes
 from runner.run_config import RunConfig
+from runner.system.urls import url_mistake
 from runner.tf_private.replaced import Overlay
 from runner.tf_private.tensor_bundle import Entry, write_in_parts
 from runner.tracing.variable_request import VariableSpec
@@ -91,9 +92,11 @@ def write_saved_model(
       as_text: write saved_model.pbtxt instead of saved_model.pb.
 
     Raises:
-      ValueError: there is no receiver function, model_fn's result cannot be exported, the checkpoint lacks a variable,
-        or a file of `assets_extra` does not exist.
+      ValueError: `base` is a URL, there is no receiver function, model_fn's result cannot be exported, the checkpoint
+        lacks a variable, or a file of `assets_extra` does not exist.
     """
+    if mistake := url_mistake("export_saved_model(export_dir_base=", base):
+        raise ValueError(mistake)
     modes = [mode for mode in TAGS if receiver_fns.get(mode) is not None]
     if not modes:
         raise ValueError(

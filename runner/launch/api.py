@@ -22,6 +22,7 @@ from runner.config.hydra import mistake_in
 from runner.config.schema import Config
 from runner.launch.app import MISTAKES, command_of
 from runner.launch.start_files import read_overrides
+from runner.remote.mirror import local_folder, remote_dir
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.start_status import START_STATUS, is_for
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
@@ -119,7 +120,8 @@ class Run:
         Raises:
           RunError: the run failed.
         """
-        return run(*read_overrides(self.model_dir), f"model_dir={self.model_dir}", *overrides)
+        where = remote_dir(self.model_dir) or self.model_dir
+        return run(*read_overrides(self.model_dir), f"model_dir={where}", *overrides)
 
     def evaluate(self, *overrides: str) -> dict[str, float]:
         """Evaluate the run's newest checkpoint, and return metric name -> value.
@@ -154,7 +156,7 @@ class Run:
 
     def _command(self, name: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Run a command that reads the run, and return its summary."""
-        run(f"command={name}", f"model_dir={self.model_dir}", *overrides)
+        run(f"command={name}", f"model_dir={remote_dir(self.model_dir) or self.model_dir}", *overrides)
         return read_summary(self.model_dir / f"summary.{name}.json")
 
 
@@ -194,12 +196,13 @@ def run(*overrides: str) -> Run:
 
 
 def load(model_dir: str | os.PathLike[str]) -> Run:
-    """Return the run in the folder `model_dir`.
+    """Return the run in the folder `model_dir`, or at a URL of an object store, whose files are fetched.
 
     Raises:
+      ConfigError: the URL is none of an object store, or cannot be reached.
       FileNotFoundError: the folder contains no run.
     """
-    folder = Path(model_dir).absolute()
+    folder = Path(local_folder("model_dir=", os.fspath(model_dir))).absolute()
     if not (folder / saved_config.FILE).exists():
         known = sorted(str(path.parent) for path in Path("outputs").glob(f"*/{saved_config.FILE}"))[-3:]
         hint = f" The newest in outputs: {', '.join(known)}." if known else ""

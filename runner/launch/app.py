@@ -53,6 +53,7 @@ from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import extend_secrets, hidden_by, mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, one_object, say
 from runner.system.start_status import START_STATUS
+from runner.system.urls import is_url
 from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
 
 if TYPE_CHECKING:
@@ -377,7 +378,12 @@ def _checked(
       ConfigError, UserCodeError: a mistake in the config, or a function that does not exist.
     """
     tree: Any = OmegaConf.to_container(composed, resolve=True)
-    command, model_dir = tree.get("command"), tree.get("model_dir")
+    command, url = tree.get("command"), tree.get("model_dir")
+    if is_url(url) and command not in schema.ENVIRONMENT_COMMANDS:
+        from runner.remote.mirror import local_folder
+
+        tree["model_dir"] = local_folder("model_dir=", url, OmegaConf.select(composed, "run.local_dir"))
+    model_dir = tree.get("model_dir")
     reads_a_run = command not in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS)
     left = saved_config.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
     chosen = tree if left is None else saved_config.changed_by(left, tree, overrides)
@@ -403,6 +409,8 @@ def _checked(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
             "run.inline=true."
         )
+    if str(url).startswith("memory://") and not config.run.inline:
+        raise Conflict(f"model_dir={url}: only one process has it. Set run.inline=true, or use a folder.")
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
         raise Conflict(f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it.")
     functions = config.functions()
@@ -414,7 +422,7 @@ def _checked(
     if config.command in schema.CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
         found = cluster_resolver.detect(env, config.cluster, config.strategy)
         if found.has_others:
-            _check_shared(config, found, is_sweep=is_sweep)
+            _check_shared(config, found, url, is_sweep=is_sweep)
             strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
             strategy_validation.check_min_workers(config, why=found.why)
         else:
@@ -425,12 +433,17 @@ def _checked(
     return dataclasses.replace(config, model_dir=chosen_dir and str(Path(chosen_dir).absolute()))
 
 
-def _check_shared(config: Config, found: cluster_resolver.Detected, *, is_sweep: bool) -> None:
+def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *, is_sweep: bool) -> None:
     """Raise ConfigError for settings that processes of a cluster cannot share if they were started from outside."""
     if is_sweep:
         raise Conflict(
             f"--multirun in a cluster ({found.why}) is not possible: the processes could not be kept at the same job. "
             "Start one cluster per job, or set cluster.resolver=local."
+        )
+    if is_url(url):
+        raise NotAllowed(
+            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose tasks share one "
+            "folder and write parts of each checkpoint. Set model_dir to a folder on shared storage."
         )
     if not config.model_dir:
         raise NotSet(

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runner.distribute.cluster import Cluster
+from runner.distribute.cluster import ALONE, Cluster
 from runner.launch.gang import GangResult, is_replaceable
 from runner.system.files import read_dataclass, write_json
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST
@@ -77,7 +77,14 @@ class Answer:
 
 
 class Rendezvous:
-    """The other supervisors, as the chief's supervisor sees them. This base class is for a run without others."""
+    """The other supervisors, as the chief's supervisor sees them. This base class is for a run without others.
+
+    Args:
+      lost: returns why the run may no longer write to its folder; '' while it may.
+    """
+
+    def __init__(self, lost: Callable[[], str] = lambda: "") -> None:
+        self._why_lost = lost
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
         """Wait until all are ready or a stop is requested, and return None; or return the reason why they never will
@@ -87,7 +94,7 @@ class Rendezvous:
 
     def look(self) -> GangResult | None:
         """Return an event that ends the tasks of this generation; None: there is none."""
-        return None
+        return GangResult(FAILED, ALONE, reason) if (reason := self._why_lost()) else None
 
     def reason(self, ending: GangResult) -> GangResult:
         """Return `ending` of our own task, or the end of another task that explains it."""

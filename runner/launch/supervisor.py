@@ -34,6 +34,7 @@ from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import RestartingGang, error_of, note_ending, say_errors
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
+from runner.remote.mirror import mirror_of, remote_dir
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import masked, masked_override, secrets_of
@@ -172,7 +173,8 @@ class Supervisor:
         # Before the folder is made.
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
-        self.folder = HeldFolder(self.model_dir)
+        self.folder, mirror = HeldFolder(self.model_dir), mirror_of(self.model_dir)
+        mirror.begin(self.env, self.config.run)
         shipping = self.member.shipping or Shipping(self.env)
         try:
             with alone_in(self.model_dir):
@@ -180,7 +182,13 @@ class Supervisor:
         finally:
             if self.member.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
                 shipping.close(self.stops.came)
+            left = mirror.close(self.stops.came)  # last, because trackers note in the folder what they have
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id
+        if left and outcome.code in (FINISHED, INTERRUPTED):
+            code, status = (FAILED, "failed") if mirror.lost() else (INTERRUPTED, "upload_incomplete")
+            outcome = dataclasses.replace(outcome, code=code, status=status, error=left)
+            if self.trains:
+                write_summary(self.model_dir, summary_of(outcome, self.config, run_id, self.secrets))
         addresses = {} if change else shipping.addresses(self.model_dir)
         summary = {**summary_of(outcome, self.config, run_id, self.secrets), "addresses": addresses}
         self._print(summary, outcome.code, change)
@@ -326,7 +334,7 @@ class Supervisor:
         config, settings, prefix = self.config, self.config.cluster, self.member.prefix
         limit = 0 if config.command in schema.UNRECORDED_COMMANDS else config.max_restarts
         restarts = Restarts(self.model_dir, limit, self.stops.came, lambda text: say(f"{prefix}{text}"))
-        rendezvous = Rendezvous()
+        rendezvous = Rendezvous(mirror_of(self.model_dir).lost)
         if self.place is not None:
             timeout_secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
             rendezvous = LeaderRendezvous(self.model_dir, self.place, timeout_secs, has_evaluator=has_evaluator)
@@ -474,7 +482,7 @@ class Supervisor:
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
         shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])
-        where = console.relative(self.model_dir)
+        where = remote_dir(self.model_dir) or console.relative(self.model_dir)
         if change:
             where += f" ({change}: this start ended before its first step)"
         console.print_summary(shown, where, prefix=self.member.prefix)
@@ -482,7 +490,8 @@ class Supervisor:
     def _resume_command(self) -> str:
         """Return the command that resumes an interrupted run."""
         overrides = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
-        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={console.relative(self.model_dir)}"])
+        where = remote_dir(self.model_dir) or console.relative(self.model_dir)
+        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={where}"])
 
 
 def _told_losses(summary: Mapping[str, Any]) -> str | None:

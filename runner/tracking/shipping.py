@@ -125,21 +125,29 @@ class Shipping:
 
 
 class ShippingProcess:
-    """The process that ships to one tracker, started again when it dies.
+    """The process that ships to one tracker, started again when it dies; or another that follows folders.
+
+    Args:
+      name: the tracker's.
+      env: environment of the process.
+      words: arguments of Python; (): those of the tracker's process.
+      label: what its lines begin with; '': those of the tracker.
 
     Attributes:
       name: the tracker's.
       folders: the folders that it follows.
     """
 
-    def __init__(self, name: str, env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, env: Mapping[str, str], words: Sequence[str] = (), label: str = "") -> None:
         self.folders: list[Path] = []
         self.name, self._env = name, env
+        self._words = words or ("-m", MODULE, "--to", name)
+        self._label = label or f"tracking: {of(name)}"
         self._is_finishing = False
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the input of the process, and which process it is
         self._child = self._start()
-        self._tender = threading.Thread(target=self._tend, daemon=True, name=f"ships to {name}")
+        self._tender = threading.Thread(target=self._tend, daemon=True, name=f"ships to {name or label}")
         self._tender.start()
 
     @property
@@ -187,7 +195,7 @@ class ShippingProcess:
         # -u: its lines come at once, although they go into a pipe. Its own session: Ctrl-C in the terminal does not
         # reach it.
         child = subprocess.Popen(
-            [sys.executable, "-u", "-m", MODULE, "--to", self.name],
+            [sys.executable, "-u", *self._words],
             env=dict(self._env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="surrogateescape", start_new_session=True,
         )  # fmt: skip
@@ -208,13 +216,13 @@ class ShippingProcess:
             if self._ended.is_set() or (self._is_finishing and code in (0, NOT_ALL)):
                 return
             if code == -signal.SIGALRM:
-                say(f"tracking: {of(self.name)}no answer for {ANSWER_SECS} s; the run ends without waiting for it.")
+                say(f"{self._label}no answer for {ANSWER_SECS} s; the run ends without waiting for it.")
                 return
             if deaths == 1:
                 what_continues = "training continues; the journals have everything"
-                say(f"tracking: {of(self.name)}its process {describe_exit(code)} ({what_continues})")
+                say(f"{self._label}its process {describe_exit(code)} ({what_continues})")
             if deaths == MAX_DEATHS:
-                say(f"tracking: {of(self.name)}its process has ended {deaths} times and is not restarted.")
+                say(f"{self._label}its process has ended {deaths} times and is not restarted.")
                 return
             with self._lock:
                 if self._ended.is_set():  # in the meantime: nobody would kill a child that starts now

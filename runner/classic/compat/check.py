@@ -79,8 +79,11 @@ def check_source(text: str, file: str, installed: Installed) -> list[Finding]:
     used = uses(tree)
     imports = {_place(node) for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}
     has_datasets_of_1 = any(use.name.startswith(f"{V1}.") for use in used)
+    has_store = any(str(getattr(node, "value", "")).startswith(("s3://", "gs://", "az://")) for node in ast.walk(tree))
     for use in used:
         judged = _judged(use, installed)
+        if has_store and ".gfile." in use.name:
+            judged = [(CHANGED, _AT_A_URL, use.said)]
         if use.name == ".make_one_shot_iterator" and not has_datasets_of_1:
             judged = [(UNSUPPORTED, _NO_ITERATOR, use.said)]
         for verdict, reason, name in judged:
@@ -224,6 +227,10 @@ _OF_1 = (
 _NO_ITERATOR = (
     "a tf.data.Dataset of TensorFlow 2 has no such method: use tf.compat.v1.data.make_one_shot_iterator(dataset), or "
     "return the dataset from input_fn"
+)
+_AT_A_URL = (
+    "TensorFlow opens a URL itself, if it can; a run whose model_dir is a URL writes to the local folder "
+    "config.model_dir, which is sent to config.remote_dir"
 )
 _OWN_SAVER = (
     "a subclass does not work, because there is no Saver in the graph. Give saving_listeners, or a "

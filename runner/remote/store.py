@@ -1,0 +1,314 @@
+"""The place of a run in an object store: its lease, what a start fetches, and the note of what both sides have.
+
+A lease is an object `.lease/<number>`, created conditionally; the highest number holds. Its holder writes it again
+every few seconds, so the store's own time stamps say how old it is. Nobody deletes another's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock
+
+from runner.config.mistakes import ConfigError, NotAllowed, NotFound
+from runner.system.files import StorageError, read_dataclass, write_atomically, write_json
+from runner.system.urls import STORES
+from runner.tracking.tracker import describe
+
+NOTE_FILE = ".remote.json"
+"""File in the local folder: its URL, `folder` (identifies the folder as the one that the bucket was last written from
+or fetched to; absent: it is not up to date), and `files`: name -> [bytes, time of change in ns, the object's mark]."""
+STATE_FILE = "checkpoint"
+LEASES = ".lease"
+_ATTEMPTS = 5
+_MARKS = ("ETag", "etag", "md5Hash", "created")
+
+
+class LeaseLostError(StorageError):
+    """Another run has taken over the lease on the URL."""
+
+
+@contextlib.contextmanager
+def reaching(what: str) -> Iterator[None]:
+    """Turn an error of a store inside this context into a message about `what`. Without its bucket no run starts: only
+    there stands whether another is writing, and whether the local folder is the newest.
+
+    Raises:
+      ConfigError: the store cannot be reached.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} cannot be reached: {describe(error)}") from error
+
+
+@dataclass
+class Note:
+    """What a local folder knows of its bucket, as in NOTE_FILE."""
+
+    url: str = ""
+    folder: str = ""
+    files: dict[str, list[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, url: str = "") -> Note:
+        """Return the note in `folder`; an empty one if there is none, or it is about another URL than `url`."""
+        note = read_dataclass(cls, folder / NOTE_FILE)
+        return note if url in ("", note.url) else cls(url)
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / NOTE_FILE, asdict(self))
+
+    def left(self, folder: Path) -> dict[str, list[Any]]:
+        """Return name -> [bytes, time of change in ns] of the files in `folder` that the bucket does not have."""
+        marks = {name: fingerprint(path) for name, path in local_files(folder).items()}
+        return {name: mark for name, mark in marks.items() if mark and self.files.get(name, [])[:2] != mark}
+
+
+def fingerprint(path: Path) -> list[Any]:
+    """Return [bytes, time of change in ns] of a file; [] if it is gone."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
+
+
+def local_files(folder: Path) -> dict[str, Path]:
+    """Return name -> path of the files in `folder` that its bucket has, too: all but locks, notes and half-written
+    ones.
+    """
+    found = {}
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") or name == ".hydra"]
+        for name in names:
+            if not name.startswith("."):
+                found[os.path.relpath(os.path.join(root, name), folder)] = Path(root, name)
+    return found
+
+
+def upload_order(name: str) -> tuple[bool, bool, bool, str]:
+    """Sort names so that a reader sees whole checkpoints: an index after the data, that of a checkpoint after those of
+    its input state, for it makes the checkpoint one, and a state file after all others.
+    """
+    is_index = name.endswith(".index")
+    return os.path.basename(name) == STATE_FILE, is_index and ".input-" not in name, is_index, name
+
+
+class Store:
+    """The objects below a URL.
+
+    Raises:
+      ConfigError: the package for the scheme is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme = url.partition("://")[0]
+        try:
+            import fsspec
+            from fsspec.implementations.dirfs import DirFileSystem
+
+            # Without its cache of listings, which would not show what other hosts write.
+            fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            extra = "s3" if scheme == "memory" else scheme
+            raise NotFound(
+                f"{url}: {STORES[scheme]} is not installed ({error}). Install it: "
+                f"pip install 'estimator-runner[{extra}]'"
+            ) from error
+        self.url, self.fs = url, DirFileSystem(root, fs)
+
+    def objects(self) -> dict[str, Mapping[str, Any]]:
+        """Return name -> what the store says of each object, without leases."""
+        found = self.fs.find("", detail=True)
+        return {name: info for name, info in found.items() if name and not name.startswith(f"{LEASES}/")}
+
+    # --- the lease ------------------------------------------------------------------------------------------------
+
+    def highest(self) -> int:
+        """Return the number of the lease that holds; 0: there is none."""
+        names = [path.rpartition("/")[2] for path in self.fs.find(LEASES)]
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    def lease(self, number: int) -> dict[str, Any]:
+        """Return who holds the lease `number`; {} if there is no such lease."""
+        with contextlib.suppress(FileNotFoundError):
+            return dict(json.loads(self.fs.cat_file(_name_of(number))))
+        return {}
+
+    def age(self, name: str) -> float:
+        """Return the seconds since an object was written, by the store's clock."""
+        probe = f"{LEASES}/clock-{uuid.uuid4().hex}"
+        self.fs.pipe_file(probe, b"now")
+        try:
+            return float((self.fs.modified(probe) - self.fs.modified(name)).total_seconds())
+        finally:
+            self.fs.rm_file(probe)
+
+    # --- fetching -------------------------------------------------------------------------------------------------
+
+    def is_current(self, folder: Path, number: int | None = None) -> bool:
+        """Report whether `folder` has all that the bucket has: it was the last to write there, or nobody has.
+
+        Args:
+          folder: the local folder.
+          number: that of the last writer's lease; None: the highest.
+        """
+        note, number = Note.read(folder, self.url), self.highest() if number is None else number
+        if not note.folder:
+            return not number and not self.objects()
+        return not number or self.lease(number).get("folder") == note.folder
+
+    def fetch(self, folder: Path) -> None:
+        """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.
+
+        What the bucket does not have is removed: it belongs to a run that was continued elsewhere.
+        """
+        with FileLock(folder / f"{NOTE_FILE}.lock"):
+            for attempt in range(_ATTEMPTS):
+                try:
+                    return self._fetch(folder)
+                except FileNotFoundError:  # an expired checkpoint; the state file no longer names it
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+
+    def _fetch(self, folder: Path) -> None:
+        staging = folder / ".fetching"
+        shutil.rmtree(staging, ignore_errors=True)
+        before = Note.read(folder, self.url).files
+        Note(self.url, files=before).save(folder)  # no longer up to date
+        # Before the others, which are then at least as new.
+        states = {name: self.fs.cat_file(name) for name in self.objects() if os.path.basename(name) == STATE_FILE}
+        found = self.objects().items()
+        there = {name: next((str(info[key]) for key in _MARKS if info.get(key)), "") for name, info in found}
+        here = local_files(folder)
+        same = {
+            name for name in here if there.get(name) and before.get(name) == [*fingerprint(here[name]), there[name]]
+        }
+        wanted = sorted(there.keys() - states.keys() - same)
+        if wanted:
+            self.fs.get(wanted, [str(staging / name) for name in wanted])
+        for name in sorted(here, key=upload_order, reverse=True):  # the state files and indexes first
+            if name not in there:
+                here[name].unlink(missing_ok=True)
+        for name in sorted({*wanted, *states}, key=upload_order):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if name in states:
+                write_atomically(folder / name, states[name])
+            else:
+                os.replace(staging / name, folder / name)
+        shutil.rmtree(staging, ignore_errors=True)
+        Note(self.url, files={name: [*fingerprint(folder / name), mark] for name, mark in there.items()}).save(folder)
+
+
+class Lease:
+    """The right to write below a URL.
+
+    Attributes:
+      number: the number of its object.
+      lost: why this run no longer may write; '' while it may.
+    """
+
+    def __init__(self, store: Store, number: int, secs: float = 0) -> None:
+        self.store, self.number, self.lost = store, number, ""
+        self._secs, self._facts, self._ended = secs, store.lease(number), threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
+
+    @classmethod
+    def take(cls, store: Store, folder: str, secs: float) -> Lease:
+        """Create the next lease on the URL of `store`, and renew it in a thread of this process until `end`.
+
+        Args:
+          folder: identifies the local folder, as in `Note`.
+          secs: another may take the URL over when this lease was not renewed for so long.
+
+        Raises:
+          ConfigError: another run holds it, or the store cannot say who was first.
+        """
+        number = store.highest()
+        before = store.lease(number)
+        if before and not before.get("is_over") and not _is_dead(before):
+            left = float(before["secs"]) - store.age(_name_of(number))
+            if left >= 0:
+                raise ConfigError(_in_use(store.url, before, f" It can be taken over in {left + 1:.0f} s."))
+        facts = {"folder": folder, "secs": secs, "time": time.time(), **_this_process()}
+        data, path = json.dumps(facts).encode(), _name_of(number + 1)
+        try:
+            store.fs.pipe_file(path, data, mode="create")
+        except FileExistsError:  # another start was faster
+            raise ConfigError(_in_use(store.url, store.lease(number + 1))) from None
+        try:
+            store.fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            lease = cls(store, number + 1, secs)
+            lease._thread.start()
+            return lease
+        raise NotAllowed(
+            f"model_dir={store.url}: this store lets two runs create the same object, so it cannot keep them apart. "
+            "Use one with conditional writes (S3, GCS, Azure and MinIO have them), or a mounted folder."
+        )
+
+    def check(self) -> None:
+        """Check that no other run has taken the lease over. Called before each write.
+
+        Raises:
+          LeaseLostError: another run has.
+        """
+        number = self.store.highest()
+        if number > self.number:
+            self.lost = _in_use(self.store.url, self.store.lease(number), " This run no longer writes there.")
+            raise LeaseLostError(self.lost)
+
+    def _keep(self) -> None:
+        while not self._facts.get("is_over"):
+            self._facts["is_over"] = self._ended.wait(self._secs / 4)
+            with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why
+                self.check()
+                self.store.fs.pipe_file(_name_of(self.number), json.dumps(self._facts).encode())
+
+    def end(self) -> None:
+        """Let others take the lease: at once, or when it expires if the store does not answer soon."""
+        self._ended.set()
+        self._thread.join(5)
+
+
+def _name_of(number: int) -> str:
+    return f"{LEASES}/{number:08d}"
+
+
+def _this_process() -> dict[str, Any]:
+    """Return what identifies this process: host, the start of its kernel, its container's processes, and itself."""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    me = psutil.Process()
+    return {"host": socket.gethostname(), "boot": boot, "pid": me.pid, "began": me.create_time()}
+
+
+def _is_dead(holder: Mapping[str, Any]) -> bool:
+    """Report whether a holder was a process of this host that has ended."""
+    if not holder["boot"] or holder["boot"] != _this_process()["boot"]:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(int(holder["pid"])).create_time() != holder["began"])
+    return True
+
+
+def _in_use(url: str, holder: Mapping[str, Any], end: str = "") -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("time", 0))))
+    who = f"on {holder.get('host')} (process {holder.get('pid')}), since {since}"
+    return f"model_dir={url} is in use by another run {who}.{end or ' Wait for it, or choose another.'}"

@@ -1,0 +1,331 @@
+"""The lease, the sending and the fetching, on a store in memory: what a reader sees at any time, and who may write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+fsspec = pytest.importorskip("fsspec")
+
+from runner.checkpoint import layout, manifest, retention  # noqa: E402
+from runner.checkpoint.retention import Keep  # noqa: E402
+from runner.config.mistakes import ConfigError, NotAllowed  # noqa: E402
+from runner.remote import store as stores  # noqa: E402
+from runner.remote.store import Lease, LeaseLostError, Note, Store  # noqa: E402
+from runner.remote.upload import Uploader  # noqa: E402
+from runner.system.files import FolderLostError  # noqa: E402
+
+KEEP = Keep(2)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(Lease, "_keep", lambda lease: None)  # no lease is renewed while a test looks
+    made = Store(f"memory://{uuid.uuid4().hex}/run")
+    yield made
+    if made.fs.exists(""):
+        made.fs.rm("", recursive=True)
+
+
+def save(folder: Path, step: int, text: str = "") -> None:
+    """Write a checkpoint as the runner does, and let old ones expire."""
+    folder.mkdir(exist_ok=True)
+    with layout.scratch(folder) as scratch:
+        path = scratch / f"model.ckpt-{step}"
+        for suffix in ("data-00000-of-00001", "index", "input-0.data-00000-of-00001", "input-0.index"):
+            Path(f"{path}.{suffix}").write_text(f"{suffix} {step} {text}" * 50)
+        manifest.write_manifest(path, step, float(step), {0: "saved"})
+        layout.publish(path, folder)
+    (folder / "events.chief-0.jsonl").open("a").write(f"{step}\n")
+    retention.expire(folder, f"model.ckpt-{step}", KEEP)
+
+
+def uploader(store: Store, folder: Path, secs: float = 60) -> Uploader:
+    note = Note.read(folder, store.url)
+    note.folder = note.folder or uuid.uuid4().hex
+    note.save(folder)
+    return Uploader(folder, Lease.take(store, note.folder, secs))
+
+
+def fetched(store: Store, folder: Path) -> str:
+    """Return the latest checkpoint that another machine gets, whose files are checked; "": there is none, and nothing
+    that looks like one.
+    """
+    folder.mkdir()
+    store.fetch(folder)
+    path = layout.latest_checkpoint(folder)
+    if path is None:
+        assert not layout.candidates_in(folder)
+        return ""
+    assert manifest.what_is_missing(path) is None and manifest.what_has_changed(path) is None
+    return Path(path).name
+
+
+def names(store: Store) -> set[str]:
+    return set(store.objects())
+
+
+def test_what_is_sent_is_fetched_and_what_expires_here_expires_there(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    for step in (1, 2):
+        save(folder, step)
+    (folder / "export" / "7").mkdir(parents=True)
+    (folder / "export" / "7" / "saved_model.pb").write_text("graph")
+    for hidden in (".lock", ".tracking.json", ".task.chief-0.lock"):
+        (folder / hidden).write_text("secret")
+    sending = uploader(store, folder)
+    while not sending.send():
+        pass
+    save(folder, 3)
+    while not sending.send():
+        pass
+    there = names(store)
+    assert {"checkpoint", "model.ckpt-3.index", "export/7/saved_model.pb", "events.chief-0.jsonl"} <= there
+    assert not any("ckpt-1." in name or name.startswith(".") for name in there)
+    assert fetched(store, tmp_path / "there") == "model.ckpt-3"
+    mine = {name: path.read_bytes() for name, path in stores.local_files(folder).items()}
+    assert {name: path.read_bytes() for name, path in stores.local_files(tmp_path / "there").items()} == mine
+
+
+def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, calls, last = tmp_path / "here", 0, 0
+    folder.mkdir()
+    first, kills = uploader(store, folder), 0
+    for step in (1, 2, 3, 3, 4):  # one of them is saved again
+        save(folder, step, text=str(kills))
+        there = {name: store.fs.cat_file(name) for name in names(store)}
+        noted = (folder / stores.NOTE_FILE).read_bytes()
+        for allowed in range(60):
+            calls = 0
+            for name in names(store) - there.keys():
+                store.fs.rm_file(name)
+            for name, data in there.items():
+                store.fs.pipe_file(name, data)
+            (folder / stores.NOTE_FILE).write_bytes(noted)
+
+            def dying(name: str, allowed: int = allowed) -> Any:
+                real = getattr(type(store.fs), name)
+
+                def call(fs: Any, *arguments: Any, **settings: Any) -> Any:
+                    nonlocal calls
+                    calls += 1
+                    if calls > allowed:
+                        raise Killed
+                    return real(fs, *arguments, **settings)
+
+                return call
+
+            again = Uploader(folder, first.lease)  # a killed one has left its note
+            with monkeypatch.context() as patch:
+                for name in ("pipe_file", "rm_file", "put_file"):
+                    patch.setattr(type(store.fs), name, dying(name))
+                try:
+                    while not again.send():
+                        pass
+                    is_over = True
+                except Killed:
+                    is_over, kills = False, kills + 1
+            number = layout.step_of(fetched(store, tmp_path / f"{step}-{allowed}-{kills}")) or 0
+            assert number in (last, step, step - 1)
+            again = Uploader(folder, first.lease)
+            while not again.send():
+                pass
+            assert fetched(store, tmp_path / f"{step}-{allowed}-{kills}-after") == f"model.ckpt-{step}"
+            if is_over:
+                assert number == step
+                break
+        last = step
+    assert kills >= 40
+
+
+def test_training_goes_on_while_a_checkpoint_is_sent(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "here", type(store.fs).put_file
+    save(folder, 1)
+    steps = iter(range(2, 9))
+
+    def slow(fs: Any, source: str, name: str) -> Any:
+        if ".data-" in name and (step := next(steps, None)):
+            save(folder, step)  # the checkpoint that is being sent expires
+        return real(fs, source, name)
+
+    monkeypatch.setattr(type(store.fs), "put_file", slow)
+    sending = uploader(store, folder)
+    for number in range(5):
+        sending.send()
+        fetched(store, tmp_path / str(number))
+    while not sending.send():
+        pass
+    assert fetched(store, tmp_path / "end") == "model.ckpt-8"
+
+
+def test_a_file_that_is_gone_when_it_is_to_be_sent_is_left_out(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "here", os.link
+    save(folder, 1)
+    (folder / "temporary").write_text("of a task")
+
+    def link(source: Path, target: Path) -> None:
+        if source.name == "temporary":
+            source.unlink()
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    sending = uploader(store, folder)
+    sending.send()
+    assert sending.send()
+    assert "model.ckpt-1.index" in names(store) and "temporary" not in names(store)
+
+
+@pytest.mark.parametrize("error", [PermissionError(), OSError(errno.EOPNOTSUPP, "no links")])
+def test_a_disk_without_links_is_sent_from_too(
+    error: OSError, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "link", link)
+    save(tmp_path / "here", 1)
+    sending = uploader(store, tmp_path / "here")
+    while not sending.send():
+        pass
+    assert fetched(store, tmp_path / "there") == "model.ckpt-1"
+
+
+def test_deleting_the_local_folder_removes_nothing_from_the_bucket(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    save(folder, 1)
+    sending = uploader(store, folder)
+    sending.send()
+    before = names(store)
+    for path in folder.glob("model*"):  # halfway through rm -r
+        path.unlink()
+    sending.send()
+    assert names(store) == before
+    shutil.rmtree(folder)
+    with pytest.raises(FolderLostError):
+        sending.send()
+    assert names(store) == before
+
+
+def test_the_last_writer_keeps_its_folder_and_any_other_takes_the_buckets(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    save(first, 1)
+    sending = uploader(store, first)
+    while not sending.send():
+        pass
+    save(first, 2)  # not sent
+    assert store.is_current(first)
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # the machine of the first is lost
+    second.mkdir()
+    assert not store.is_current(second)
+    store.fetch(second)
+    save(second, 5)
+    other = uploader(store, second)
+    while not other.send():
+        pass
+    assert store.is_current(second) and not store.is_current(first)
+    (first / "of_the_first").write_text("not sent")
+    store.fetch(first)
+    assert [Path(path).name for path in layout.candidates_in(first)] == ["model.ckpt-5", "model.ckpt-1"]
+    assert set(stores.local_files(first)) == names(store)
+
+
+# --- the lease --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lease is that of another host, so that nobody knows whether its process lives."""
+    monkeypatch.setattr(stores, "_this_process", lambda: {"host": uuid.uuid4().hex, "boot": "", "pid": 1, "began": 0})
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_of_16_starts_at_once_one_wins(store: Store) -> None:
+    ends: list[str] = []
+    barrier = threading.Barrier(16)
+
+    def start() -> None:
+        barrier.wait()
+        try:
+            Lease.take(store, uuid.uuid4().hex, 60)
+            ends.append("won")
+        except ConfigError:
+            ends.append("refused")
+
+    threads = [threading.Thread(target=start) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends) == ["refused"] * 15 + ["won"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_an_expired_lease_is_taken_over_and_its_holder_then_sends_nothing(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    save(folder, 1)
+    sending = uploader(store, folder, secs=0.4)
+    sending.send()
+    holder = store.lease(1)
+    with pytest.raises(ConfigError, match=f"{store.url} is in use by another run on {holder['host']}"):
+        Lease.take(store, "other", 60)
+    time.sleep(0.5)  # stopped by SIGSTOP
+    assert Lease.take(store, "other", 60).number == 2
+    before = {name: store.fs.cat_file(name) for name in names(store)}
+    save(folder, 2)
+    for _ in range(2):
+        with pytest.raises(LeaseLostError):
+            sending.send()
+    assert {name: store.fs.cat_file(name) for name in names(store)} == before
+    assert store.lease(1) == holder
+
+
+def test_a_renewed_lease_does_not_expire_and_an_ended_one_is_free_at_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    lease = Lease.take(store, "mine", 0.8)
+    time.sleep(1.2)
+    with pytest.raises(ConfigError):
+        Lease.take(store, "other", 60)
+    lease.end()
+    other = Lease.take(store, "other", 60)
+    assert other.number == 2
+    other.end()
+
+
+def test_a_process_of_this_host_that_has_ended_holds_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = stores._this_process
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "_this_process", lambda: {**real(), "began": 1.0})  # an earlier process of this number
+        Lease.take(store, "mine", 60)
+    assert Lease.take(store, "other", 60).number == 2
+    with pytest.raises(ConfigError):  # this process lives
+        Lease.take(store, "third", 60)
+
+
+def test_a_store_that_creates_an_object_twice_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = type(store.fs).pipe_file
+    monkeypatch.setattr(type(store.fs), "pipe_file", lambda fs, path, data, mode="": real(fs, path, data))
+    with pytest.raises(NotAllowed, match=f"model_dir={store.url}"):
+        Lease.take(store, "mine", 60)

@@ -1,0 +1,205 @@
+"""An S3 server on loopback (moto's), and a proxy before it that is away, fails, is slow, full, or cuts connections.
+
+`python -m tests.support.object_store --kills 20` kills a run and deletes its local folder so often, and compares what
+comes of it with an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from tests.support import chains
+
+ROOT = Path(__file__).parents[2]
+BUCKET = "bucket"
+FAILURES = {
+    "500": (500, "InternalError"), "full": (507, "XMinioStorageFull"), "denied": (403, "InvalidAccessKeyId"),
+}  # fmt: skip
+"""What the proxy answers: the status, and the code of S3 or, for a full store, MinIO."""
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+RUN = (
+    "model=custom", "model.fn=tests.support.chains.classic", "model.params={dropout: true}", "input=custom",
+    "input.train.fn=tests.support.chains.shipped", f"input.train.batch_size={chains.BATCH_SIZE}",
+    "input.train.shard=examples", "input.eval.fn=tests.support.chains.eval_input", "run.seed=5", "run.progress=plain",
+    f"train.max_steps={chains.TOTAL}", "train.log_steps=1", "checkpoint.save_steps=4", "tracking.backend=none",
+)  # fmt: skip
+
+
+class S3:
+    """The server behind the proxy.
+
+    Attributes:
+      mode: ok; away (no answer), 500, full (507), denied (403), slow (1 MB/s), cut (the connection ends within an
+        answer).
+      writes: the number of requests that write or delete an object.
+      env: environment of processes that use it.
+    """
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+        self.mode, self.writes = "ok", 0
+        self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._moto.start()
+        self._behind = "{}:{}".format(*self._moto.get_host_and_port())
+        self._request("PUT", f"/{BUCKET}", b"", {})
+        server = self
+
+        class Proxy(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                with contextlib.suppress(OSError):
+                    super().handle_one_request()
+
+            def _forward(self) -> None:
+                data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if server.mode in ("away", "cut"):
+                    self.close_connection = True
+                    if server.mode == "cut":
+                        server._request(self.command, self.path, data, dict(self.headers))  # it has come, unnoticed
+                    return
+                server.writes += self.command not in ("GET", "HEAD")
+                headers = list[Any]()
+                if server.mode in FAILURES:
+                    status, code = FAILURES[server.mode]
+                    answer = f"<Error><Code>{code}</Code><Message>It is {server.mode}.</Message></Error>".encode()
+                else:
+                    status, headers, answer = server._request(self.command, self.path, data, dict(self.headers))
+                    if server.mode == "slow":
+                        time.sleep((len(data) + len(answer)) / 1e6)
+                self.send_response(status)
+                for name, value in headers:
+                    if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
+                        self.send_header(name, value)
+                length = dict((name.lower(), value) for name, value in headers).get("content-length", len(answer))
+                self.send_header("Content-Length", str(length if self.command == "HEAD" else len(answer)))
+                self.end_headers()
+                self.wfile.write(b"" if self.command == "HEAD" else answer)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _forward
+
+            def log_message(self, *arguments: Any) -> None: ...
+
+        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+        self._proxy.daemon_threads = True
+        threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
+        self.env = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._proxy.server_port}"}
+
+    def _request(self, method: str, path: str, data: bytes, headers: dict[str, str]) -> tuple[int, list[Any], bytes]:
+        connection = http.client.HTTPConnection(self._behind, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, path, data, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+
+    def close(self) -> None:
+        self._proxy.shutdown()
+        self._proxy.server_close()
+        self._moto.stop()
+
+
+@contextlib.contextmanager
+def served() -> Iterator[S3]:
+    server = S3()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class Start:
+    """A start of `python -m runner` on a machine of its own, as far as its caches are concerned."""
+
+    def __init__(self, server: S3, caches: Path, *words: str) -> None:
+        caches.mkdir(parents=True, exist_ok=True)
+        self.said = caches / "said.txt"
+        env = {**os.environ, **server.env, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        with open(self.said, "a") as said:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "runner", *words], cwd=caches, stdin=subprocess.DEVNULL, stdout=said,
+                stderr=said, env={**env, "XDG_CACHE_HOME": str(caches)},
+            )  # fmt: skip
+
+    def end_of_the_machine(self) -> None:
+        """Kill all processes of this start at once, the uploading one too."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            supervisor = psutil.Process(self.popen.pid)
+            supervisor.suspend()
+            for one in (*supervisor.children(recursive=True), supervisor):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+        self.popen.wait()
+
+
+def folder_in(caches: Path) -> Path:
+    (folder,) = (caches / "estimator-runner").iterdir()
+    return folder
+
+
+def kills(server: S3, scratch: Path, number: int, seed: int = 1) -> int:
+    """Kill a run `number` times, each time at a write to the bucket and deleting its folder, and compare it with one
+    that nobody disturbs.
+
+    Returns:
+      How many of the kills came after the bucket had a checkpoint.
+    """
+    rng, before = random.Random(seed), server.writes
+    whole = Start(server, scratch / "whole", f"model_dir=s3://{BUCKET}/whole-{seed}", *RUN)
+    assert whole.popen.wait(300) == 0, whole.said.read_text()
+    expected, writes = chains.variables(folder_in(scratch / "whole")), server.writes - before
+    done = late = runs = 0
+    while done < number:
+        runs += 1
+        caches = scratch / f"run-{runs}"
+        for attempt in range(8):
+            last = server.writes + rng.randrange(writes)
+            start = Start(server, caches, f"model_dir=s3://{BUCKET}/run-{seed}-{runs}", *RUN)
+            while start.popen.poll() is None and server.writes < last:
+                time.sleep(0.001)
+            if start.popen.poll() is None and done < number and attempt < 7:
+                start.end_of_the_machine()
+                done += 1
+                late += b"checkpoint" in server._request("GET", f"/{BUCKET}?prefix=run-{seed}-{runs}/c", b"", {})[2]
+                shutil.rmtree(caches / "estimator-runner", ignore_errors=True)  # not yet there, if it was killed early
+                continue
+            assert start.popen.wait(300) == 0, start.said.read_text()
+            break
+        found = chains.variables(folder_in(caches))
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+    return late
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args(argv)
+    with served() as server, tempfile.TemporaryDirectory() as scratch:
+        late = kills(server, Path(scratch), arguments.kills, arguments.seed)
+    print(f"seed {arguments.seed}: {arguments.kills} kills, {late} of them after a first checkpoint: bitwise the same")
+
+
+if __name__ == "__main__":
+    main()
