@@ -19,6 +19,7 @@ from pathlib import Path
 
 from runner.config.schema import ConfigError, RunSettings
 from runner.remote.store import STATE_FILE, Lease, LeaseLostError, Note, Store, local_files, reaching, upload_order
+from runner.system.child_process import STOP_SIGNALS
 from runner.system.files import FolderLostError, HeldFolder
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.exit_codes import FINISHED, USER_ERROR
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder, is_last = options.folder.absolute(), threading.Event()
     if options.lease is not None:
         # It outlives its starter, to send how the run ended. The end of its input tells it to finish.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         threading.Thread(target=_finish, args=(is_last, options.secs), daemon=True).start()
         return follow(folder, Lease(Store(Note.read(folder).url), options.lease), is_last)

@@ -49,10 +49,10 @@ class StopRequest(Hook):
         """
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
             for number in self._signals:
-                before = signal.getsignal(number) or signal.SIG_DFL  # None: not Python's
+                before = signal.getsignal(number)  # None: not Python's, such as faulthandler's
                 if number in NOTICES and before not in (signal.SIG_DFL, self._note):
                     continue  # user code has another use for it
-                self._before.setdefault(number, before)
+                self._before.setdefault(number, before or signal.SIG_DFL)
                 signal.signal(number, self._note)
 
     def uninstall(self, then: Any = None) -> None:
