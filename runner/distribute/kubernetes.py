@@ -143,11 +143,10 @@ def _pod_of_job_set(env: Mapping[str, str], hostname: str) -> Pod:
             f"Kubernetes: HOSTNAME={hostname} is not {owner}-{replicated_job}-{job}-{index or '<index>'}, as "
             f"{', '.join(JOB_SET)} and JOB_COMPLETION_INDEX say. Use completionMode: Indexed, without hostNetwork."
         )
-    numbers = {variable: env[variable] for variable in (PODS_PER_JOB, NUM_JOBS) if variable in env}
-    for variable, number in numbers.items():
-        if not re.fullmatch("[1-9][0-9]*", number):
-            raise ConfigError(f"Kubernetes: {variable}={number} is not a number of 1 or more.")
-    per_job = int(numbers[PODS_PER_JOB]) if PODS_PER_JOB in numbers else None
+    for variable, least in {PODS_PER_JOB: 1, NUM_JOBS: 1, "JOBSET_JOB_INDEX": 0, "JOB_COMPLETION_INDEX": 0}.items():
+        if variable in env and not (re.fullmatch("[0-9]+", env[variable]) and int(env[variable]) >= least):
+            raise ConfigError(f"Kubernetes: {variable}={env[variable]} is not a number of {least} or more.")
+    per_job = int(env[PODS_PER_JOB]) if PODS_PER_JOB in env else None
     role = replicated_job if replicated_job in TASK_TYPES else ""
     if int(job) and (role or not per_job):
         raise ConfigError(
@@ -159,5 +158,5 @@ def _pod_of_job_set(env: Mapping[str, str], hostname: str) -> Pod:
                 f'"..."}}, and {{name: {NUM_JOBS}, value: "..."}}.'
             )
         )
-    total = per_job * int(numbers.get(NUM_JOBS, 1)) if per_job and not role else None
+    total = per_job * int(env.get(NUM_JOBS, 1)) if per_job and not role else None
     return Pod(owner, role, int(job) * (per_job or 0) + int(index), replicated_job, None if role else per_job, total)
