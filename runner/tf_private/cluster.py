@@ -69,6 +69,23 @@ def cpus_of_worker(count: int) -> contextlib.AbstractContextManager[None]:
     return replaced(CollectiveAllReduceExtended, "_initialize_local_devices", devices)
 
 
+LARGEST_SENT = 1 << 30
+"""Largest size in bytes of an initial value that the chief sends to the other workers."""
+
+
+def own_initial_values(strategy: tf.distribute.Strategy, size: int) -> contextlib.AbstractContextManager[None]:
+    """Let each worker compute the initial value of a variable of `size` bytes itself, if that is too large to be sent.
+
+    A MultiWorkerMirroredStrategy gives all workers the chief's, by a broadcast that fails with more than 2 GB
+    (TensorFlow 2.21: "RecvBufResponse returned 0 bytes"). Ours depend on the seed and the name, so they are equal.
+
+    Private: `CollectiveAllReduceExtended._num_workers`, by which it decides whether there is anybody to send to. When
+    it moves: the values are sent, and larger variables fail.
+    """
+    is_sent = size <= LARGEST_SENT or not hasattr(strategy.extended, "_num_workers")
+    return contextlib.nullcontext() if is_sent else replaced(strategy.extended, "_num_workers", 1)
+
+
 def num_files(dataset: tf.data.Dataset) -> int:
     """Return the number of files that `dataset` reads, or that its source with the fewest files reads; 0 if
     `part_of_files` cannot shard a source.

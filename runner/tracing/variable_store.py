@@ -22,6 +22,7 @@ import tensorflow as tf
 from runner.distribute.reductions import local_replica
 from runner.distribute.strategy import is_parameter_server
 from runner.tf_private import graphs, random_ops
+from runner.tf_private.cluster import own_initial_values
 from runner.tf_private.keras3 import KerasTrace
 from runner.tf_private.parameter_server import ShardedVariable
 from runner.tf_private.variables import (
@@ -426,8 +427,9 @@ class VariableStore:
             copies.append(named(next_creator(**kwargs), functools.partial(self._initial_of, spec.name)))
             return copies[-1]
 
-        # Enter it before the scope, so that the strategy calls it for each copy.
-        with tf.init_scope(), v1.name_scope(None), tf.variable_creator_scope(record), self.strategy.scope():
+        computed = own_initial_values(self.strategy, size_of(spec))
+        # Enter `record` before the scope, so that the strategy calls it for each copy.
+        with tf.init_scope(), v1.name_scope(None), computed, tf.variable_creator_scope(record), self.strategy.scope():
             of_strategy = tf.Variable(
                 lambda: self._first_value(spec),
                 dtype=spec.dtype,
