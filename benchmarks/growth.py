@@ -491,12 +491,12 @@ class Curve(NamedTuple):
 CURVES = {
     curve.name: curve
     for curve in (
-        Curve(layers, (2, 10, 30, 100, 300, 600), (2, 4)),
-        Curve(variables, (10, 30, 100, 300, 1000, 3000), (2, 4)),
-        Curve(replicas, (1, 2, 4, 8), (1, 2)),
-        Curve(metrics, (1, 10, 50, 100, 200), (1, 2)),
-        Curve(examples, (1000, 10_000, 100_000, 1_000_000, 10_000_000), (1000, 2000)),
-        Curve(checkpoint, (1, 16, 64, 256, 1024, 4096), (1, 2)),
+        Curve(layers, (2, 10, 30, 100, 300, 600), (2,)),
+        Curve(variables, (10, 30, 100, 300, 1000, 3000), (2,)),
+        Curve(replicas, (1, 2, 4, 8), (2,)),
+        Curve(metrics, (1, 10, 50, 100, 200), (2,)),
+        Curve(examples, (1000, 10_000, 100_000, 1_000_000, 10_000_000), (1000,)),
+        Curve(checkpoint, (1, 16, 64, 256, 1024, 4096), (1,)),
         Curve(mlflow_steps, (1000, 10_000, 100_000, 1_000_000), (10, 20)),
         Curve(processes, (1, 2, 4, 8), ()),
         Curve(jobs, (10, 30, 100, 500), ()),
@@ -507,7 +507,7 @@ CURVES = {
         Curve(server_steps, (3000, 40_000), ()),
         Curve(rows, (10_000, 100_000, 1_000_000, 10_000_000), ()),
         Curve(workers, (1, 2, 3, 4), ()),
-        Curve(columns, (10, 30, 100, 300), (2, 4)),
+        Curve(columns, (10, 30, 100, 300), (2,)),
     )
 }
 
@@ -573,7 +573,7 @@ def draw(curves: Mapping[str, Mapping[int, Point]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--tiny", action="store_true", help="two small points a curve: shows that the script works")
+    parser.add_argument("--tiny", action="store_true", help="small points alone: shows that the script works")
     parser.add_argument("--curves", nargs="+", choices=CURVES, default=list(CURVES))
     parser.add_argument("--largest", type=int, help="leave out larger sizes")
     parser.add_argument("--out", type=Path, help="folder for growth.json and growth.svg")
