@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,11 +48,10 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_is_in_its_bucket_and_is_read_from_another_machine(
-    command_line: CommandLine, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    url = place(request)
-    done = command_line(f"model_dir={url}", *RUN, cwd=tmp_path)
+def test_a_run_is_in_its_bucket_and_is_read_from_another_machine(command_line: CommandLine, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
+    ((override, url),) = re.findall(r"^python -m runner (model_dir=(s3://\S+))$", page, re.MULTILINE)
+    done = command_line(override, *RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert url in done.stdout
     here = folder_in(tmp_path)
