@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +43,8 @@ class Refusal(NamedTuple):
 
     @property
     def line(self) -> str:
-        return f"{self.kind}: {self.said.removeprefix('runner: ').rstrip()}"
+        said = self.said.removeprefix("runner: ").rstrip()
+        return f"{self.kind}: {said.replace(sysconfig.get_path('stdlib'), '<standard library>')}"
 
 
 REFUSE_ALL = """
