@@ -193,9 +193,9 @@ class ShippingProcess:
 
     def _start(self) -> subprocess.Popen[str]:
         # -u: its lines come at once, although they go into a pipe. Its own session: Ctrl-C in the terminal does not
-        # reach it.
+        # reach it. bufsize: a line that a dead process did not read is not kept, and from Python 3.13 on complained of.
         child = subprocess.Popen(
-            [sys.executable, "-u", *self._words],
+            [sys.executable, "-u", *self._words], bufsize=0,
             env=dict(self._env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="surrogateescape", start_new_session=True,
         )  # fmt: skip
