@@ -98,8 +98,8 @@ class Mirror:
         """
         if self.has_begun:
             return
-        store = Store(self.url)
         with reaching(f"{key}{self.url}"):
+            store = Store(self.url)
             self._folder.mkdir(parents=True, exist_ok=True)
             Note.read(self._folder, self.url).save(self._folder)
             if not store.is_current(self._folder):
