@@ -81,6 +81,13 @@ class Note:
         return {name: mark for name, mark in marks.items() if mark and self.files.get(name, [])[:2] != mark}
 
 
+def lock_of(folder: Path) -> FileLock:
+    """Return the lock of a local folder, under which the processes of a host look whether it is up to date, fetch, and
+    begin to write there: a fetch removes what is new.
+    """
+    return FileLock(folder / f"{NOTE_FILE}.lock", is_singleton=True)  # `fetch` takes it again
+
+
 def fingerprint(path: Path) -> list[Any]:
     """Return [bytes, time of change in ns] of a file; [] if it is gone."""
     try:
@@ -180,7 +187,7 @@ class Store:
 
         What the bucket does not have is removed: it belongs to a run that was continued elsewhere.
         """
-        with FileLock(folder / f"{NOTE_FILE}.lock"):
+        with lock_of(folder):
             for attempt in range(_ATTEMPTS):
                 try:
                     return self._fetch(folder)

@@ -19,7 +19,9 @@ fsspec = pytest.importorskip("fsspec")
 from runner.checkpoint import layout, manifest, retention  # noqa: E402
 from runner.checkpoint.retention import Keep  # noqa: E402
 from runner.config.mistakes import ConfigError, NotAllowed  # noqa: E402
+from runner.config.schema import RunSettings  # noqa: E402
 from runner.remote import store as stores  # noqa: E402
+from runner.remote.mirror import Mirror  # noqa: E402
 from runner.remote.store import Lease, LeaseLostError, Note, Store  # noqa: E402
 from runner.remote.upload import Uploader  # noqa: E402
 from runner.system.files import FolderLostError  # noqa: E402
@@ -272,6 +274,37 @@ def test_the_last_writer_keeps_its_folder_and_any_other_takes_the_buckets(
     store.fetch(first)
     assert [Path(path).name for path in layout.candidates_in(first)] == ["model.ckpt-5", "model.ckpt-1"]
     assert set(stores.local_files(first)) == names(store)
+
+
+def test_a_process_that_fetches_removes_nothing_of_one_that_begins_meanwhile(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "elsewhere", 4)
+    sending = uploader(store, tmp_path / "elsewhere")
+    while not sending.send():
+        pass
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)
+    folder, has_looked, real = tmp_path / "here", threading.Event(), Store.is_current
+    reader, writer = (Mirror(folder, store.url) for _ in range(2))
+
+    def slow(store: Store, folder: Path, number: int | None = None) -> bool:
+        found = real(store, folder, number)
+        if threading.current_thread() is reading and not has_looked.is_set():
+            has_looked.set()
+            time.sleep(1)
+        return found
+
+    monkeypatch.setattr(Store, "is_current", slow)
+    reading = threading.Thread(target=reader.open, args=("model_dir=",))
+    reading.start()
+    has_looked.wait()
+    writer.open("model_dir=")
+    writer.begin(os.environ, RunSettings())
+    save(folder, 8)
+    reading.join()
+    assert Path(layout.latest_checkpoint(folder) or "").name == "model.ckpt-8"
+    assert Note.read(folder).folder and store.is_current(folder)
+    writer.close()
 
 
 # --- the lease --------------------------------------------------------------------------------------------------------
