@@ -28,11 +28,11 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu test-world lint format lock bench canary release clean setup browser golden clients team beside messages docs docs-serve
+.PHONY: help run check fast check-pythons python test test-slow test-gpu test-world lint format lock bench canary release clean setup browser golden clients team stores beside messages docs docs-serve
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden clients team beside messages"
+	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden clients team stores beside messages"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
 	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, test-world (needs a server), check-pythons; all but the last take ARGS for pytest"
 
@@ -62,13 +62,16 @@ test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 # What needs an environment or a server of its own: not for CI. Debian's Slurm and PostgreSQL are installed where that is
-# allowed. The libraries of test_clients.py and of the server of test_mlflow_team.py are in folders of their own: .venv and
-# .venv-2.15 see them by PYTHONPATH.
+# allowed. The libraries of test_clients.py, of the server of test_mlflow_team.py and of test_other_stores.py are in folders
+# of their own: .venv and .venv-2.15 see them by PYTHONPATH.
 CLIENTS := build/clients
 TEAM := build/team
+STORES := build/stores
+AZURITE := build/azurite
 test-world: $(STAMP)
 	$(MAKE) --no-print-directory clients || true
 	$(MAKE) --no-print-directory team || true
+	$(MAKE) --no-print-directory stores || true
 	$(MAKE) --no-print-directory beside || true
 	command -v slurmctld >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; } || true
@@ -78,8 +81,14 @@ test-world: $(STAMP)
 
 clients: $(CLIENTS)/.installed
 team: $(TEAM)/.installed
+stores: $(STORES)/.installed $(AZURITE)/.installed
 
-$(CLIENTS)/.installed $(TEAM)/.installed: build/%/.installed: requirements-%.lock
+# Azurite 3.36 needs Node 22.
+$(AZURITE)/.installed:
+	npm install --silent --no-fund --no-audit --prefix $(@D) azurite@3.35.0
+	@touch $@
+
+$(CLIENTS)/.installed $(TEAM)/.installed $(STORES)/.installed: build/%/.installed: requirements-%.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $<
 	@touch $@
 

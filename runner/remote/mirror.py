@@ -14,7 +14,7 @@ from pathlib import Path
 from runner.config.mistakes import NotAllowed
 from runner.config.schema import RunSettings
 from runner.remote import upload
-from runner.remote.store import Lease, LeaseLostError, Note, Store, reaching
+from runner.remote.store import Lease, LeaseLostError, Note, Store, lock_of, reaching
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
@@ -98,12 +98,14 @@ class Mirror:
         """
         if self.has_begun:
             return
-        store = Store(self.url)
         with reaching(f"{key}{self.url}"):
+            store = Store(self.url)
             self._folder.mkdir(parents=True, exist_ok=True)
-            Note.read(self._folder, self.url).save(self._folder)
-            if not store.is_current(self._folder):
-                store.fetch(self._folder)
+            with lock_of(self._folder):
+                if Note.read(self._folder).url != self.url:  # else it is the uploader's
+                    Note(self.url).save(self._folder)
+                if not store.is_current(self._folder):
+                    store.fetch(self._folder)
 
     def begin(self, env: Mapping[str, str], settings: RunSettings) -> None:
         """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process.
@@ -118,7 +120,7 @@ class Mirror:
         if not self.url:
             return
         store, folder = Store(self.url), self._folder
-        with reaching(f"model_dir={self.url}"):
+        with reaching(f"model_dir={self.url}"), lock_of(folder):
             identity = Note.read(folder, self.url).folder or uuid.uuid4().hex
             self._lease = lease = Lease.take(store, identity, settings.lease_secs)
             if not store.is_current(folder, lease.number - 1):  # only now: until then another could write

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -34,6 +35,7 @@ STATE_FILE = "checkpoint"
 LEASES = ".lease"
 _ATTEMPTS = 5
 _MARKS = ("ETag", "etag", "md5Hash", "created")
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # each error, with its traceback; they are raised, too
 
 
 class LeaseLostError(StorageError):
@@ -77,6 +79,13 @@ class Note:
         """Return name -> [bytes, time of change in ns] of the files in `folder` that the bucket does not have."""
         marks = {name: fingerprint(path) for name, path in local_files(folder).items()}
         return {name: mark for name, mark in marks.items() if mark and self.files.get(name, [])[:2] != mark}
+
+
+def lock_of(folder: Path) -> FileLock:
+    """Return the lock of a local folder, under which the processes of a host look whether it is up to date, fetch, and
+    begin to write there: a fetch removes what is new.
+    """
+    return FileLock(folder / f"{NOTE_FILE}.lock", is_singleton=True)  # `fetch` takes it again
 
 
 def fingerprint(path: Path) -> list[Any]:
@@ -178,7 +187,7 @@ class Store:
 
         What the bucket does not have is removed: it belongs to a run that was continued elsewhere.
         """
-        with FileLock(folder / f"{NOTE_FILE}.lock"):
+        with lock_of(folder):
             for attempt in range(_ATTEMPTS):
                 try:
                     return self._fetch(folder)
@@ -223,9 +232,9 @@ class Lease:
       lost: why this run no longer may write; '' while it may.
     """
 
-    def __init__(self, store: Store, number: int, secs: float = 0) -> None:
+    def __init__(self, store: Store, number: int, secs: float = 0, facts: Mapping[str, Any] | None = None) -> None:
         self.store, self.number, self.lost = store, number, ""
-        self._secs, self._facts, self._ended = secs, store.lease(number), threading.Event()
+        self._secs, self._facts, self._ended = secs, dict(facts or {}), threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
 
     @classmethod
@@ -246,17 +255,15 @@ class Lease:
             if left >= 0:
                 raise ConfigError(_in_use(store.url, before, f" It can be taken over in {left + 1:.0f} s."))
         facts = {"folder": folder, "secs": secs, "time": time.time(), **_this_process()}
-        data, path = json.dumps(facts).encode(), _name_of(number + 1)
-        try:
-            store.fs.pipe_file(path, data, mode="create")
-        except FileExistsError:  # another start was faster
-            raise ConfigError(_in_use(store.url, store.lease(number + 1))) from None
-        try:
-            store.fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            lease = cls(store, number + 1, secs)
-            lease._thread.start()
-            return lease
+        for _ in range(2):
+            try:
+                store.fs.pipe_file(_name_of(number + 1), json.dumps(facts).encode(), mode="create")
+            except FileExistsError:
+                if (holder := store.lease(number + 1)) != facts:  # another start was faster
+                    raise ConfigError(_in_use(store.url, holder)) from None
+                lease = cls(store, number + 1, secs, facts)  # also if an answer was lost, and the library tried again
+                lease._thread.start()
+                return lease
         raise NotAllowed(
             f"model_dir={store.url}: this store lets two runs create the same object, so it cannot keep them apart. "
             "Use one with conditional writes (S3, GCS, Azure and MinIO have them), or a mounted folder."

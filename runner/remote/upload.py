@@ -47,7 +47,8 @@ class Uploader:
         """Send what has changed since the last call, and remove what is gone. Return whether that is all.
 
         The state files are read first, and written last. What they name is then in the folder, and is held by links
-        until it is sent: training may delete a checkpoint meanwhile.
+        until it is sent: training may delete a checkpoint meanwhile. Other files may grow meanwhile, and are copied:
+        gcsfs 2026.10 cannot send a file of 5 MB that grows.
 
         Raises:
           LeaseLostError: another run has taken over.
@@ -60,8 +61,10 @@ class Uploader:
         shutil.rmtree(held, ignore_errors=True)
         for name in left.keys() - states.keys():
             (held / name).parent.mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):  # gone meanwhile; a disk without links
-                os.link(self.folder / name, held / name)
+            try:
+                (os.link if ".data-" in name else shutil.copyfile)(self.folder / name, held / name)
+            except OSError:  # it is gone; the disk has no links, or is full
+                (held / name).unlink(missing_ok=True)
         sources = {name: (held if (held / name).exists() else self.folder) / name for name in left}
         changed = sorted((name for name in left if name in states or sources[name].exists()), key=upload_order)
         for name in reversed(changed):
@@ -72,7 +75,7 @@ class Uploader:
             if name in states:
                 self._store.fs.pipe_file(name, states[name])
             else:
-                self._store.fs.put_file(str(sources[name]), name)  # it may grow meanwhile: then it is sent again
+                self._store.fs.put_file(str(sources[name]), name)  # it may have changed: then it is sent again
             self._note.files[name] = left[name]
             self._note.save(self.folder)
         gone = self._note.files.keys() - local_files(self.folder).keys()

@@ -22,11 +22,12 @@ pytest.importorskip("moto")
 
 import runner  # noqa: E402
 from runner.checkpoint import layout  # noqa: E402
-from runner.remote.store import Lease, Note, Store  # noqa: E402
-from runner.remote.upload import follow  # noqa: E402
+from runner.remote.store import Note, Store  # noqa: E402
 from tests.support import chains  # noqa: E402
 from tests.support.command_line import CommandLine  # noqa: E402
-from tests.support.object_store import BUCKET, RUN, S3, Start, folder_in, kills, served  # noqa: E402
+from tests.support.object_store import BUCKET, RUN, S3, Start, catches_up, folder_in, kills, served  # noqa: E402
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.slow
 def test_a_run_is_in_its_bucket_and_is_read_from_another_machine(command_line: CommandLine, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
-    ((override, url),) = re.findall(r"^python -m runner (model_dir=(s3://\S+))$", page, re.MULTILINE)
+    ((override, url),) = re.findall(r"^python -m runner (model_dir=(s3://\S+))$", PAGE, re.MULTILINE)
     done = command_line(override, *RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert url in done.stdout
@@ -131,15 +131,46 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "finished", done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["full", "denied"])
+def test_a_run_goes_on_while_its_store_takes_nothing_and_then_sends_everything(
+    mode: str, command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = place(request)
+    stop = threading.Event()
+
+    def fail_for_a_while() -> None:
+        while not list(tmp_path.glob("estimator-runner/*/[!.]*")) and not stop.wait(0.1):  # it has begun
+            pass
+        server.mode = mode
+        while not list(tmp_path.glob("estimator-runner/*/summary.json")) and not stop.wait(0.1):
+            pass
+        stop.wait(3)
+        server.mode = "ok"
+
+    thread = threading.Thread(target=fail_for_a_while)
+    thread.start()
+    done = command_line(f"model_dir={url}", *RUN, cwd=tmp_path)
+    stop.set()
+    thread.join()
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "training continues" in line]
+    assert line.startswith("remote: ") and url in line
+    here = folder_in(tmp_path)
+    assert not Note.read(here).left(here)
+    assert f"model.ckpt-{chains.TOTAL}" in Store(url).fs.cat_file("checkpoint").decode()
+
+
 @pytest.mark.parametrize("mode", ["away", "500", "denied", "nobody"])
 def test_a_bucket_that_cannot_be_reached_at_the_first_start_is_a_mistake(
     mode: str, command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
     server.mode = "ok" if mode == "nobody" else mode
-    env = {"AWS_MAX_ATTEMPTS": "1", **(nobody if mode == "nobody" else {})}
+    env = dict(re.findall(r"`(AWS_MAX_ATTEMPTS)=(\d)`", PAGE)) | (nobody if mode == "nobody" else {})
+    began = time.monotonic()
     done = command_line(f"model_dir={place(request)}", *RUN, cwd=tmp_path, **env)
-    assert done.returncode == 2
+    assert done.returncode == 2 and time.monotonic() < began + 30  # 40 s without AWS_MAX_ATTEMPTS
     (line,) = done.stderr.strip().splitlines()
     assert place(request) in line
 
@@ -150,7 +181,7 @@ LARGE = 110_000_000
 
 @pytest.mark.parametrize(
     "mode, secs, size",
-    [(mode, 2, 300_000) for mode in ("away", "500", "full", "denied", "slow", "cut")]
+    [(mode, 2, 300_000) for mode in ("away", "500", "full", "quota", "denied", "slow", "cut")]
     + [
         pytest.param("away", 60, 300_000, marks=pytest.mark.slow),
         pytest.param("cut", 5, LARGE, marks=pytest.mark.slow),
@@ -159,26 +190,8 @@ LARGE = 110_000_000
 def test_a_fault_of_the_store_passes_and_then_all_is_there(
     mode: str, secs: int, size: int, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    folder, store = tmp_path / "run", Store(place(request))
-    folder.mkdir()
-    for name in ("model.ckpt-1.data-00000-of-00001", "model.ckpt-1.index", "events.chief-0.jsonl"):
-        (folder / name).write_bytes(os.urandom(size if ".data" in name else 300_000))
-    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
-    Note(store.url, "mine").save(folder)
-    lease = Lease.take(store, "mine", 60)
-    is_last, codes = threading.Event(), list[int]()
-    thread = threading.Thread(target=lambda: codes.append(follow(folder, lease, is_last)), daemon=True)
     server.mode = mode
-    thread.start()
-    time.sleep(secs)
-    server.mode = "ok"
-    is_last.set()
-    thread.join(100)
-    assert codes == [0]
-    lease.end()
-    assert set(store.objects()) == {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert not Note.read(folder).left(folder)
-    assert all(store.fs.cat_file(name) == (folder / name).read_bytes() for name in store.objects())
+    catches_up(server, Store(place(request)), tmp_path / "run", secs, size)
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ fsspec = pytest.importorskip("fsspec")
 from runner.checkpoint import layout, manifest, retention  # noqa: E402
 from runner.checkpoint.retention import Keep  # noqa: E402
 from runner.config.mistakes import ConfigError, NotAllowed  # noqa: E402
+from runner.config.schema import RunSettings  # noqa: E402
 from runner.remote import store as stores  # noqa: E402
+from runner.remote.mirror import Mirror  # noqa: E402
 from runner.remote.store import Lease, LeaseLostError, Note, Store  # noqa: E402
 from runner.remote.upload import Uploader  # noqa: E402
 from runner.system.files import FolderLostError  # noqa: E402
@@ -178,30 +180,54 @@ def test_training_goes_on_while_a_checkpoint_is_sent(
 def test_a_file_that_is_gone_when_it_is_to_be_sent_is_left_out(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, real = tmp_path / "here", os.link
+    folder, real = tmp_path / "here", shutil.copyfile
     save(folder, 1)
     (folder / "temporary").write_text("of a task")
 
-    def link(source: Path, target: Path) -> None:
+    def copy(source: Path, target: Path) -> None:
         if source.name == "temporary":
             source.unlink()
         real(source, target)
 
-    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(shutil, "copyfile", copy)
     sending = uploader(store, folder)
     sending.send()
     assert sending.send()
     assert "model.ckpt-1.index" in names(store) and "temporary" not in names(store)
 
 
-@pytest.mark.parametrize("error", [PermissionError(), OSError(errno.EOPNOTSUPP, "no links")])
-def test_a_disk_without_links_is_sent_from_too(
+def test_what_is_sent_does_not_grow_meanwhile(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, real, sent = tmp_path / "here", type(store.fs).put_file, list[str]()
+    save(folder, 1)
+    journal = folder / "events.chief-0.jsonl"
+
+    def growing(fs: Any, source: str, name: str) -> None:
+        before = Path(source).read_bytes()
+        journal.open("a").write("another line\n")
+        assert Path(source).read_bytes() == before
+        sent.append(name)
+        real(fs, source, name)
+
+    sending = uploader(store, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store.fs), "put_file", growing)
+        assert not sending.send()
+    assert journal.name in sent and "model.ckpt-1.index" in names(store)
+    while not sending.send():
+        pass
+    assert store.fs.cat_file(journal.name) == journal.read_bytes()
+
+
+@pytest.mark.parametrize("error", [PermissionError(), OSError(errno.EOPNOTSUPP, "no links"), OSError(errno.ENOSPC, "")])
+def test_a_disk_without_links_or_space_is_sent_from_too(
     error: OSError, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(source: Path, target: Path) -> None:
+    def fail(source: Path, target: Path) -> None:
+        target.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(shutil, "copyfile", fail)
     save(tmp_path / "here", 1)
     sending = uploader(store, tmp_path / "here")
     while not sending.send():
@@ -248,6 +274,37 @@ def test_the_last_writer_keeps_its_folder_and_any_other_takes_the_buckets(
     store.fetch(first)
     assert [Path(path).name for path in layout.candidates_in(first)] == ["model.ckpt-5", "model.ckpt-1"]
     assert set(stores.local_files(first)) == names(store)
+
+
+def test_a_process_that_fetches_removes_nothing_of_one_that_begins_meanwhile(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "elsewhere", 4)
+    sending = uploader(store, tmp_path / "elsewhere")
+    while not sending.send():
+        pass
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)
+    folder, has_looked, real = tmp_path / "here", threading.Event(), Store.is_current
+    reader, writer = (Mirror(folder, store.url) for _ in range(2))
+
+    def slow(store: Store, folder: Path, number: int | None = None) -> bool:
+        found = real(store, folder, number)
+        if threading.current_thread() is reading and not has_looked.is_set():
+            has_looked.set()
+            time.sleep(1)
+        return found
+
+    monkeypatch.setattr(Store, "is_current", slow)
+    reading = threading.Thread(target=reader.open, args=("model_dir=",))
+    reading.start()
+    has_looked.wait()
+    writer.open("model_dir=")
+    writer.begin(os.environ, RunSettings())
+    save(folder, 8)
+    reading.join()
+    assert Path(layout.latest_checkpoint(folder) or "").name == "model.ckpt-8"
+    assert Note.read(folder).folder and store.is_current(folder)
+    writer.close()
 
 
 # --- the lease --------------------------------------------------------------------------------------------------------
@@ -322,6 +379,24 @@ def test_a_process_of_this_host_that_has_ended_holds_nothing(store: Store, monke
     assert Lease.take(store, "other", 60).number == 2
     with pytest.raises(ConfigError):  # this process lives
         Lease.take(store, "third", 60)
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_lease_whose_answer_is_lost_is_ours_unless_another_has_it(
+    by_another: bool, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = type(store.fs).pipe_file
+
+    def creating_twice(fs: Any, path: str, data: bytes, mode: str = "overwrite") -> None:  # as libraries try again
+        real(fs, path, b'{"host": "another"}' if by_another else data, mode=mode)
+        real(fs, path, data, mode=mode)
+
+    monkeypatch.setattr(type(store.fs), "pipe_file", creating_twice)
+    if by_another:
+        with pytest.raises(ConfigError, match="in use by another run on another"):
+            Lease.take(store, "mine", 60)
+    else:
+        assert Lease.take(store, "mine", 60).number == 1
 
 
 def test_a_store_that_creates_an_object_twice_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

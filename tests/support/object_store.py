@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,19 @@ from typing import Any
 import numpy as np
 import psutil
 
+from runner.remote.store import Lease, Note, Store
+from runner.remote.upload import follow
 from tests.support import chains
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "bucket"
 FAILURES = {
-    "500": (500, "InternalError"), "full": (507, "XMinioStorageFull"), "denied": (403, "InvalidAccessKeyId"),
+    "500": (500, "InternalError"), "denied": (403, "InvalidAccessKeyId"),
+    "full": (507, "XMinioStorageFull"), "quota": (403, "QuotaExceeded"),
 }  # fmt: skip
-"""What the proxy answers: the status, and the code of S3 or, for a full store, MinIO."""
+"""What the proxy answers: the status, and the code of S3 or, for a full store, MinIO and Ceph."""
+FULL = ("full", "quota")
+"""Of these, what meets only who writes an object."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 RUN = (
     "model=custom", "model.fn=tests.support.chains.classic", "model.params={dropout: true}", "input=custom",
@@ -43,28 +48,26 @@ RUN = (
 )  # fmt: skip
 
 
-class S3:
-    """The server behind the proxy.
+class Proxy:
+    """A proxy before a server on loopback.
+
+    Args:
+      behind: host and port of the server.
 
     Attributes:
-      mode: ok; away (no answer), 500, full (507), denied (403), slow (1 MB/s), cut (the connection ends within an
-        answer).
+      address: its URL.
+      mode: ok; away (no answer), one of FAILURES, slow (1 MB/s), cut (the connection ends within an answer).
       writes: the number of requests that write or delete an object.
       env: environment of processes that use it.
     """
 
-    def __init__(self) -> None:
-        from moto.server import ThreadedMotoServer
+    env: dict[str, str]
 
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-        self.mode, self.writes = "ok", 0
-        self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        self._moto.start()
-        self._behind = "{}:{}".format(*self._moto.get_host_and_port())
-        self._request("PUT", f"/{BUCKET}", b"", {})
+    def __init__(self, behind: str) -> None:
+        self.mode, self.writes, self._behind = "ok", 0, behind
         server = self
 
-        class Proxy(BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def handle_one_request(self) -> None:
@@ -80,7 +83,7 @@ class S3:
                     return
                 server.writes += self.command not in ("GET", "HEAD")
                 headers = list[Any]()
-                if server.mode in FAILURES:
+                if server.mode in FAILURES and (server.mode not in FULL or self.command in ("PUT", "POST")):
                     status, code = FAILURES[server.mode]
                     answer = f"<Error><Code>{code}</Code><Message>It is {server.mode}.</Message></Error>".encode()
                 else:
@@ -100,10 +103,10 @@ class S3:
 
             def log_message(self, *arguments: Any) -> None: ...
 
-        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._proxy.daemon_threads = True
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
-        self.env = {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._proxy.server_port}"}
+        self.address = f"http://127.0.0.1:{self._proxy.server_port}"
 
     def _request(self, method: str, path: str, data: bytes, headers: dict[str, str]) -> tuple[int, list[Any], bytes]:
         connection = http.client.HTTPConnection(self._behind, timeout=60)
@@ -115,6 +118,23 @@ class S3:
     def close(self) -> None:
         self._proxy.shutdown()
         self._proxy.server_close()
+
+
+class S3(Proxy):
+    """moto's server behind the proxy, with the bucket BUCKET."""
+
+    def __init__(self) -> None:
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+        self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        self._moto.start()
+        super().__init__("{}:{}".format(*self._moto.get_host_and_port()))
+        self._request("PUT", f"/{BUCKET}", b"", {})
+        self.env = {**CREDENTIALS, "AWS_ENDPOINT_URL": self.address}
+
+    def close(self) -> None:
+        super().close()
         self._moto.stop()
 
 
@@ -130,15 +150,19 @@ def served() -> Iterator[S3]:
 class Start:
     """A start of `python -m runner` on a machine of its own, as far as its caches are concerned."""
 
-    def __init__(self, server: S3, caches: Path, *words: str) -> None:
+    def __init__(self, server: Proxy, caches: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
         caches.mkdir(parents=True, exist_ok=True)
         self.said = caches / "said.txt"
-        env = {**os.environ, **server.env, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or server.env)}
         with open(self.said, "a") as said:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "runner", *words], cwd=caches, stdin=subprocess.DEVNULL, stdout=said,
                 stderr=said, env={**env, "XDG_CACHE_HOME": str(caches)},
             )  # fmt: skip
+
+    def end(self) -> int:
+        """Wait for the end. Return the exit code."""
+        return self.popen.wait(300)
 
     def end_of_the_machine(self) -> None:
         """Kill all processes of this start at once, the uploading one too."""
@@ -149,6 +173,32 @@ class Start:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     one.kill()
         self.popen.wait()
+
+
+def catches_up(server: Proxy, store: Store, folder: Path, secs: float, size: int = 300_000) -> None:
+    """Send a checkpoint of `size` bytes to `store` while `server` has its fault for `secs`, and afterwards. Check that
+    all is there.
+    """
+    folder.mkdir()
+    for name in ("model.ckpt-1.data-00000-of-00001", "model.ckpt-1.index", "events.chief-0.jsonl"):
+        (folder / name).write_bytes(os.urandom(size if ".data" in name else 300_000))
+    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
+    Note(store.url, "mine").save(folder)
+    fault, server.mode = server.mode, "ok"
+    lease = Lease.take(store, "mine", 60)
+    is_last, codes = threading.Event(), list[int]()
+    thread = threading.Thread(target=lambda: codes.append(follow(folder, lease, is_last)), daemon=True)
+    server.mode = fault
+    thread.start()
+    time.sleep(secs)
+    server.mode = "ok"
+    is_last.set()
+    thread.join(100)
+    assert codes == [0]
+    lease.end()
+    assert set(store.objects()) == {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert not Note.read(folder).left(folder)
+    assert all(store.fs.cat_file(name) == (folder / name).read_bytes() for name in store.objects())
 
 
 def folder_in(caches: Path) -> Path:
@@ -174,12 +224,17 @@ def kills(server: S3, scratch: Path, number: int, seed: int = 1) -> int:
         for attempt in range(8):
             last = server.writes + rng.randrange(writes)
             start = Start(server, caches, f"model_dir=s3://{BUCKET}/run-{seed}-{runs}", *RUN)
-            while start.popen.poll() is None and server.writes < last:
+
+            def is_late(listing: str = f"/{BUCKET}?prefix=run-{seed}-{runs}/c") -> bool:
+                return b"checkpoint" in server._request("GET", listing, b"", {})[2]
+
+            # The first kill is a late one: on a busy machine all others may come before the first checkpoint.
+            while start.popen.poll() is None and (server.writes < last or (not done and not is_late())):
                 time.sleep(0.001)
             if start.popen.poll() is None and done < number and attempt < 7:
                 start.end_of_the_machine()
                 done += 1
-                late += b"checkpoint" in server._request("GET", f"/{BUCKET}?prefix=run-{seed}-{runs}/c", b"", {})[2]
+                late += is_late()
                 shutil.rmtree(caches / "estimator-runner", ignore_errors=True)  # not yet there, if it was killed early
                 continue
             assert start.popen.wait(300) == 0, start.said.read_text()
