@@ -18,7 +18,6 @@ from runner.config.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
 from runner.remote.mirror import local_folder, mirror_of, remote_dir
-from runner.system.urls import url_mistake
 
 _log = logging.getLogger(__name__)
 
@@ -256,8 +255,8 @@ class RunConfig:
             if not path:
                 raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
             object.__setattr__(self, "model_dir", local_folder("RunConfig(model_dir=", path))
-        if mistake := url_mistake("RunConfig(export_dir=", self.export_dir):
-            raise ValueError(mistake)
+        if self.export_dir is not None:
+            object.__setattr__(self, "export_dir", local_folder("RunConfig(export_dir=", os.fspath(self.export_dir)))
         if self.save_checkpoints_secs is _NOT_GIVEN:
             secs = CheckpointConfig.save_secs if self.save_checkpoints_steps is None else None
             object.__setattr__(self, "save_checkpoints_secs", secs)
