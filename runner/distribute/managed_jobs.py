@@ -15,6 +15,7 @@ CHECKPOINTS = "/opt/ml/checkpoints"
 """The folder of each host that SageMaker copies to S3 while a job runs, and back when it is started again."""
 
 _OF_VERTEX = {"model_dir": "AIP_CHECKPOINT_DIR", "export.dir": "AIP_MODEL_DIR"}
+_OF_SAGEMAKER = {"export.dir": "SM_MODEL_DIR"}
 
 
 def folders(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -23,25 +24,20 @@ def folders(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     Raises:
       ConfigError: as `sagemaker_hosts`.
     """
-    hosts, found = sagemaker_hosts(env), dict[str, tuple[str, str]]()
-    if len(hosts) == 1:
-        found["model_dir"] = (CHECKPOINTS, "SageMaker")
-    in_vertex = not env.keys().isdisjoint(("CLUSTER_SPEC", "CLOUD_ML_JOB_ID"))
-    for key, name in (_OF_VERTEX if in_vertex else {"export.dir": "SM_MODEL_DIR"} if hosts else {}).items():
-        if env.get(name):
-            found[key] = (env[name], name)
-    return found
+    hosts, is_vertex = sagemaker_hosts(env), "CLUSTER_SPEC" in env or "CLOUD_ML_JOB_ID" in env
+    names = _OF_VERTEX if is_vertex else _OF_SAGEMAKER if hosts else {}
+    found = {key: (env[name], name) for key, name in names.items() if env.get(name)}
+    return {"model_dir": (CHECKPOINTS, "SageMaker"), **found} if len(hosts) == 1 else found
 
 
 def sagemaker_hosts(env: Mapping[str, str]) -> list[str]:
-    """Return the names of the hosts of this SageMaker training job, the same on each of them; []: this is none.
+    """Return the names of the hosts of this SageMaker training job, in the same order on each; []: this is none.
 
     Raises:
       ConfigError: SM_HOSTS is no list of names.
     """
-    given = env.get("SM_HOSTS", "") if env.get("TRAINING_JOB_NAME") else ""
+    given = env.get("SM_HOSTS", "[]") if env.get("TRAINING_JOB_NAME") else "[]"
     try:
-        hosts = json.loads(given or "[]")
-        return sorted(hosts)
+        return sorted(json.loads(given))
     except (ValueError, TypeError):
         raise ConfigError(f'SM_HOSTS={given} is no list of names. SageMaker writes ["algo-1", "algo-2"].') from None

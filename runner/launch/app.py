@@ -150,9 +150,8 @@ class CommandLine:
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
                 from runner.remote.mirror import close_all
 
-                if left := close_all(self.command.stops.came):
+                if close_all(self.command.stops.came):
                     self.command.note(INTERRUPTED)
-                    say(f"sweep: {left}")
         return self.command.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | Exception | None:
@@ -373,13 +372,11 @@ def _places(config: DictConfig, env: Mapping[str, str]) -> Iterator[str]:
         offered = {"sweep.dir": offered["model_dir"]} if "model_dir" in offered else {}
     taken = {key: folder for key, (folder, _) in offered.items() if OmegaConf.select(config, key) is None}
     yield from (f"{key}='{folder}'" for key, folder in taken.items())
-    url = taken.get("sweep.dir", config.sweep.dir) if is_sweep else None
-    if is_url(url):
-        launcher = config.hydra.runtime.choices["hydra/launcher"]
-        if launcher != "basic" or url.startswith("memory://"):
+    if is_sweep and is_url(url := taken.get("sweep.dir", config.sweep.dir)):
+        if (launcher := config.hydra.runtime.choices["hydra/launcher"]) != "basic":
             raise Conflict(
-                f"sweep.dir={url} with hydra/launcher={launcher}: one process sends what all jobs write. Use s3://, "
-                "gs:// or az:// and Hydra's basic launcher, with sweep.parallel, or a shared folder."
+                f"sweep.dir={url} with hydra/launcher={launcher}: one process sends what all jobs write. Use "
+                "hydra/launcher=basic with sweep.parallel, or a shared folder."
             )
         from runner.remote.mirror import local_folder, mirror_of
 
@@ -445,7 +442,7 @@ def _checked(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
             "run.inline=true."
         )
-    for key, folder in (("model_dir", url), ("export.dir", config.export.dir)):
+    for key, folder in (("model_dir", url), ("export.dir", config.export.dir), ("sweep.dir", config.sweep.dir)):
         if str(folder).startswith("memory://") and not config.run.inline:
             raise Conflict(f"{key}={folder}: only one process has it. Set run.inline=true, or use a folder.")
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
@@ -485,10 +482,7 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
             "folder and write parts of each checkpoint. Set model_dir to a folder on shared storage."
         )
     if is_url(config.export.dir) and found.has_evaluator:
-        raise NotAllowed(
-            f"export.dir={config.export.dir}: the evaluator of this cluster exports, and its host does not send there. "
-            "Set export.dir to a folder on shared storage, or cluster.evaluator=false."
-        )
+        raise NotAllowed(f"export.dir={config.export.dir}: the evaluator, on another host, cannot export there.")
     is_own = found.source == "sagemaker" and f"{config.model_dir}/".startswith(f"{managed_jobs.CHECKPOINTS}/")
     if not config.model_dir or is_own:
         raise NotSet(

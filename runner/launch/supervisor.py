@@ -185,9 +185,9 @@ class Supervisor:
         finally:
             if self.member.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
                 shipping.close(self.stops.came)
-            # Last, because trackers note in the folder what they have. Those of a sweep are closed by it.
-            own = () if self.member.parent else mirrors
-            left = "; ".join(filter(None, [mirror.close(self.stops.came) for mirror in own]))
+            # Last, because trackers note in the folder what they have. A sweep closes them at its end.
+            closed = [mirror.close(self.stops.came) for mirror in mirrors if self.member.parent is None]
+            left = "; ".join(filter(None, closed))
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id
         if left and outcome.code in (FINISHED, INTERRUPTED):
             is_lost = any(mirror.lost() for mirror in mirrors)

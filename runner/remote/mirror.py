@@ -57,8 +57,7 @@ def local_folder(key: str, model_dir: str, parent: str | None = None, *, is_read
             raise NotAllowed(f"{key}{url}: in {place} is {inside[0]}, which has been written to. Choose another place.")
         mirror = _mirrors.get(folder) or Mirror(folder, place)
         mirror.open(key)
-        if not is_read:
-            _mirrors[folder] = mirror
+        _mirrors.update({} if is_read else {folder: mirror})
     return path
 
 
@@ -89,10 +88,8 @@ def _place_of(url: str, parent: str | None, *, looks: bool = False) -> tuple[str
 def remote_dir(path: str | os.PathLike[str]) -> str | None:
     """Return the URL of a local folder, or of one in it; None: it has none."""
     path = Path(path).absolute()
-    for folder in (path, *path.parents):
-        if url := Note.read(folder).url:
-            return "/".join([url, *path.relative_to(folder).parts])
-    return None
+    urls = ((Note.read(folder).url, path.relative_to(folder).parts) for folder in (path, *path.parents))
+    return next(("/".join([url, *below]) for url, below in urls if url), None)
 
 
 def writing(model_dir: str | os.PathLike[str]) -> None:
@@ -105,19 +102,17 @@ def writing(model_dir: str | os.PathLike[str]) -> None:
     mirror = mirror_of(Path(model_dir))
     if mirror.url and not mirror.has_begun:
         mirror.begin(os.environ, RunSettings())
-        atexit.register(_close_at_exit)
+        atexit.register(close_all)
     if lost := mirror.lost():
         raise LeaseLostError(lost)
 
 
-def _close_at_exit() -> None:
-    if left := close_all():
-        say(f"remote: {left}")
-
-
-def close_all(stops: Sequence[int] = ()) -> str:
-    """Close the mirrors of this process, and return why a bucket does not have everything; '' if each has."""
-    return "; ".join(filter(None, [mirror.close(stops) for mirror in _mirrors.values()]))
+def close_all(stops: Sequence[int] = ()) -> bool:
+    """Close the mirrors of this process. Say why a bucket does not have everything, and return whether one has not."""
+    left = [said for mirror in _mirrors.values() if (said := mirror.close(stops))]
+    for said in left:
+        say(f"remote: {said}")
+    return bool(left)
 
 
 def mirror_of(model_dir: Path) -> Mirror:

@@ -155,6 +155,16 @@ def _status_of_jobs(url: str) -> dict[str, str]:
     return {job: json.loads(store.fs.cat_file(f"{job}/run.json"))["training"] for job in jobs}
 
 
+def test_a_dry_run_of_the_sweep_of_the_page_lists_its_jobs_at_their_urls(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
+    ((words, url),) = re.findall(r"^python -m runner (-m .*sweep.dir=(s3://\S+))$", page, re.MULTILINE)
+    done = command_line(*words.split(), "command=dry_run", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.count(f"(not started, {url}/") == 2, done.stderr
+    assert Store(url).objects() == {} and not Store(url).highest()
+
+
 def test_exports_of_a_run_are_in_their_own_bucket_which_two_machines_write_to_in_turn(
     tmp_path: Path, request: pytest.FixtureRequest, command_line: CommandLine
 ) -> None:

@@ -14,9 +14,8 @@ from runner.distribute.cluster_resolver import Detected, detect
 from runner.distribute.local_cluster import HOST, local_places
 from runner.system.console import print_table
 
-_STARTERS = {
-    "tf_config": "whoever set TF_CONFIG", "slurm": "Slurm", "sagemaker": "SageMaker", "kubernetes": "Kubernetes",
-}  # fmt: skip
+_STARTERS = {name.lower(): name for name in ("Slurm", "SageMaker", "Kubernetes")}
+_STARTERS["tf_config"] = "whoever set TF_CONFIG"
 
 
 def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
