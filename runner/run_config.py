@@ -192,7 +192,8 @@ class RunConfig:
       has_evaluator: another process evaluates the checkpoints (its RunConfig has `Cluster("evaluator", 0)` and the same
         model_dir), so `train_and_evaluate` does not evaluate here.
       generation: number of this start of the run; 0: starts are not counted.
-      export_dir: parent folder of the exporters' folders; None: `export` in model_dir.
+      export_dir: parent folder of the exporters' folders; None: `export` in model_dir. In place of a URL stands the
+        local folder that is mirrored there.
       tracking: where a script's Estimator is recorded: a value of `tracking.backend` ("mlflow", "csv", "none", a class
         name, a list), or a `TrackingConfig` with the other keys of `tracking`. Other processes ship the journal in
         model_dir. None: no journal, no progress, nothing recorded.

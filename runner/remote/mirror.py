@@ -57,7 +57,8 @@ def local_folder(key: str, model_dir: str, parent: str | None = None, *, is_read
             raise NotAllowed(f"{key}{url}: in {place} is {inside[0]}, which has been written to. Choose another place.")
         mirror = _mirrors.get(folder) or Mirror(folder, place)
         mirror.open(key)
-        _mirrors.update({} if is_read else {folder: mirror})
+        if not is_read:
+            _mirrors.setdefault(folder, mirror)  # another job of a sweep may have been faster
     return path
 
 

@@ -165,6 +165,7 @@ def test_a_dry_run_of_the_sweep_of_the_page_lists_its_jobs_at_their_urls(
     assert Store(url).objects() == {} and not Store(url).highest()
 
 
+@pytest.mark.slow
 def test_exports_of_a_run_are_in_their_own_bucket_which_two_machines_write_to_in_turn(
     tmp_path: Path, request: pytest.FixtureRequest, command_line: CommandLine
 ) -> None:
