@@ -25,6 +25,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
+@pytest.mark.slow
 def test_a_sagemaker_job_keeps_its_run_and_its_model_where_the_service_takes_them(
     command_line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,9 +38,6 @@ def test_a_sagemaker_job_keeps_its_run_and_its_model_where_the_service_takes_the
     assert done.returncode == 0, done.stderr
     assert "model.ckpt-200.index" in names(checkpoints) and len(names(model / "final")) == 1
     assert not (tmp_path / "outputs").exists()
-    listed = command_line("-m", "command=dry_run", "run.seed=1,2", *SMALL, cwd=tmp_path, **job)
-    assert listed.returncode == 0 and listed.stdout.count("(not started, checkpoints/") == 2, listed.stdout
-
     short = (*words, "train.max_steps=1")
     done = command_line(*short, "model_dir=mine", "export.dir=ours", cwd=tmp_path, **job)  # the command line wins
     assert done.returncode == 0 and "model.ckpt-1.index" in names(tmp_path / "mine"), done.stderr
@@ -48,6 +46,20 @@ def test_a_sagemaker_job_keeps_its_run_and_its_model_where_the_service_takes_the
     assert done.returncode == 0 and len(names(model / "final")) == 1, done.stderr
     (run,) = (tmp_path / "outputs").iterdir()
     assert "model.ckpt-1.index" in names(run)
+
+
+def test_a_sweep_takes_the_folder_of_a_job_and_in_a_notebook_its_own(
+    command_line: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managed_jobs, "CHECKPOINTS", str(tmp_path / "checkpoints"))
+    words = ("-m", "command=dry_run", "run.seed=1,2", *SMALL)
+    for env, given, folder in (
+        ({**NOTEBOOK, "TRAINING_JOB_NAME": "digits"}, [], "checkpoints"),
+        ({**NOTEBOOK, "TRAINING_JOB_NAME": "digits"}, ["sweep.dir=mine"], "mine"),
+        (NOTEBOOK, [], "outputs/sweeps"),
+    ):
+        listed = command_line(*words, *given, cwd=tmp_path, **env)
+        assert listed.returncode == 0 and listed.stdout.count(f"(not started, {folder}/") == 2, listed.stdout
 
 
 def test_several_hosts_of_sagemaker_need_a_folder_that_they_share(
