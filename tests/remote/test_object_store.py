@@ -155,7 +155,9 @@ def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
     assert kills >= 40
 
 
-def test_what_says_that_a_run_is_over_is_sent_after_its_last_checkpoint(store: Store, tmp_path: Path) -> None:
+def test_what_says_that_a_run_is_over_is_sent_after_its_last_checkpoint(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert set(stores.LAST_FILES) == {layout.STATE_FILE, RUN_FILE, STUDY_FILE}
     folder, sent = tmp_path / "sweep", list[str]()
     folder.mkdir()
@@ -163,9 +165,14 @@ def test_what_says_that_a_run_is_over_is_sent_after_its_last_checkpoint(store: S
     save(folder / "3", 1)
     (folder / "3" / RUN_FILE).write_text("finished")
     (folder / STUDY_FILE).write_text("complete")
-    real = store.fs.pipe_file, store.fs.put_file
-    store.fs.pipe_file = lambda name, data: (sent.append(name), real[0](name, data))
-    store.fs.put_file = lambda path, name: (sent.append(name), real[1](path, name))
+    for kind, place in (("pipe_file", 0), ("put_file", 1)):
+        real = getattr(type(store.fs), kind)
+
+        def call(fs: Any, *arguments: Any, real: Any = real, place: int = place, **settings: Any) -> Any:
+            sent.append(arguments[place])
+            return real(fs, *arguments, **settings)
+
+        monkeypatch.setattr(type(store.fs), kind, call)
     sending.send()
     assert sent[-3:] == ["3/checkpoint", f"3/{RUN_FILE}", STUDY_FILE] and "3/model.ckpt-1.index" in sent[:-3]
 

@@ -168,16 +168,17 @@ def test_exports_are_in_their_own_bucket_and_go_on_being_numbered_and_counted_fr
     for steps in (2, 4, 6):
         config = KINDS[kind](str(tmp_path / "run")).config.replace(export_dir=exports)
         estimator = (Estimator if kind == "native" else ClassicEstimator)(line, config=config)
-        evaluations = EvalSpec(points(), exporters=LatestExporter("latest", serving, exports_to_keep=2))
+        evaluations = EvalSpec(points(), exporters=[LatestExporter("latest", serving, exports_to_keep=2)])
         train_and_evaluate(estimator, TrainSpec(points(repeat=True), steps), evaluations)
         written = Path(os.fsdecode(estimator.export_saved_model(f"{exports}/asked", serving)))
-        assert written.is_relative_to(estimator.config.export_dir) and remote_dir(written) is not None
+        folder = str(estimator.config.export_dir)
+        assert written.is_relative_to(folder) and remote_dir(written) == f"{exports}/asked/{written.name}"
         names.append(written.name)
         assert mirror_of(written).close() == ""
-        shutil.rmtree(estimator.config.export_dir)
+        shutil.rmtree(folder)
     there = {tuple(name.split("/")[:2]) for name in Store(exports).objects()}
-    assert sorted(name for folder, name in there if folder == "asked") == sorted(set(names)) and len(names) == 3
-    assert len([name for folder, name in there if folder == "latest"]) == 2
+    assert sorted(name for kind_of, name in there if kind_of == "asked") == sorted(set(names)) and len(names) == 3
+    assert len([name for kind_of, name in there if kind_of == "latest"]) == 2
     assert len([name for name in Store(exports).objects() if name.endswith("saved_model.pb")]) == 5
     assert not (tmp_path / "run" / "export").exists()
 
