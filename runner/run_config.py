@@ -18,7 +18,6 @@ from runner.config.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
 from runner.remote.mirror import local_folder, mirror_of, remote_dir
-from runner.system.urls import url_mistake
 
 _log = logging.getLogger(__name__)
 
@@ -193,7 +192,8 @@ class RunConfig:
       has_evaluator: another process evaluates the checkpoints (its RunConfig has `Cluster("evaluator", 0)` and the same
         model_dir), so `train_and_evaluate` does not evaluate here.
       generation: number of this start of the run; 0: starts are not counted.
-      export_dir: parent folder of the exporters' folders; None: `export` in model_dir.
+      export_dir: parent folder of the exporters' folders; None: `export` in model_dir. In place of a URL stands the
+        local folder that is mirrored there.
       tracking: where a script's Estimator is recorded: a value of `tracking.backend` ("mlflow", "csv", "none", a class
         name, a list), or a `TrackingConfig` with the other keys of `tracking`. Other processes ship the journal in
         model_dir. None: no journal, no progress, nothing recorded.
@@ -256,8 +256,8 @@ class RunConfig:
             if not path:
                 raise ValueError("RunConfig(model_dir=''): give a folder, or None for a temporary one.")
             object.__setattr__(self, "model_dir", local_folder("RunConfig(model_dir=", path))
-        if mistake := url_mistake("RunConfig(export_dir=", self.export_dir):
-            raise ValueError(mistake)
+        if self.export_dir is not None:
+            object.__setattr__(self, "export_dir", local_folder("RunConfig(export_dir=", os.fspath(self.export_dir)))
         if self.save_checkpoints_secs is _NOT_GIVEN:
             secs = CheckpointConfig.save_secs if self.save_checkpoints_steps is None else None
             object.__setattr__(self, "save_checkpoints_secs", secs)

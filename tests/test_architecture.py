@@ -29,7 +29,7 @@ WITHOUT_TENSORFLOW = (
     "tracking.backends.session", "tracking.backends.user_tracker", "checkpoint.layout", "checkpoint.manifest",
     "checkpoint.retention", "distribute.cluster",
     "distribute.cluster_resolver", "distribute.errors", "distribute.kubernetes", "distribute.local_cluster",
-    "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
+    "distribute.managed_jobs", "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
     "task.error_report", "task.prediction_files", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
     "classic.compat.check", "classic.compat.differences", "classic.compat.install", "classic.compat.installed_names",
     "classic.compat.estimator_paths", "classic.compat.names", "classic.compat.old_modules", "classic.compat.source",

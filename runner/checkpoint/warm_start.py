@@ -161,7 +161,7 @@ def _checkpoint(where: str, setting: str) -> str:
     place = where
     if is_url(where) and where.partition("://")[0] not in tf.io.gfile.get_registered_schemes():
         folder, *checkpoint = re.split(r"/(?=[^/]*ckpt-\d+$)", where)
-        place = os.path.join(local_folder(f"{setting}=", folder), *checkpoint)
+        place = os.path.join(local_folder(f"{setting}=", folder, is_read=True), *checkpoint)
     if not tf.io.gfile.isdir(place):
         damage = find_damage(place) if os.path.exists(f"{place}.index") else "there is no such checkpoint or folder"
         if damage is not None:

@@ -88,8 +88,7 @@ def prepare() -> None:
 
     def sweep_dir(given: str | None, overrides: Any) -> str:
         texts: Any = OmegaConf.to_container(overrides, resolve=False)
-        # A folder that is a URL is refused later, with a better message.
-        return given if given and not is_url(given) else f"outputs/sweeps/{sweep_id(texts)}"
+        return given or f"outputs/sweeps/{sweep_id(texts)}"
 
     store = ConfigStore.instance().store  # conf/runner.yaml starts from schema/config
     store(group="schema", name="config", node=parsing.schema_node(), package="_global_", provider="runner")

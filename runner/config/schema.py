@@ -232,11 +232,11 @@ class ClusterConfig:
 
     Attributes:
       min_workers: least number of workers that a run goes on with; None: all of them.
-      port: port on which tasks listen under Slurm or Kubernetes; None: the resolver chooses.
+      port: port on which tasks listen under Slurm, SageMaker or Kubernetes; None: the resolver chooses.
       service: headless Service of Kubernetes; None: the name of the Job or StatefulSet.
     """
 
-    resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "kubernetes", "tpu"))
+    resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "sagemaker", "kubernetes", "tpu"))
     num_workers: int = _count(2, minimum=1, maximum=MAX_TASKS)
     num_ps: int = _count(1, minimum=1, maximum=MAX_TASKS)
     evaluator: bool = False

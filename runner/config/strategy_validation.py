@@ -33,10 +33,10 @@ def _check_cluster(config: Config) -> Iterator[ConfigError]:
         yield Conflict(f"cluster.resolver=tpu works with strategy=tpu only, not with strategy={strategy}.")
     if strategy == "tpu" and resolver not in ("auto", "tpu"):
         yield Conflict(f"cluster.resolver={resolver} with strategy=tpu: use auto or tpu.")
-    for name, resolvers in (("port", ("slurm", "kubernetes")), ("service", ("kubernetes",))):
+    for name, resolvers in (("port", ("slurm", "sagemaker", "kubernetes")), ("service", ("kubernetes",))):
         value = getattr(config.cluster, name)
         if value is not None and resolver not in ("auto", *resolvers):
-            only = " and ".join(resolvers)
+            only = " or ".join(resolvers)
             yield NoEffect(f"cluster.{name}={value} has no effect with cluster.resolver={resolver}, only with {only}.")
 
 

@@ -1,4 +1,4 @@
-"""Find this process's place in a cluster from its environment: TF_CONFIG, Slurm, Kubernetes, TPU or local."""
+"""Find this process's place in a cluster from its environment: TF_CONFIG, Slurm, SageMaker, Kubernetes, TPU, local."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from runner.config.schema import CLUSTER_STRATEGIES, ClusterConfig, ConfigError, StrategyConfig
-from runner.distribute import kubernetes, slurm, tpu
+from runner.distribute import kubernetes, managed_jobs, slurm, tpu
 from runner.distribute.cluster import ALONE, Cluster, counted
 from runner.distribute.local_cluster import task_counts
 from runner.distribute.tf_config import read_tf_config
@@ -19,7 +19,7 @@ class Detected:
     Attributes:
       cluster: the place. For a strategy of several processes, `tasks` always contains a `chief` and never the
         evaluator. `ALONE`: a single process, or one that starts the other tasks.
-      source: tf_config, slurm, kubernetes, tpu or local.
+      source: tf_config, slurm, sagemaker, kubernetes, tpu or local.
       why: a sentence that names the environment variables that were found.
       has_evaluator: a separate process evaluates.
     """
@@ -37,7 +37,7 @@ class Detected:
     @property
     def has_others(self) -> bool:
         """Report whether other processes of this run were started from outside, each with its own supervisor."""
-        is_given = self.source in ("tf_config", "slurm", "kubernetes")
+        is_given = self.source in ("tf_config", "slurm", "sagemaker", "kubernetes")
         return is_given and bool(self.cluster.tasks or self.has_evaluator or self.cluster.task_type == "evaluator")
 
 
@@ -63,6 +63,8 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
         return _from_tf_config(env, settings, name)
     if slurm.is_in_step(env):
         return _from_slurm(env, settings, name)
+    if len(managed_jobs.sagemaker_hosts(env)) > 1:
+        return _from_sagemaker(env, settings, name)
     if name in CLUSTER_STRATEGIES and kubernetes.is_in_set(env, settings.service):
         return _from_kubernetes(env, settings, name)
     return _local(env, settings, name)
@@ -87,6 +89,16 @@ def _from_slurm(env: Mapping[str, str], settings: ClusterConfig, strategy: str) 
     nodes = dict.fromkeys(address.rpartition(":")[0] for address in addresses)
     why = f"SLURM_PROCID={rank}: task {rank} of {len(addresses)} that srun started on {', '.join(nodes)}."
     return Detected(_fitting(place, strategy, "Slurm"), "slurm", why, settings.evaluator)
+
+
+def _from_sagemaker(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
+    hosts, host = managed_jobs.sagemaker_hosts(env), env.get("SM_CURRENT_HOST", "")
+    if host not in hosts:
+        raise ConfigError(f"SM_CURRENT_HOST={host} is not in SM_HOSTS of a training job: {', '.join(hosts) or 'none'}.")
+    addresses = [f"{name}:{settings.port or kubernetes.PORT}" for name in hosts]
+    place = _by_rank(hosts.index(host), addresses, settings, strategy, "SageMaker")
+    why = f"SM_CURRENT_HOST={host}: one of {len(hosts)} hosts of a SageMaker training job (SM_HOSTS)."
+    return Detected(_fitting(place, strategy, "SageMaker"), "sagemaker", why, settings.evaluator)
 
 
 def _from_kubernetes(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
@@ -125,7 +137,7 @@ def _local(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> De
     if settings.resolver == "local":
         why = "cluster.resolver=local."
     else:
-        why = "there is no TF_CONFIG, no Slurm step of several tasks, and no indexed Job of Kubernetes."
+        why = "there is no TF_CONFIG, no Slurm step or SageMaker job of several, and no indexed Job of Kubernetes."
     if strategy not in CLUSTER_STRATEGIES:
         why += f" strategy={strategy} trains in one process."
     elif settings.service and settings.resolver == "auto":
@@ -136,6 +148,7 @@ def _local(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> De
 _DETECTORS: Mapping[str, Callable[[Mapping[str, str], ClusterConfig, str], Detected]] = {
     "tf_config": _from_tf_config,
     "slurm": _from_slurm,
+    "sagemaker": _from_sagemaker,
     "kubernetes": _from_kubernetes,
     "local": _local,
 }

@@ -529,7 +529,8 @@ class Estimator:
         contains these instead of the weights. Files of lookup tables are copied into it.
 
         Args:
-          export_dir_base: parent folder; the new folder is named by the seconds since 1970.
+          export_dir_base: parent folder; the new folder is named by the seconds since 1970. A URL (s3://, gs://, az://)
+            gets what is written to its local folder.
           serving_input_receiver_fn: returns the receiver of requests; see `runner.export.receivers`.
           assets_extra: path below `assets.extra` -> the file to copy there.
           as_text: write saved_model.pbtxt instead of saved_model.pb.

@@ -26,8 +26,8 @@ from runner.export.session_values import Piece, SessionValues, read_in_parts
 from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.programs.ema import averages_in
 from runner.programs.model import check_shapes
+from runner.remote.mirror import local_folder, writing
 from runner.run_config import RunConfig
-from runner.system.urls import url_mistake
 from runner.tf_private.replaced import Overlay
 from runner.tf_private.tensor_bundle import Entry, write_in_parts
 from runner.tracing.variable_request import VariableSpec
@@ -85,18 +85,18 @@ def write_saved_model(
     """Write a SavedModel to `<base>/<seconds since 1970>`. The folder appears only when it is complete.
 
     Args:
-      base: parent folder.
+      base: parent folder, or a URL of an object store, to whose local folder it is written.
       receiver_fns: mode -> receiver function. Each mode gives a graph, with the tag train, eval or serve.
       source: the model and its values.
       assets_extra: path below `assets.extra` in the SavedModel -> file to copy there; None: no files.
       as_text: write saved_model.pbtxt instead of saved_model.pb.
 
     Raises:
-      ValueError: `base` is a URL, there is no receiver function, model_fn's result cannot be exported, the checkpoint
-        lacks a variable, or a file of `assets_extra` does not exist.
+      ValueError: `base` is a URL that cannot be written to, there is no receiver function, model_fn's result cannot
+        be exported, the checkpoint lacks a variable, or a file of `assets_extra` does not exist.
     """
-    if mistake := url_mistake("export_saved_model(export_dir_base=", base):
-        raise ValueError(mistake)
+    base = local_folder("export_saved_model(export_dir_base=", base)
+    writing(base)
     modes = [mode for mode in TAGS if receiver_fns.get(mode) is not None]
     if not modes:
         raise ValueError(

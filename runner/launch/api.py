@@ -202,7 +202,7 @@ def load(model_dir: str | os.PathLike[str]) -> Run:
       ConfigError: the URL is none of an object store, or cannot be reached.
       FileNotFoundError: the folder contains no run.
     """
-    folder = Path(local_folder("model_dir=", os.fspath(model_dir))).absolute()
+    folder = Path(local_folder("model_dir=", os.fspath(model_dir), is_read=True)).absolute()
     if not (folder / saved_config.FILE).exists():
         known = sorted(str(path.parent) for path in Path("outputs").glob(f"*/{saved_config.FILE}"))[-3:]
         hint = f" The newest in outputs: {', '.join(known)}." if known else ""

@@ -47,14 +47,14 @@ from runner.config.hydra import (
 )
 from runner.config.mistakes import ConfigError, Conflict, NoEffect, NotAllowed, NotSet
 from runner.config.schema import Config
-from runner.distribute import cluster_resolver
+from runner.distribute import cluster_resolver, managed_jobs
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
 from runner.system.redaction import extend_secrets, hidden_by, mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, one_object, say
 from runner.system.start_status import START_STATUS
 from runner.system.urls import is_url
-from runner.tracking.exit_codes import FAILED, FINISHED, USER_ERROR
+from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 
 if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
@@ -148,6 +148,10 @@ class CommandLine:
                 _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
             elif self._sweep_dir:
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
+                from runner.remote.mirror import close_all
+
+                if close_all(self.command.stops.came):
+                    self.command.note(INTERRUPTED)
         return self.command.code
 
     def run_job(self, composed: DictConfig) -> float | RefusedJob | Exception | None:
@@ -259,7 +263,10 @@ class CommandLine:
                 hydra.main(**VERSION, config_path=conf_path(), config_name="runner")(self.run_job)()
                 return
             self._composer = Composer(given.config_path, given.config_name, given.config_dir)
-            self._launch(self._composer.compose(given.overrides, is_sweep=given.multirun))
+            config = self._composer.compose(given.overrides, is_sweep=given.multirun)
+            if places := list(_places(config, self.command.env)):
+                config = self._composer.compose([*given.overrides, *places], is_sweep=given.multirun)
+            self._launch(config)
             if self.command.error is not None:
                 raise self.command.error
         except (OSError, AssertionError, ValueError, RecursionError) as error:
@@ -353,6 +360,32 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     return show[config.command](config, env)
 
 
+def _places(config: DictConfig, env: Mapping[str, str]) -> Iterator[str]:
+    """Yield further overrides that say where the command works.
+
+    Raises:
+      ConfigError: the folder of a sweep cannot be there, or another sweep is running there.
+    """
+    is_sweep = config.hydra.mode == RunMode.MULTIRUN
+    offered = {} if config.command in schema.ENVIRONMENT_COMMANDS else managed_jobs.folders(env)
+    if is_sweep:  # each job has its exports in its folder
+        offered = {"sweep.dir": offered["model_dir"]} if "model_dir" in offered else {}
+    taken = {key: folder for key, (folder, _) in offered.items() if OmegaConf.select(config, key) is None}
+    yield from (f"{key}='{folder}'" for key, folder in taken.items())
+    if is_sweep and is_url(url := taken.get("sweep.dir", config.sweep.dir)):
+        if (launcher := config.hydra.runtime.choices["hydra/launcher"]) != "basic":
+            raise Conflict(
+                f"sweep.dir={url} with hydra/launcher={launcher}: one process sends what all jobs write. Use "
+                "hydra/launcher=basic with sweep.parallel, or a shared folder."
+            )
+        from runner.remote.mirror import local_folder, mirror_of
+
+        folder = local_folder("sweep.dir=", url, config.run.local_dir)
+        if config.command != "dry_run":
+            mirror_of(Path(folder)).begin(env, config.run)
+        yield f"hydra.sweep.dir='{folder}'"
+
+
 def _names_of_secrets(word: str) -> list[str]:
     """Return the names that an override of `run.secrets` lists."""
     key, _, value = word.lstrip("+").partition("=")
@@ -409,8 +442,9 @@ def _checked(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
             "run.inline=true."
         )
-    if str(url).startswith("memory://") and not config.run.inline:
-        raise Conflict(f"model_dir={url}: only one process has it. Set run.inline=true, or use a folder.")
+    for key, folder in (("model_dir", url), ("export.dir", config.export.dir), ("sweep.dir", config.sweep.dir)):
+        if str(folder).startswith("memory://") and not config.run.inline:
+            raise Conflict(f"{key}={folder}: only one process has it. Set run.inline=true, or use a folder.")
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
         raise Conflict(f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it.")
     functions = config.functions()
@@ -430,7 +464,9 @@ def _checked(
             if config.cluster.service and config.cluster.resolver == "auto" and config.is_cluster:
                 say(f"All tasks start on this host: {found.why}")
     chosen_dir = config.model_dir or (str(directory) if config.command in schema.TRAINING_RUNS else None)
-    return dataclasses.replace(config, model_dir=chosen_dir and str(Path(chosen_dir).absolute()))
+    # cluster_info shows a URL and does not open it.
+    folder = chosen_dir if is_url(chosen_dir) else chosen_dir and str(Path(chosen_dir).absolute())
+    return dataclasses.replace(config, model_dir=folder)
 
 
 def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *, is_sweep: bool) -> None:
@@ -445,10 +481,14 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
             f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose tasks share one "
             "folder and write parts of each checkpoint. Set model_dir to a folder on shared storage."
         )
-    if not config.model_dir:
+    if is_url(config.export.dir) and found.has_evaluator:
+        raise NotAllowed(f"export.dir={config.export.dir}: the evaluator, on another host, cannot export there.")
+    is_own = found.source == "sagemaker" and f"{config.model_dir}/".startswith(f"{managed_jobs.CHECKPOINTS}/")
+    if not config.model_dir or is_own:
         raise NotSet(
-            f"model_dir is not set, and this process is {found.cluster.name} of a cluster ({found.why}), whose tasks "
-            "share one folder. Set the same model_dir for all of them, on shared storage."
+            f"model_dir is not set to a shared folder, and this process is {found.cluster.name} of a cluster "
+            f"({found.why}), whose tasks share one. Set the same model_dir for all of them: s3://..., gs://... or "
+            "az://..., or a folder on shared storage."
         )
 
 

@@ -34,7 +34,7 @@ from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import RestartingGang, error_of, note_ending, say_errors
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
-from runner.remote.mirror import mirror_of, remote_dir
+from runner.remote.mirror import local_folder, mirror_of, remote_dir
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import masked, masked_override, secrets_of
@@ -173,19 +173,25 @@ class Supervisor:
         # Before the folder is made.
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
         self.model_dir.mkdir(parents=True, exist_ok=True)
-        self.folder, mirror = HeldFolder(self.model_dir), mirror_of(self.model_dir)
-        mirror.begin(self.env, self.config.run)
-        shipping = self.member.shipping or Shipping(self.env)
+        self.folder, shipping = HeldFolder(self.model_dir), self.member.shipping or Shipping(self.env)
+        exports = (self.config.exports and self.config.export.dir) or ""
+        mirrors = [mirror_of(self.model_dir)]
+        mirrors.append(mirror_of(Path(local_folder("export.dir=", exports, self.config.run.local_dir))))
         try:
+            for mirror in mirrors:
+                mirror.begin(self.env, self.config.run)
             with alone_in(self.model_dir):
                 outcome, change = self._run_alone(shipping)
         finally:
             if self.member.shipping is None:  # after the lock: a tracker that hangs must not refuse the next start
                 shipping.close(self.stops.came)
-            left = mirror.close(self.stops.came)  # last, because trackers note in the folder what they have
+            # Last, because trackers note in the folder what they have. A sweep closes them at its end.
+            closed = [mirror.close(self.stops.came) for mirror in mirrors if self.member.parent is None]
+            left = "; ".join(filter(None, closed))
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id
         if left and outcome.code in (FINISHED, INTERRUPTED):
-            code, status = (FAILED, "failed") if mirror.lost() else (INTERRUPTED, "upload_incomplete")
+            is_lost = any(mirror.lost() for mirror in mirrors)
+            code, status = (FAILED, "failed") if is_lost else (INTERRUPTED, "upload_incomplete")
             outcome = dataclasses.replace(outcome, code=code, status=status, error=left)
             if self.trains:
                 write_summary(self.model_dir, summary_of(outcome, self.config, run_id, self.secrets))
@@ -317,7 +323,8 @@ class Supervisor:
         shown = dataclasses.replace(self.config, tracking=schema.TrackingConfig(backend=tracking.backend))
         # Finding the git revision takes two commands, so it is skipped if no tracker records it.
         backends = tracking.backends
-        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv)} if backends else {}
+        url = remote_dir(self.model_dir)
+        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv, url)} if backends else {}
         note_of_run(
             self.model_dir,
             RUN_STARTED,
@@ -481,7 +488,7 @@ class Supervisor:
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
-        shown["exports"] = ", ".join(console.relative(Path(path)) for path in summary["exports"])
+        shown["exports"] = ", ".join(remote_dir(path) or console.relative(Path(path)) for path in summary["exports"])
         where = remote_dir(self.model_dir) or console.relative(self.model_dir)
         if change:
             where += f" ({change}: this start ended before its first step)"

@@ -22,6 +22,7 @@ from filelock import FileLock
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
+from runner.remote.mirror import remote_dir
 from runner.system import console
 from runner.system.files import read_json, write_json
 from runner.system.redaction import masked
@@ -238,7 +239,8 @@ class Sweep:
     def _tell_start(self, config: Config, command: Command) -> None:
         """Note in the journal what the sweep's run is, for the trackers."""
         name = config.tracking.run_name or f"sweep {self.directory.name}"
-        tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, ["runner", *command.argv])}
+        words, url = ["runner", *command.argv], remote_dir(self.directory)
+        tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, words, url)}
         if command.is_copy:  # no process holds the lock that shows whether the sweep is running
             tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
         params = {"sweep.metric": config.sweep.metric} if config.sweep.metric else {}
@@ -285,7 +287,7 @@ class Sweep:
     def _print(self, ranked: Sequence[JobResult]) -> None:
         START_STATUS.stop()  # it is still shown if all jobs had already finished
         metric = self._shown_metric(ranked)
-        where = console.relative(self.directory)
+        where = remote_dir(self.directory) or console.relative(self.directory)
         jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"
         title = f"sweep {where}: {jobs}, best first by {metric} ({self._mode(ranked)})"
         rows = [

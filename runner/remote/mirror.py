@@ -1,4 +1,8 @@
-"""What the rest of the runner knows of a model_dir that is a URL: its local folder, and the mirror of that folder."""
+"""What the rest of the runner knows of a folder that is a URL: its local folder, and the mirror of that folder.
+
+A URL that a run, a sweep or exports were written to is a place, with one lease and one uploader. What lies below it
+belongs to it, such as the jobs of a sweep: their folders are in its local folder. A URL around a place is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from runner.config.mistakes import NotAllowed
@@ -24,7 +29,7 @@ _mirrors: dict[Path, Mirror] = {}
 """Local folder -> its mirror, for the URLs that this process has opened."""
 
 
-def local_folder(key: str, model_dir: str, parent: str | None = None) -> str:
+def local_folder(key: str, model_dir: str, parent: str | None = None, *, is_read: bool = False) -> str:
     """Return the folder in which to work for `model_dir`: itself, or for a URL the local folder with what its bucket
     has.
 
@@ -32,25 +37,60 @@ def local_folder(key: str, model_dir: str, parent: str | None = None) -> str:
       key: the key or argument with its sign, for messages, as in `url_mistake`.
       model_dir: a folder or a URL.
       parent: the parent of local folders; None: that of the user's caches.
+      is_read: this process writes nothing there; another one may, such as the supervisor of this task.
 
     Raises:
-      ConfigError: there can be no model_dir at this URL, or its bucket cannot be reached.
+      ConfigError: nothing can be written to this URL, or its bucket cannot be reached.
     """
     if not is_url(model_dir):
         return model_dir
     if mistake := url_mistake(key, model_dir, may_be_store=True):
         raise NotAllowed(mistake)
     url = model_dir.rstrip("/")
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
-    folder = Path(parent or Path(caches, "estimator-runner"), name).absolute()
-    _mirrors.setdefault(folder, Mirror(folder, url)).open(key)
-    return str(folder)
+    if mirror_of(Path(path := known_folder(url, parent))).has_begun:
+        return path
+    with reaching(f"{key}{url}"):
+        Store(url).highest()  # first, for an error at what is above it is none
+        place, folder, path = _place_of(url, parent, looks=True)
+        opened = [mirror.url for mirror in _mirrors.values() if mirror.url.startswith(f"{place}/")]
+        if inside := [*opened, *Store(place).places()]:
+            raise NotAllowed(f"{key}{url}: in {place} is {inside[0]}, which has been written to. Choose another place.")
+        mirror = _mirrors.get(folder) or Mirror(folder, place)
+        mirror.open(key)
+        if not is_read:
+            _mirrors.setdefault(folder, mirror)  # another job of a sweep may have been faster
+    return path
 
 
-def remote_dir(model_dir: str | os.PathLike[str]) -> str | None:
-    """Return the URL of a local folder; None: it has none."""
-    return Note.read(Path(model_dir)).url or None
+def known_folder(path: str, parent: str | None = None) -> str:
+    """Return what `local_folder` has returned on this host, without a look into the bucket. Called by tasks."""
+    return _place_of(path.rstrip("/"), parent)[2] if is_url(path) else path
+
+
+def _place_of(url: str, parent: str | None, *, looks: bool = False) -> tuple[str, Path, str]:
+    """Return the outermost place above `url`, else `url` itself; its local folder; and what `url` is in it.
+
+    Args:
+      looks: look into the bucket; else only at what this host has opened or written to.
+    """
+    parts, caches = url.split("/"), os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    for end in range(3, len(parts) + 1):
+        place = "/".join(parts[:end])
+        name = f"{parts[end - 1]}-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+        folder = Path(parent or Path(caches, "estimator-runner"), name).absolute()
+        if place == url or folder in _mirrors or Note.read(folder).folder:
+            break
+        with suppress(Exception):  # these credentials may be for what is below
+            if looks and Store(place).highest():
+                break
+    return place, folder, f"{folder}{url.removeprefix(place)}"
+
+
+def remote_dir(path: str | os.PathLike[str]) -> str | None:
+    """Return the URL of a local folder, or of one in it; None: it has none."""
+    path = Path(path).absolute()
+    urls = ((Note.read(folder).url, path.relative_to(folder).parts) for folder in (path, *path.parents))
+    return next(("/".join([url, *below]) for url, below in urls if url), None)
 
 
 def writing(model_dir: str | os.PathLike[str]) -> None:
@@ -63,19 +103,25 @@ def writing(model_dir: str | os.PathLike[str]) -> None:
     mirror = mirror_of(Path(model_dir))
     if mirror.url and not mirror.has_begun:
         mirror.begin(os.environ, RunSettings())
-        atexit.register(_close_at_exit, mirror)
+        atexit.register(close_all)
     if lost := mirror.lost():
         raise LeaseLostError(lost)
 
 
-def _close_at_exit(mirror: Mirror) -> None:
-    if left := mirror.close():
-        say(f"remote: {left}")
+def close_all(stops: Sequence[int] = ()) -> bool:
+    """Close the mirrors of this process. Say why a bucket does not have everything, and return whether one has not."""
+    left = [said for mirror in _mirrors.values() if (said := mirror.close(stops))]
+    for said in left:
+        say(f"remote: {said}")
+    return bool(left)
 
 
 def mirror_of(model_dir: Path) -> Mirror:
-    """Return the mirror of a folder whose URL this process has opened; for another folder, one that does nothing."""
-    return _mirrors.get(model_dir, Mirror(model_dir, ""))
+    """Return the mirror of a folder, or of one that it is in, whose URL this process has opened; for another folder,
+    one that does nothing.
+    """
+    found = (_mirrors[folder] for folder in (model_dir, *model_dir.parents) if folder in _mirrors)
+    return next(found, Mirror(model_dir, ""))
 
 
 class Mirror:
@@ -88,6 +134,7 @@ class Mirror:
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self.url, self.has_begun = folder, url, False
+        self._key, self._lock = "model_dir=", threading.Lock()
         self._lease: Lease | None = None
 
     def open(self, key: str) -> None:
@@ -98,8 +145,9 @@ class Mirror:
         """
         if self.has_begun:
             return
+        self._key = key.rpartition("(")[2]
         with reaching(f"{key}{self.url}"):
-            store = Store(self.url)
+            store = Store(self.url, self._key)
             self._folder.mkdir(parents=True, exist_ok=True)
             with lock_of(self._folder):
                 if Note.read(self._folder).url != self.url:  # else it is the uploader's
@@ -108,7 +156,8 @@ class Mirror:
                     store.fetch(self._folder)
 
     def begin(self, env: Mapping[str, str], settings: RunSettings) -> None:
-        """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process.
+        """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process. If
+        that has begun, as by another job of a sweep, nothing is done.
 
         Args:
           env: environment of the process that sends.
@@ -117,10 +166,13 @@ class Mirror:
         Raises:
           ConfigError: another run holds the lease, or the bucket cannot be reached.
         """
-        if not self.url:
-            return
-        store, folder = Store(self.url), self._folder
-        with reaching(f"model_dir={self.url}"), lock_of(folder):
+        with self._lock:
+            if self.url and not self.has_begun:
+                self._begin(env, settings)
+
+    def _begin(self, env: Mapping[str, str], settings: RunSettings) -> None:
+        store, folder = Store(self.url, self._key), self._folder
+        with reaching(f"{self._key}{self.url}"), lock_of(folder):
             identity = Note.read(folder, self.url).folder or uuid.uuid4().hex
             self._lease = lease = Lease.take(store, identity, settings.lease_secs)
             if not store.is_current(folder, lease.number - 1):  # only now: until then another could write

@@ -26,12 +26,15 @@ from filelock import FileLock
 from runner.config.mistakes import ConfigError, NotAllowed, NotFound
 from runner.system.files import StorageError, read_dataclass, write_atomically, write_json
 from runner.system.urls import STORES
+from runner.tracking.run_record import RUN_FILE
 from runner.tracking.tracker import describe
 
 NOTE_FILE = ".remote.json"
 """File in the local folder: its URL, `folder` (identifies the folder as the one that the bucket was last written from
 or fetched to; absent: it is not up to date), and `files`: name -> [bytes, time of change in ns, the object's mark]."""
-STATE_FILE = "checkpoint"
+LAST_FILES = ("checkpoint", RUN_FILE, "study.journal")
+"""Files that speak of others: which checkpoint is the newest, that a run or a trial is over. They are read first and
+sent last."""
 LEASES = ".lease"
 _ATTEMPTS = 5
 _MARKS = ("ETag", "etag", "md5Hash", "created")
@@ -110,22 +113,28 @@ def local_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def upload_order(name: str) -> tuple[bool, bool, bool, str]:
+def upload_order(name: str) -> tuple[int, bool, bool, str]:
     """Sort names so that a reader sees whole checkpoints: an index after the data, that of a checkpoint after those of
-    its input state, for it makes the checkpoint one, and a state file after all others.
+    its input state, for it makes the checkpoint one, and a file of LAST_FILES (then the first value is not 0) after all
+    others.
     """
-    is_index = name.endswith(".index")
-    return os.path.basename(name) == STATE_FILE, is_index and ".input-" not in name, is_index, name
+    is_index, last = name.endswith(".index"), os.path.basename(name)
+    place = 1 + LAST_FILES.index(last) if last in LAST_FILES else 0
+    return place, is_index and ".input-" not in name, is_index, name
 
 
 class Store:
     """The objects below a URL.
 
+    Args:
+      url: the URL.
+      key: the key or argument with its sign, for messages.
+
     Raises:
       ConfigError: the package for the scheme is not installed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "model_dir=") -> None:
         scheme = url.partition("://")[0]
         try:
             import fsspec
@@ -139,12 +148,17 @@ class Store:
                 f"{url}: {STORES[scheme]} is not installed ({error}). Install it: "
                 f"pip install 'estimator-runner[{extra}]'"
             ) from error
-        self.url, self.fs = url, DirFileSystem(root, fs)
+        self.url, self.what, self.fs = url, f"{key}{url}", DirFileSystem(root, fs)
 
     def objects(self) -> dict[str, Mapping[str, Any]]:
         """Return name -> what the store says of each object, without leases."""
         found = self.fs.find("", detail=True)
         return {name: info for name, info in found.items() if name and not name.startswith(f"{LEASES}/")}
+
+    def places(self) -> list[str]:
+        """Return the URLs below this one that have leases of their own."""
+        inside = {name.partition(f"/{LEASES}/")[0] for name in self.fs.find("") if f"/{LEASES}/" in name}
+        return [f"{self.url}/{name}" for name in sorted(inside)]
 
     # --- the lease ------------------------------------------------------------------------------------------------
 
@@ -201,7 +215,7 @@ class Store:
         before = Note.read(folder, self.url).files
         Note(self.url, files=before).save(folder)  # no longer up to date
         # Before the others, which are then at least as new.
-        states = {name: self.fs.cat_file(name) for name in self.objects() if os.path.basename(name) == STATE_FILE}
+        states = {name: self.fs.cat_file(name) for name in self.objects() if upload_order(name)[0]}
         found = self.objects().items()
         there = {name: next((str(info[key]) for key in _MARKS if info.get(key)), "") for name, info in found}
         here = local_files(folder)
@@ -253,19 +267,19 @@ class Lease:
         if before and not before.get("is_over") and not _is_dead(before):
             left = float(before["secs"]) - store.age(_name_of(number))
             if left >= 0:
-                raise ConfigError(_in_use(store.url, before, f" It can be taken over in {left + 1:.0f} s."))
+                raise ConfigError(_in_use(store.what, before, f" It can be taken over in {left + 1:.0f} s."))
         facts = {"folder": folder, "secs": secs, "time": time.time(), **_this_process()}
         for _ in range(2):
             try:
                 store.fs.pipe_file(_name_of(number + 1), json.dumps(facts).encode(), mode="create")
             except FileExistsError:
                 if (holder := store.lease(number + 1)) != facts:  # another start was faster
-                    raise ConfigError(_in_use(store.url, holder)) from None
+                    raise ConfigError(_in_use(store.what, holder)) from None
                 lease = cls(store, number + 1, secs, facts)  # also if an answer was lost, and the library tried again
                 lease._thread.start()
                 return lease
         raise NotAllowed(
-            f"model_dir={store.url}: this store lets two runs create the same object, so it cannot keep them apart. "
+            f"{store.what}: this store lets two runs create the same object, so it cannot keep them apart. "
             "Use one with conditional writes (S3, GCS, Azure and MinIO have them), or a mounted folder."
         )
 
@@ -277,7 +291,7 @@ class Lease:
         """
         number = self.store.highest()
         if number > self.number:
-            self.lost = _in_use(self.store.url, self.store.lease(number), " This run no longer writes there.")
+            self.lost = _in_use(self.store.what, self.store.lease(number), " This run no longer writes there.")
             raise LeaseLostError(self.lost)
 
     def _keep(self) -> None:
@@ -315,7 +329,7 @@ def _is_dead(holder: Mapping[str, Any]) -> bool:
     return True
 
 
-def _in_use(url: str, holder: Mapping[str, Any], end: str = "") -> str:
+def _in_use(what: str, holder: Mapping[str, Any], end: str = "") -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("time", 0))))
     who = f"on {holder.get('host')} (process {holder.get('pid')}), since {since}"
-    return f"model_dir={url} is in use by another run {who}.{end or ' Wait for it, or choose another.'}"
+    return f"{what} is in use by another run {who}.{end or ' Wait for it, or choose another.'}"

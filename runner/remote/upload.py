@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.config.schema import ConfigError, RunSettings
-from runner.remote.store import STATE_FILE, Lease, LeaseLostError, Note, Store, local_files, reaching, upload_order
+from runner.remote.store import Lease, LeaseLostError, Note, Store, fingerprint, local_files, reaching, upload_order
 from runner.system.child_process import STOP_SIGNALS
 from runner.system.files import FolderLostError, HeldFolder
 from runner.system.standard_streams import keep_saying, say
@@ -55,8 +55,8 @@ class Uploader:
           FolderLostError: the folder was deleted; nothing is removed from the bucket for that.
           OSError, and errors of the store: something is left; the next call sends it.
         """
-        found = [path for path in self.folder.rglob(STATE_FILE) if path.is_file()]
-        states = {os.path.relpath(path, self.folder): path.read_bytes() for path in found}
+        found = sorted(local_files(self.folder).items(), key=lambda item: upload_order(item[0]), reverse=True)
+        states = {name: (fingerprint(path), path.read_bytes()) for name, path in found if upload_order(name)[0]}
         left, held = self._note.left(self.folder), self.folder / ".sending"
         shutil.rmtree(held, ignore_errors=True)
         for name in left.keys() - states.keys():
@@ -73,7 +73,8 @@ class Uploader:
         for name in changed:
             self.lease.check()
             if name in states:
-                self._store.fs.pipe_file(name, states[name])
+                left[name], data = states[name]  # it may have changed since
+                self._store.fs.pipe_file(name, data)
             else:
                 self._store.fs.put_file(str(sources[name]), name)  # it may have changed: then it is sent again
             self._note.files[name] = left[name]

@@ -45,6 +45,7 @@ from runner.export.receivers import receiver_fn_of_spec
 from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.hook import TimeLimit
 from runner.model_fn import ModeKeys, declared_arguments
+from runner.remote.mirror import known_folder
 from runner.run_config import KeepBest, RunConfig, WarmStart
 from runner.system.console import NullProgress, Progress
 from runner.task.unread_params import UnreadParams
@@ -192,6 +193,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         cluster=cluster,
         has_evaluator=config.cluster.evaluator and not cluster.is_evaluator,
         generation=generation_in(os.environ),
+        export_dir=config.export.dir and known_folder(config.export.dir, config.run.local_dir),
         train_distribute=strategy,
         eval_distribute=config.eval_strategy.name if as_trained else _build_strategy(config.eval_strategy),
     )

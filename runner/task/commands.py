@@ -207,7 +207,7 @@ def _export_last(job: Job, context: TaskContext) -> None:
 def _export(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.receiver_fn is not None and config.model_dir is not None
     facts = _checkpoint_of(job, checkpoint_in("export.checkpoint", config))
-    folder = config.export.dir or str(Path(config.model_dir) / "export")
+    folder = job.estimator.config.export_dir or str(Path(config.model_dir) / "export")
     job.estimator.export_saved_model(folder, job.receiver_fn, checkpoint_path=facts["checkpoint"])
     return facts
 

@@ -14,8 +14,8 @@ from runner.system.redaction import masked_override
 from runner.tracking.run_lock import LOCK_FILE
 
 
-def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]:
-    """Return the tags of a run in `directory` that was started by `argv`, with secrets masked.
+def tags_of_this_process(directory: Path, argv: Sequence[str], url: str | None = None) -> dict[str, str]:
+    """Return the tags of a run in `directory` (that of `url`) that was started by `argv`, with secrets masked.
 
     The tags `host` and `lock` let another process find out whether this one is alive.
     """
@@ -23,7 +23,7 @@ def tags_of_this_process(directory: Path, argv: Sequence[str]) -> dict[str, str]
         "mlflow.source.name": "runner",
         "mlflow.source.type": "LOCAL",
         "command": shlex.join(masked_override(argument) for argument in argv),
-        "model_dir": str(directory),
+        "model_dir": url or str(directory),
         "host": platform.node(),
         "lock": str(directory / LOCK_FILE),
         "version.python": platform.python_version(),

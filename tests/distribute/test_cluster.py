@@ -1,9 +1,9 @@
-"""Which cluster an environment describes: TF_CONFIG, Slurm and Kubernetes in all their shapes, and what is wrong."""
+"""Which cluster an environment describes: TF_CONFIG, Slurm, Kubernetes, managed jobs, in all their shapes and wrong."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from runner.config.schema import ClusterConfig, ConfigError, StrategyConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import Detected, detect
+from runner.distribute.managed_jobs import folders
 from runner.distribute.slurm import expand_nodes
 from tests.support.messages import Messages
 
@@ -402,6 +403,86 @@ def test_a_pod_of_a_job_set_whose_place_is_not_known_is_refused(
     env: dict[str, str], settings: dict[str, Any], messages: Messages
 ) -> None:
     refused(messages, env, **settings)
+
+
+def in_sagemaker(host: str, hosts: Sequence[str] = ("algo-1", "algo-2", "algo-3"), **more: str) -> dict[str, str]:
+    """What SageMaker sets in the container of a training job."""
+    job = {"TRAINING_JOB_NAME": "digits", "SM_MODEL_DIR": "/opt/ml/model"}
+    return {**job, "SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host, **more}
+
+
+def test_the_hosts_of_a_sagemaker_job_are_a_cluster() -> None:
+    # The same on all hosts, in whatever order they are listed.
+    all_found = [found(in_sagemaker(f"algo-{n}", ["algo-2", "algo-1", "algo-3"]), port=99) for n in (1, 2, 3)]
+    assert [each.cluster.name for each in all_found] == ["chief", "worker:0", "worker:1"]
+    for each in all_found:
+        assert (each.source, each.has_others) == ("sagemaker", True)
+        assert each.cluster.tasks == {"chief": ["algo-1:99"], "worker": ["algo-2:99", "algo-3:99"]}
+    roles = [
+        found(in_sagemaker(f"algo-{n}"), "parameter_server", num_ps=1, resolver="sagemaker").cluster.name
+        for n in (1, 2, 3)
+    ]
+    assert roles == ["chief", "ps:0", "worker:0"]
+    assert found(in_sagemaker("algo-3"), evaluator=True).cluster.name == "evaluator"
+    assert found({**in_sagemaker("algo-2"), **tf_config(CHIEF_AND_TWO, task("chief"))}).source == "tf_config"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        in_sagemaker("algo-1", ["algo-1"]),
+        {name: value for name, value in in_sagemaker("algo-2").items() if name != "TRAINING_JOB_NAME"},  # a notebook
+        {"TRAINING_JOB_NAME": "of something else"},
+    ],
+)
+def test_one_host_and_a_notebook_of_sagemaker_are_no_cluster(env: dict[str, str]) -> None:
+    assert found(env).is_local
+
+
+@pytest.mark.parametrize(
+    "env, settings",
+    [
+        (in_sagemaker("algo-4"), {}), (in_sagemaker("algo-1", SM_HOSTS="algo-1,algo-2"), {}),
+        (in_sagemaker("algo-1", SM_HOSTS="2"), {}), ({}, {"resolver": "sagemaker"}),
+        (in_sagemaker("algo-1"), {"strategy": "mirrored"}),
+    ],
+)  # fmt: skip
+def test_hosts_of_sagemaker_that_are_not_known_are_refused(
+    env: dict[str, str], settings: dict[str, Any], messages: Messages
+) -> None:
+    refused(messages, env, **settings)
+
+
+VERTEX = {"AIP_CHECKPOINT_DIR": "gs://b/job/checkpoints/", "AIP_MODEL_DIR": "gs://b/job/model/"}
+
+
+@pytest.mark.parametrize(
+    "env, expected",
+    [
+        ({**VERTEX, "CLOUD_ML_JOB_ID": "1"}, {"model_dir": "AIP_CHECKPOINT_DIR", "export.dir": "AIP_MODEL_DIR"}),
+        ({**VERTEX, "CLUSTER_SPEC": "{}"}, {"model_dir": "AIP_CHECKPOINT_DIR", "export.dir": "AIP_MODEL_DIR"}),
+        ({"AIP_MODEL_DIR": "/gcs/b/model", "CLUSTER_SPEC": "{}"}, {"export.dir": "AIP_MODEL_DIR"}),
+        ({"CLUSTER_SPEC": "{}"}, {}),  # no baseOutputDirectory
+        (VERTEX, {}),  # a notebook
+        (in_sagemaker("algo-1", ["algo-1"]), {"model_dir": "SageMaker", "export.dir": "SM_MODEL_DIR"}),
+        (in_sagemaker("algo-1"), {"export.dir": "SM_MODEL_DIR"}),  # each host has its own /opt/ml/checkpoints
+        ({"SM_MODEL_DIR": "/opt/ml/model", "SM_HOSTS": '["algo-1"]'}, {}),  # a notebook
+    ],
+)
+def test_a_managed_job_offers_folders_and_nothing_else_does(env: dict[str, str], expected: dict[str, str]) -> None:
+    offered = folders(env)
+    assert {key: source for key, (_, source) in offered.items()} == expected
+    for value, source in offered.values():
+        assert value == (env[source] if source in env else "/opt/ml/checkpoints")
+
+
+def test_the_tf_config_of_vertex_gives_the_roles() -> None:
+    """As Vertex AI writes it: pools 0 to 3 are chief, worker, ps and evaluator."""
+    pools = {role: [f"cmle-training-workerpool{n}-1d9-0:2222"] for n, role in enumerate(("chief", "worker", "ps"))}
+    given = tf_config(pools, task("worker"), environment="cloud", job='{"job_args":[]}')
+    assert found({**given, "CLUSTER_SPEC": "{}"}, "parameter_server").cluster.name == "worker:0"
+    one = tf_config({"chief": ["localhost:1234"]}, task("chief"), environment="cloud")
+    assert found({**one, "CLUSTER_SPEC": "{}"}, "default").cluster == ALONE
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ RUN_ELSEWHERE = {
     "how_to/slurm.md": "../integration/test_slurm.py",
     "how_to/mlflow_team.md": "../integration/test_mlflow_team.py",
     "how_to/object_store.md": "../integration/test_object_store.py",
+    "how_to/managed_jobs.md": "../integration/test_managed_jobs.py",
     "tutorial/from_tf_estimator.md": "test_docs_migrating.py", "faq.md": "test_docs_commands.py",
     **{f"tutorial/{page}.md": "test_tutorials.py" for page in (
         "first_model", "own_data", "compare_runs", "sweep", "two_machines")},

@@ -97,6 +97,93 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
     }
 
 
+STEPS = 20_000
+SWEEP = ("-m", *RUN, f"train.max_steps=20,{STEPS}", "checkpoint.save_steps=500", "tracking.backend=csv")
+
+
+@pytest.mark.slow
+def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run_of_its_own(
+    server: S3, tmp_path: Path, request: pytest.FixtureRequest, command_line: CommandLine
+) -> None:
+    url = place(request)
+    words = (*SWEEP, f"sweep.dir={url}")
+    first = Start(server, tmp_path / "first", *words)
+    end = time.monotonic() + 200
+    while not {"finished", "running"} <= set(_status_of_jobs(url).values()) and time.monotonic() < end:
+        time.sleep(0.1)
+    refused = command_line(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "refused"))
+    assert refused.returncode == 2 and f"sweep.dir={url} is in use" in refused.stderr, refused.stderr
+    first.end_of_the_machine()
+    shutil.rmtree(folder_in(tmp_path / "first"))
+    status = _status_of_jobs(url)
+    assert sorted(status.values()) == ["finished", "running"]
+    for job, said in status.items():
+        state = Store(url).fs.cat_file(f"{job}/checkpoint").decode()
+        assert ('"model.ckpt-20"' in state) == (said == "finished")
+
+    again = command_line(*words, "sweep.parallel=2", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("already finished, skipped") == 1 and f"sweep {url}: 2 jobs" in again.stdout
+    assert not Note.read(folder_in(tmp_path / "second")).left(folder_in(tmp_path / "second"))
+    here = command_line(*SWEEP, "sweep.dir=here", cwd=tmp_path)
+    assert here.returncode == 0, here.stderr
+    jobs = sorted(path.parent.name for path in (tmp_path / "here").glob("*/run.json"))
+    assert len(jobs) == 2
+    for job in jobs:
+        steps = json.loads((tmp_path / "here" / job / "summary.json").read_text())["global_step"]
+        found = chains.variables(folder_in(tmp_path / "second") / job, steps)
+        expected = chains.variables(tmp_path / "here" / job, steps)
+        assert {name: value.tobytes() for name, value in found.items()} == {
+            name: value.tobytes() for name, value in expected.items()
+        }
+
+    # A job is read, and written to, on a third machine, under the lease of the sweep, which has all of that.
+    read = ("command=evaluate", f"model_dir={url}/{jobs[0]}", "run.output=json")
+    third = command_line(*read, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "third"))
+    assert third.returncode == 0 and json.loads(third.stdout)["global_step"] in (20, STEPS), third.stderr
+    last = command_line(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
+    assert last.returncode == 0 and last.stderr.count("already finished, skipped") == 2, last.stderr
+    assert f"{jobs[0]}/summary.evaluate.json" in Store(url).objects() and not Store(url).places()
+    assert (folder_in(tmp_path / "second") / jobs[0] / "summary.evaluate.json").exists()
+    assert not [path for path in tmp_path.rglob("*") if ":" in path.name]
+
+
+def _status_of_jobs(url: str) -> dict[str, str]:
+    """Return job -> status of its training, of the jobs at `url` that have a checkpoint."""
+    store = Store(url)
+    jobs = [name.partition("/")[0] for name in store.objects() if name.endswith("/checkpoint")]
+    return {job: json.loads(store.fs.cat_file(f"{job}/run.json"))["training"] for job in jobs}
+
+
+def test_a_dry_run_of_the_sweep_of_the_page_lists_its_jobs_at_their_urls(
+    command_line: CommandLine, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
+    ((words, url),) = re.findall(r"^python -m runner (-m .*sweep.dir=(s3://\S+))$", page, re.MULTILINE)
+    done = command_line(*words.split(), "command=dry_run", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.count(f"(not started, {url}/") == 2, done.stderr
+    assert Store(url).objects() == {} and not Store(url).highest()
+
+
+@pytest.mark.slow
+def test_exports_of_a_run_are_in_their_own_bucket_which_two_machines_write_to_in_turn(
+    tmp_path: Path, request: pytest.FixtureRequest, command_line: CommandLine
+) -> None:
+    url, kept = place(request), []
+    words = (*RUN, f"export.dir={url}", "export.exporters=[final]", "train.max_steps=2")
+    for machine in ("first", "second"):
+        done = command_line(*words, f"model_dir={machine}", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / machine / "c"))
+        assert done.returncode == 0, done.stderr
+        assert f"{url}/final/" in done.stdout
+        kept.append({name.split("/")[1] for name in Store(url).objects() if name.endswith("saved_model.pb")})
+    assert [len(names) for names in kept] == [1, 2] and kept[0] < kept[1]
+    (folder,) = (tmp_path / "second" / "c" / "estimator-runner").iterdir()
+    assert {path.name for path in (folder / "final").iterdir()} == kept[1]  # what was there is here
+    read = ("command=export", "model_dir=first", f"export.dir={url}", "run.output=json")
+    (path,) = json.loads(command_line(*read, cwd=tmp_path).stdout)["exports"][-1:]
+    assert f"{Path(path).name}/saved_model.pb" in Store(url).objects()
+
+
 @pytest.mark.slow
 def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sends_it(
     command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest

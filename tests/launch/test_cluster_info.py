@@ -96,3 +96,18 @@ def test_a_run_in_an_environment_that_its_strategy_cannot_use_is_refused_too(
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150)
     messages.same(f"exit {result.returncode}", result.stderr)
     assert not (tmp_path / "run").exists()
+
+
+def test_it_says_which_folders_a_managed_job_offers_and_that_those_of_the_command_line_win(tmp_path: Path) -> None:
+    vertex = {"AIP_CHECKPOINT_DIR": "gs://b/job/checkpoints", "AIP_MODEL_DIR": "gs://b/job/model"}
+    job = {**vertex, "CLOUD_ML_JOB_ID": "17", "TF_CONFIG": ""}
+    told = facts(cluster_info(tmp_path, "model_dir=s3://mine/run", **job).stdout)
+    assert (told["model_dir"], told["export.dir"]) == ("s3://mine/run (the config)", "gs://b/job/model (AIP_MODEL_DIR)")
+    assert not facts(cluster_info(tmp_path, **vertex, TF_CONFIG="").stdout).keys() & {"model_dir", "export.dir"}
+    hosts = {"TRAINING_JOB_NAME": "digits", "SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+    done = cluster_info(tmp_path, "strategy=multi_worker", **hosts, SM_MODEL_DIR="/opt/ml/model", TF_CONFIG="")
+    told = facts(done.stdout)
+    assert (told["this is"], told["export.dir"]) == ("worker:0", "/opt/ml/model (SM_MODEL_DIR)")
+    assert told["source"].startswith("sagemaker") and "model_dir" not in told
+    assert rows(done.stdout) == [["chief", "0", "algo-1:2222"], ["worker", "0", "algo-2:2222", "this process"]]
+    assert list(tmp_path.iterdir()) == []

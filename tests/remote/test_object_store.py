@@ -20,11 +20,13 @@ from runner.checkpoint import layout, manifest, retention  # noqa: E402
 from runner.checkpoint.retention import Keep  # noqa: E402
 from runner.config.mistakes import ConfigError, NotAllowed  # noqa: E402
 from runner.config.schema import RunSettings  # noqa: E402
+from runner.launch.optuna_sweeper import STUDY_FILE  # noqa: E402
 from runner.remote import store as stores  # noqa: E402
 from runner.remote.mirror import Mirror  # noqa: E402
 from runner.remote.store import Lease, LeaseLostError, Note, Store  # noqa: E402
 from runner.remote.upload import Uploader  # noqa: E402
 from runner.system.files import FolderLostError  # noqa: E402
+from runner.tracking.run_record import RUN_FILE  # noqa: E402
 
 KEEP = Keep(2)
 
@@ -153,6 +155,46 @@ def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
                 break
         last = step
     assert kills >= 40
+
+
+def test_what_says_that_a_run_is_over_is_sent_after_its_last_checkpoint(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(stores.LAST_FILES) == {layout.STATE_FILE, RUN_FILE, STUDY_FILE}
+    folder, sent = tmp_path / "sweep", list[str]()
+    folder.mkdir()
+    sending = uploader(store, folder)
+    save(folder / "3", 1)
+    (folder / "3" / RUN_FILE).write_text("finished")
+    (folder / STUDY_FILE).write_text("complete")
+    for kind, place in (("pipe_file", 0), ("put_file", 1)):
+        real = getattr(type(store.fs), kind)
+
+        def call(fs: Any, *arguments: Any, real: Any = real, place: int = place, **settings: Any) -> Any:
+            sent.append(arguments[place])
+            return real(fs, *arguments, **settings)
+
+        monkeypatch.setattr(type(store.fs), kind, call)
+    sending.send()
+    assert sent[-3:] == ["3/checkpoint", f"3/{RUN_FILE}", STUDY_FILE] and "3/model.ckpt-1.index" in sent[:-3]
+
+
+def test_a_state_that_changes_while_it_is_read_is_sent_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "here", Note.left
+    save(folder, 1)
+    sending = uploader(store, folder)
+
+    def left(note: Note, of: Path) -> dict[str, list[Any]]:
+        if not layout.read_state(folder).latest == "model.ckpt-2":
+            save(folder, 2)
+        return real(note, of)
+
+    monkeypatch.setattr(Note, "left", left)
+    while not sending.send():
+        pass
+    assert fetched(store, tmp_path / "there") == "model.ckpt-2"
 
 
 def test_training_goes_on_while_a_checkpoint_is_sent(

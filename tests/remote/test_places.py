@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from runner.classic.compat.installed_names import Installed
 from runner.classic.estimator import Estimator as ClassicEstimator
 from runner.classic.run_config import RunConfig as ClassicRunConfig
 from runner.config.mistakes import ConfigError, NotAllowed
-from runner.remote.mirror import local_folder
+from runner.remote.mirror import known_folder, local_folder, mirror_of, remote_dir, writing
+from runner.remote.store import Store
 from tests.config.test_config import parsed
+from tests.support.command_line import CommandLine
 from tests.support.line import line, points
 
 REFUSED = (
@@ -52,14 +55,20 @@ def test_a_url_that_is_no_object_store_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("key", ["export.dir", "predict.output", "sweep.dir", "new.path"])
-def test_another_folder_is_no_url(key: str) -> None:
-    with pytest.raises(NotAllowed, match=key):
-        parsed(f"{key}=s3://bucket/run")
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("predict.output=s3://bucket/run", "predict.output"), ("new.path=s3://bucket/run", "new.path"),
+        ("export.dir=hdfs://node/run", "export.dir"), ("sweep.dir=file:///run", "sweep.dir"),
+    ],
+)  # fmt: skip
+def test_another_folder_is_no_url(text: str, says: str) -> None:
+    with pytest.raises(NotAllowed, match=says):
+        parsed(text)
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3", "ram", "hdfs"])  # gs and ram are TensorFlow's own
-def test_an_export_is_no_url_and_nothing_is_written(
+@pytest.mark.parametrize("scheme", ["ram", "hdfs"])  # ram is TensorFlow's own
+def test_an_export_is_in_an_object_store_or_refused_and_nothing_is_written(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,6 +81,19 @@ def test_an_export_is_no_url_and_nothing_is_written(
     with pytest.raises(ValueError, match=rf"export_dir_base={url}\)"):
         estimator.export_saved_model(url, lambda: pytest.fail("it is called"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_store_in_memory_is_of_one_process(tmp_path: Path, command_line: CommandLine) -> None:
+    for words in (["-m", "sweep.dir=memory://b/s"], ["export.dir=memory://b/e", "export.exporters=[final]"]):
+        done = command_line(*words, "tracking=none", cwd=tmp_path)
+        assert done.returncode == 2 and "memory://b/" in done.stderr, done.stderr
+    assert not [path for path in tmp_path.rglob("*") if ":" in path.name]
+
+
+def test_the_jobs_of_a_sweep_at_a_url_are_not_of_other_launchers(tmp_path: Path, command_line: CommandLine) -> None:
+    done = command_line("-m", "hydra/launcher=joblib", "sweep.dir=s3://b/s", "run.seed=1,2", cwd=tmp_path)
+    assert done.returncode == 2 and "sweep.dir=s3://b/s with hydra/launcher=joblib" in done.stderr, done.stderr
+    assert not [path for path in tmp_path.rglob("*") if ":" in path.name]
 
 
 def test_the_command_line_of_scripts_refuses_a_url_before_it_starts_the_script(
@@ -107,3 +129,32 @@ def test_a_url_has_one_local_folder_and_a_missing_package_is_named(
     assert local_folder("model_dir=", "some/folder") == "some/folder"
     with pytest.raises(ConfigError, match="adlfs"):
         local_folder("model_dir=", "az://b/run")
+
+
+def test_what_lies_below_a_url_that_was_written_to_belongs_to_it_and_no_url_is_around_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    url = f"memory://{uuid.uuid4().hex}/runs/sweep"
+    folder = Path(local_folder("sweep.dir=", url))
+    writing(folder)
+    (folder / "3").mkdir()
+    (folder / "3" / "run.json").write_text("{}")
+    assert mirror_of(folder / "3" / "export").lost is not None and mirror_of(folder / "3").url == url
+    for job in (local_folder("model_dir=", f"{url}/3"), known_folder(f"{url}/3/")):
+        assert job == str(folder / "3")
+    assert remote_dir(folder / "3") == f"{url}/3" and remote_dir(tmp_path) is None
+    with pytest.raises(NotAllowed, match=f"export.dir=.*runs: in .*runs is {url}"):
+        local_folder("export.dir=", url.removesuffix("/sweep"))
+    assert mirror_of(folder).close() == ""
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))  # another machine knows it from the bucket
+    assert known_folder(f"{url}/3") != local_folder("model_dir=", f"{url}/3")
+    elsewhere = Path(local_folder("model_dir=", f"{url}/3"))
+    assert elsewhere.name == "3" and (elsewhere / "run.json").exists() and remote_dir(elsewhere) == f"{url}/3"
+    with pytest.raises(NotAllowed, match=f"{url}.*Choose another place"):
+        local_folder("model_dir=", url.removesuffix("/sweep"))
+    writing(elsewhere)
+    assert Store(url).lease(Store(url).highest())["folder"] != Store(url).lease(1)["folder"]
+    assert mirror_of(elsewhere).close() == "" and Store(url).places() == []

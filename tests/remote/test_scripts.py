@@ -13,16 +13,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 fsspec = pytest.importorskip("fsspec")
 
-from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
+from runner import (  # noqa: E402
+    Estimator,
+    EvalSpec,
+    LatestExporter,
+    RunConfig,
+    TensorServingInputReceiver,
+    TrainSpec,
+    train_and_evaluate,
+)  # fmt: skip
 from runner.checkpoint import layout, reader  # noqa: E402
 from runner.classic.estimator import Estimator as ClassicEstimator  # noqa: E402
 from runner.classic.run_config import RunConfig as ClassicRunConfig  # noqa: E402
 from runner.config.mistakes import ConfigError  # noqa: E402
 from runner.config.schema import RunSettings  # noqa: E402
-from runner.remote.mirror import Mirror, mirror_of  # noqa: E402
+from runner.remote.mirror import Mirror, mirror_of, remote_dir  # noqa: E402
 from runner.remote.store import Lease, Store  # noqa: E402
 from runner.run_config import WarmStart  # noqa: E402
 from runner.system.files import StorageError  # noqa: E402
@@ -148,3 +157,32 @@ def test_a_run_whose_lease_was_taken_over_ends_at_its_next_checkpoint(
         estimator.train(take_over, max_steps=20)
     assert layout.read_state(estimator.model_dir).latest == "model.ckpt-2"
     assert Store(url).lease(taken[0].number)["folder"] == "another"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exports_are_in_their_own_bucket_and_go_on_being_numbered_and_counted_from_there(
+    kind: str, url: str, tmp_path: Path
+) -> None:
+    exports = f"{url}-exports"
+    names: list[str] = []
+    for steps in (2, 4, 6):
+        config = KINDS[kind](str(tmp_path / "run")).config.replace(export_dir=exports)
+        estimator = (Estimator if kind == "native" else ClassicEstimator)(line, config=config)
+        evaluations = EvalSpec(points(), exporters=[LatestExporter("latest", serving, exports_to_keep=2)])
+        train_and_evaluate(estimator, TrainSpec(points(repeat=True), steps), evaluations)
+        written = Path(os.fsdecode(estimator.export_saved_model(f"{exports}/asked", serving)))
+        folder = str(estimator.config.export_dir)
+        assert written.is_relative_to(folder) and remote_dir(written) == f"{exports}/asked/{written.name}"
+        names.append(written.name)
+        assert mirror_of(written).close() == ""
+        shutil.rmtree(folder)
+    there = {tuple(name.split("/")[:2]) for name in Store(exports).objects()}
+    assert sorted(name for kind_of, name in there if kind_of == "asked") == sorted(set(names)) and len(names) == 3
+    assert len([name for kind_of, name in there if kind_of == "latest"]) == 2
+    assert len([name for name in Store(exports).objects() if name.endswith("saved_model.pb")]) == 5
+    assert not (tmp_path / "run" / "export").exists()
+
+
+def serving() -> TensorServingInputReceiver:
+    placeholder = tf.compat.v1.placeholder(tf.float32, [None])
+    return TensorServingInputReceiver(placeholder, {"x": placeholder})

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.config.schema import Config
+from runner.distribute import managed_jobs
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import Detected, detect
 from runner.distribute.local_cluster import HOST, local_places
 from runner.system.console import print_table
 
-_STARTERS = {"tf_config": "whoever set TF_CONFIG", "slurm": "Slurm", "kubernetes": "Kubernetes"}
+_STARTERS = {name.lower(): name for name in ("Slurm", "SageMaker", "Kubernetes")}
+_STARTERS["tf_config"] = "whoever set TF_CONFIG"
 
 
 def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
@@ -36,6 +38,9 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
         ["starts here", starts],
         ["evaluator", "a process of its own" if found.has_evaluator else "none: those that train evaluate"],
     ]
+    given = {"model_dir": config.model_dir, "export.dir": config.export.dir}
+    for key, (folder, source) in managed_jobs.folders(env).items():
+        facts.append([key, f"{given[key]} (the config)" if given[key] else f"{folder} ({source})"])
     answer: dict[str, Any] = print_table("cluster", ["setting", "value"], facts)
     print()
     answer["tasks"] = print_table("tasks", ["role", "index", "address", "process"], list(_rows(found, places)))
