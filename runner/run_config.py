@@ -357,7 +357,10 @@ def with_model_dir(model_dir: str | os.PathLike[str] | None, config: Any) -> Run
             )
         config = config.replace(model_dir=given)
     if (url := mirror_of(Path(config.model_dir or "")).url) and sum(map(len, config.cluster.tasks.values())) > 1:
-        raise ValueError(f"model_dir={url!r}: the tasks of a cluster need one folder, on shared storage.")
+        raise ValueError(
+            f"model_dir={url!r}: the tasks of a cluster that a script joins need one folder, on shared storage. Those "
+            "of `python -m runner strategy=multi_worker` do not."
+        )
     if config.model_dir is None:
         config = config.replace(model_dir=tempfile.mkdtemp(prefix="model-"))
         _log.warning("No model_dir was given: using the temporary folder %s.", config.model_dir)

@@ -67,16 +67,20 @@ class Saver:
       writer: writes the checkpoints.
       collectives: communication between the workers.
       inputs_differ: each worker reads its own data; False: all inputs have the same position as the chief's.
+      is_apart: this process is a worker without the chief's folder. It saves a copy of each checkpoint in its own, to
+        read it during the run, and the state of its input, which its host sends into the chief's checkpoint.
     """
 
     def __init__(
-        self, writer: CheckpointWriter, collectives: Collectives = SINGLE_PROCESS, *, inputs_differ: bool = False
-    ) -> None:
+        self, writer: CheckpointWriter, collectives: Collectives = SINGLE_PROCESS, *,
+        inputs_differ: bool = False, is_apart: bool = False,
+    ) -> None:  # fmt: skip
         self._writer, self._collectives, self._inputs_differ = writer, collectives, inputs_differ
+        self._writes = collectives.is_chief or is_apart
         self._memory = SnapshotMemory()
         self._write: _Write | None = None
         self._has_warned = False
-        if inputs_differ and collectives.is_chief:
+        if inputs_differ and self._writes:
             writer.remove_left_inputs()
 
     @property
@@ -86,13 +90,13 @@ class Saver:
 
     def fits(self, snapshot: Snapshot, reserve: int | None = None) -> bool:
         """Report whether a copy of `snapshot` fits into free memory. True if this object already holds the memory, and
-        on workers other than the chief, which copy nothing.
+        on workers that copy nothing.
 
         Args:
           snapshot: the values to copy.
           reserve: bytes that must stay free for the steps; None: the most they have used so far beyond the current use.
         """
-        missing = 0 if not self._collectives.is_chief else self._memory.missing(snapshot)
+        missing = 0 if not self._writes else self._memory.missing(snapshot)
         if not missing:
             return True
         free = free_memory() - (peak_beyond_now() if reserve is None else reserve)
@@ -121,14 +125,15 @@ class Saver:
           is_evaluated: as in CheckpointWriter.write.
         """
         assert self._write is None
-        if not self._collectives.is_chief:
+        if not self._writes:
             self._inputs_of_others(snapshot, iterators)
             return self._writer.path_of(snapshot.step)
         started = time.perf_counter()
         if asynchronous:
             snapshot = self._memory.copy(snapshot)
         copied = time.perf_counter()
-        inputs = {**self._writer.serialize(iterators), **self._inputs_of_others(snapshot, iterators)}
+        own = self._writer.serialize(iterators) if self._collectives.is_chief else {}
+        inputs = {**own, **self._inputs_of_others(snapshot, iterators)}
         saved = Saved(
             step=snapshot.step,
             path=self._writer.path_of(snapshot.step),

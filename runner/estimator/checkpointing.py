@@ -20,6 +20,7 @@ from runner.checkpoint.writer import CheckpointWriter
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every, Run
+from runner.remote.store import Note
 from runner.system.console import format_bytes
 from runner.system.files import write_atomically
 from runner.tracing.meta_graph import meta_graph
@@ -64,7 +65,8 @@ class RunCheckpoints:
         keep = Keep(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
         meta = self._write_graph()
         writer = CheckpointWriter(context.model_dir, keep, written=on_written, keeps_input=keeps_input, meta_graph=meta)
-        self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1)
+        is_apart = Note.read(Path(context.model_dir)).worker > 0
+        self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1, is_apart=is_apart)
         self._saved_at = time.monotonic()
         self._is_logged = False
 
@@ -192,7 +194,7 @@ class RunCheckpoints:
         self._log(self._saving.poll())
 
     def _log(self, saved: Saved | None) -> None:
-        if saved is None or not self._is_logged:
+        if saved is None or not self._is_logged or not self._context.collectives.is_chief:
             return
         self._context.journal.event("checkpoint", **saved.facts)
         waited = saved.copy_secs + saved.input_secs

@@ -476,10 +476,11 @@ def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *,
             f"--multirun in a cluster ({found.why}) is not possible: the processes could not be kept at the same job. "
             "Start one cluster per job, or set cluster.resolver=local."
         )
-    if is_url(url):
+    if is_url(url) and (config.strategy.name != "multi_worker" or found.has_evaluator):
         raise NotAllowed(
-            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}), whose tasks share one "
-            "folder and write parts of each checkpoint. Set model_dir to a folder on shared storage."
+            f"model_dir={url}: this process is {found.cluster.name} of a cluster ({found.why}). Servers and evaluators "
+            f"write and read the files of a checkpoint themselves, so strategy={config.strategy.name} needs a folder "
+            "on shared storage as its model_dir here; strategy=multi_worker without an evaluator does not."
         )
     if is_url(config.export.dir) and found.has_evaluator:
         raise NotAllowed(f"export.dir={config.export.dir}: the evaluator, on another host, cannot export there.")

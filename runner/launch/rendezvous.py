@@ -1,4 +1,5 @@
-"""Messages between the supervisors of a cluster whose tasks were started from outside, as small files in model_dir.
+"""Messages between the supervisors of a cluster whose tasks were started from outside, as small files in model_dir. If
+that is a URL, the process of each host that sends its files there (`runner.remote.upload`) carries the messages, too.
 
 The chief's supervisor leads. It writes `generation.json`, which has the number of this start of the run, and the phase:
 gather, go (all start their tasks) or ended. Every other supervisor answers in its own file under `peers/`, with the run
@@ -17,11 +18,11 @@ from typing import Any
 
 from runner.distribute.cluster import ALONE, Cluster
 from runner.launch.gang import GangResult, is_replaceable
+from runner.remote.mirror import meeting_place, remote_dir
+from runner.remote.store import CALL_FILE, PEERS_FOLDER
 from runner.system.files import read_dataclass, write_json
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST
 
-CALL_FILE = "generation.json"
-PEERS_FOLDER = "peers"
 GLANCE_SECS = 0.2
 LOOK_SECS = 0.5
 """Seconds between two reads of the other supervisors' messages while a task runs."""
@@ -45,6 +46,7 @@ class Call:
       phase: gather, go or ended.
       nonces: task name -> nonce of each process that takes part.
       code: exit code of the run once it has ended.
+      others: number of supervisors for which it waits.
     """
 
     run: str = ""
@@ -52,6 +54,7 @@ class Call:
     phase: str = ""
     nonces: Mapping[str, str] = field(default_factory=dict)
     code: int = 0
+    others: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,17 +122,20 @@ class LeaderRendezvous(Rendezvous):
       place: the place of the chief, with the addresses of all tasks.
       timeout_secs: seconds that the others may take to join at first.
       has_evaluator: one of them evaluates; it may join later than the others.
+      lost: as in `Rendezvous`.
     """
 
     def __init__(
         self, model_dir: Path, place: Cluster, timeout_secs: float, *, has_evaluator: bool = False,
-        settle_secs: float = 5.0, clock: Callable[[], float] = time.monotonic,
+        settle_secs: float = 5.0, clock: Callable[[], float] = time.monotonic, lost: Callable[[], str] = lambda: "",
     ) -> None:  # fmt: skip
+        super().__init__(lost)
         self._model_dir, self._place, self._clock = model_dir, place, clock
+        self._folder = meeting_place(model_dir)
         self._timeout_secs, self._settle_secs, self._has_evaluator = timeout_secs, settle_secs, has_evaluator
         others = [Cluster(role, index, place.tasks) for role in place.tasks for index in range(len(place.tasks[role]))]
         self._others = {other.name: other for other in others if other != place}
-        self._call = Call(run=secrets.token_hex(8))
+        self._call = Call(run=secrets.token_hex(8), others=len(self._others))
         self._looked = 0.0
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
@@ -138,7 +144,7 @@ class LeaderRendezvous(Rendezvous):
         until = self._clock() + patience
         while not stops:
             answers = self._answers()
-            failed = self._failure(answers)
+            failed = super().look() or self._failure(answers)
             missing = [name for name in self._others if name not in answers]
             if failed or not missing:
                 self._say(phase="go", nonces={name: answer.nonce for name, answer in answers.items()})
@@ -157,7 +163,7 @@ class LeaderRendezvous(Rendezvous):
         answers = self._answers()
         # for all, since _lost also admits new supervisors
         lost = [self._lost(name, answer) for name, answer in answers.items()]
-        return self._failure(answers) or next(filter(None, lost), None)
+        return super().look() or self._failure(answers) or next(filter(None, lost), None)
 
     def reason(self, ending: GangResult) -> GangResult:
         """Wait a little for the supervisor of the lost task, which knows the reason best."""
@@ -217,7 +223,7 @@ class LeaderRendezvous(Rendezvous):
     def _answers(self) -> dict[str, Answer]:
         """Return task name -> its answer to the current message of this supervisor; others are left out."""
         names = (*self._others, EVALUATOR)
-        answers = {name: read_dataclass(Answer, _answer_file(self._model_dir, name)) for name in names}
+        answers = {name: read_dataclass(Answer, _answer_file(self._folder, name)) for name in names}
         return {name: answer for name, answer in answers.items() if _same(answer, self._call)}
 
     def _address(self, name: str) -> str:
@@ -229,7 +235,7 @@ class LeaderRendezvous(Rendezvous):
 
     def _say(self, **changes: Any) -> None:
         self._call = replace(self._call, **changes)
-        write_json(self._model_dir / CALL_FILE, asdict(self._call))
+        write_json(self._folder / CALL_FILE, asdict(self._call))
 
 
 class FollowerRendezvous:
@@ -251,11 +257,11 @@ class FollowerRendezvous:
         self.generation = 0
         self.code: int | None = None
         self._model_dir, self._place, self._clock = model_dir, place, clock
-        self._timeout_secs = timeout_secs
+        self._folder, self._timeout_secs = meeting_place(model_dir), timeout_secs
         self._nonce = secrets.token_hex(8)
         self._answered = self._followed = Call()
         self._looked = self._told = 0.0
-        (model_dir / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
+        (self._folder / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
         """Return True when the task is to start, False if the run has ended or a stop was requested.
@@ -266,7 +272,7 @@ class FollowerRendezvous:
         patience = max(self._timeout_secs, REPLACED_SECS) if self._followed.run else self._timeout_secs
         until = self._clock() + patience
         while not stops:
-            call = read_dataclass(Call, self._model_dir / CALL_FILE)
+            call = read_dataclass(Call, self._folder / CALL_FILE)
             if self._has_ended(call):
                 return False
             if call.run and call.phase != "ended" and not _same(call, self._answered):
@@ -292,7 +298,7 @@ class FollowerRendezvous:
         self._looked = self._clock()
         if self._place.is_evaluator and self._looked - self._told > min(BEAT_SECS, self._timeout_secs / 4):
             self.tell("ready")
-        call = read_dataclass(Call, self._model_dir / CALL_FILE)
+        call = read_dataclass(Call, self._folder / CALL_FILE)
         if self._has_ended(call):
             return GangResult(PEER_LOST, self._place, "the run has ended")
         if call.run and not _same(call, self._followed):
@@ -304,7 +310,7 @@ class FollowerRendezvous:
         self._told = self._clock()
         call = self._answered
         answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told)
-        write_json(_answer_file(self._model_dir, self._place.name), asdict(answer))
+        write_json(_answer_file(self._folder, self._place.name), asdict(answer))
 
     def _has_ended(self, call: Call) -> bool:
         if call.phase == "ended" and call.run and call.run in (self._followed.run, self._answered.run):
@@ -313,7 +319,8 @@ class FollowerRendezvous:
 
 
 def _same_folder(model_dir: Path) -> str:
-    return f"Check that all processes run with the same model_dir={model_dir} on shared storage."
+    where = remote_dir(model_dir) or f"{model_dir} on shared storage"
+    return f"Check that all processes run with the same model_dir={where}."
 
 
 def _same(one: Call | Answer, other: Call) -> bool:
@@ -321,5 +328,5 @@ def _same(one: Call | Answer, other: Call) -> bool:
     return (one.run, one.generation) == (other.run, other.generation)
 
 
-def _answer_file(model_dir: Path, name: str) -> Path:
-    return model_dir / PEERS_FOLDER / f"{name.replace(':', '-')}.json"
+def _answer_file(folder: Path, name: str) -> Path:
+    return folder / PEERS_FOLDER / f"{name.replace(':', '-')}.json"

@@ -341,10 +341,11 @@ class Supervisor:
         config, settings, prefix = self.config, self.config.cluster, self.member.prefix
         limit = 0 if config.command in schema.UNRECORDED_COMMANDS else config.max_restarts
         restarts = Restarts(self.model_dir, limit, self.stops.came, lambda text: say(f"{prefix}{text}"))
-        rendezvous = Rendezvous(mirror_of(self.model_dir).lost)
+        lost = mirror_of(self.model_dir).lost
+        rendezvous = Rendezvous(lost)
         if self.place is not None:
-            timeout_secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
-            rendezvous = LeaderRendezvous(self.model_dir, self.place, timeout_secs, has_evaluator=has_evaluator)
+            secs, has_evaluator = settings.start_timeout_secs, settings.evaluator
+            rendezvous = LeaderRendezvous(self.model_dir, self.place, secs, has_evaluator=has_evaluator, lost=lost)
         return RestartingGang(
             config, file, self.env, self.stops, restarts, record, prefix, self.place, rendezvous, self.member.starter
         )

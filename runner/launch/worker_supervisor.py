@@ -22,6 +22,7 @@ from runner.launch.rendezvous import FollowerRendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TaskStarter, build_starter
+from runner.remote.mirror import mirror_of, remote_dir
 from runner.system.console import relative
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
@@ -50,19 +51,22 @@ class WorkerSupervisor:
           ConfigError: the chief has another config.
         """
         model_dir = Path(str(self.config.model_dir))
+        where, mirror = remote_dir(model_dir) or relative(model_dir), mirror_of(model_dir)
+        mirror.begin(self.env, self.config.run, self.place.worker_index)
         rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
-        say(f"This is {self.place.name}. The chief records the run and its results in {relative(model_dir)}.")
+        say(f"This is {self.place.name}. The chief records the run and its results in {where}.")
         scratches = tempfile.TemporaryDirectory(prefix="runner-")
-        with scratches as scratch, closing(build_starter(self.config, 1)) as starter:
-            file = Path(scratch) / "config.yaml"
-            try:
-                code = self._follow(rendezvous, model_dir, file, starter)
-            except TimeoutError as error:
-                say(f"runner: {error}")
-                return FAILED
+        try:
+            with scratches as scratch, closing(build_starter(self.config, 1)) as starter:
+                code = self._follow(rendezvous, model_dir, Path(scratch) / "config.yaml", starter)
+        except TimeoutError as error:
+            say(f"runner: {error}")
+            return FAILED
+        finally:
+            left = mirror.close(self.stops.came)
         if code == FINISHED:
-            say(f"{self.place.name}: the run has finished; see summary.json in {relative(model_dir)}.")
-        return code
+            say(f"remote: {left}" if left else f"{self.place.name}: the run has finished; see summary.json in {where}.")
+        return INTERRUPTED if left and code == FINISHED else code
 
     def _follow(self, rendezvous: FollowerRendezvous, model_dir: Path, file: Path, starter: TaskStarter) -> int:
         """Start the task whenever the chief's supervisor says so, and report to it how the task ended.
@@ -135,8 +139,8 @@ class WorkerSupervisor:
         if differing:
             rendezvous.tell("failed", f"another config than the chief's: {differing}", USER_ERROR)
             raise ConfigError(
-                f"{self.place.name} has another config than the chief of {relative(model_dir)}: {differing}. Start "
-                "all tasks of a cluster with the same command."
+                f"{self.place.name} has another config than the chief of {remote_dir(model_dir) or relative(model_dir)}"
+                f": {differing}. Start all tasks of a cluster with the same command."
             )
 
 

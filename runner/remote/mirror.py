@@ -7,8 +7,10 @@ belongs to it, such as the jobs of a sweep: their folders are in its local folde
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import hashlib
 import os
+import shutil
 import threading
 import time
 import uuid
@@ -19,7 +21,17 @@ from pathlib import Path
 from runner.config.mistakes import NotAllowed
 from runner.config.schema import RunSettings
 from runner.remote import upload
-from runner.remote.store import Lease, LeaseLostError, Note, Store, lock_of, reaching
+from runner.remote.store import (
+    LEASES,
+    PEERS_FOLDER,
+    Lease,
+    LeaseLostError,
+    Note,
+    Store,
+    fingerprints,
+    lock_of,
+    reaching,
+)
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
@@ -93,6 +105,11 @@ def remote_dir(path: str | os.PathLike[str]) -> str | None:
     return next(("/".join([url, *below]) for url, below in urls if url), None)
 
 
+def meeting_place(model_dir: Path) -> Path:
+    """Return the folder in which the supervisors of a cluster find each other's messages."""
+    return model_dir / LEASES if remote_dir(model_dir) else model_dir
+
+
 def writing(model_dir: str | os.PathLike[str]) -> None:
     """Begin the mirror of a script's folder, if it has one; it is closed when the process ends.
 
@@ -129,7 +146,7 @@ class Mirror:
 
     Attributes:
       url: the URL; '': there is none, and nothing is done.
-      has_begun: this process holds the lease.
+      has_begun: this process may write to the URL.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -155,39 +172,47 @@ class Mirror:
                 if not store.is_current(self._folder):
                     store.fetch(self._folder)
 
-    def begin(self, env: Mapping[str, str], settings: RunSettings) -> None:
+    def begin(self, env: Mapping[str, str], settings: RunSettings, worker: int = 0) -> None:
         """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process. If
         that has begun, as by another job of a sweep, nothing is done.
 
         Args:
           env: environment of the process that sends.
           settings: when another may take over, and how long `close` waits.
+          worker: index of the worker whose folder this is, if the chief is on another host: the lease is the chief's.
 
         Raises:
           ConfigError: another run holds the lease, or the bucket cannot be reached.
         """
         with self._lock:
             if self.url and not self.has_begun:
-                self._begin(env, settings)
+                self._begin(env, settings, worker)
 
-    def _begin(self, env: Mapping[str, str], settings: RunSettings) -> None:
+    def _begin(self, env: Mapping[str, str], settings: RunSettings, worker: int) -> None:
         store, folder = Store(self.url, self._key), self._folder
         with reaching(f"{self._key}{self.url}"), lock_of(folder):
-            identity = Note.read(folder, self.url).folder or uuid.uuid4().hex
-            self._lease = lease = Lease.take(store, identity, settings.lease_secs)
-            if not store.is_current(folder, lease.number - 1):  # only now: until then another could write
-                store.fetch(folder)
-            noted = Note.read(folder, self.url).files
-            # What is there, because one that was killed may have sent more, or less, than it has noted.
-            Note(self.url, identity, {name: noted.get(name, []) for name in store.objects()}).save(folder)
+            note = dataclasses.replace(Note.read(folder, self.url), worker=worker)
+            if not worker:
+                # A new one if it is about to fetch: one that is killed before that is not up to date.
+                note.folder = (note.folder if store.is_current(folder) else "") or uuid.uuid4().hex
+                self._lease = Lease.take(store, note.folder, settings.lease_secs)
+                if not store.is_current(folder, self._lease.number - 1):  # only now: until then another could write
+                    store.fetch(folder)
+                there, noted = store.objects(), Note.read(folder, self.url).files
+                # Without what a person removed there. A worker on another host has sent what is not noted.
+                note.files = {name: mark for name, mark in noted.items() if name in there}
+            note.save(folder)
+        shutil.rmtree(folder / LEASES, ignore_errors=True)  # messages of an earlier start
+        (folder / LEASES / PEERS_FOLDER).mkdir(parents=True)
         self.has_begun, self._secs, self._is_last = True, settings.upload_secs, threading.Event()
         if self.url.startswith("memory://"):  # only this process has it
             self._thread = threading.Thread(
-                target=upload.follow, args=(folder, lease, self._is_last), daemon=True, name="upload"
+                target=upload.follow, args=(folder, self._lease, self._is_last), daemon=True, name="upload"
             )
             self._thread.start()
             return
-        words = ("-m", upload.MODULE, str(folder), "--lease", str(lease.number), "--secs", str(self._secs))
+        number = self._lease.number if self._lease else 0
+        words = ("-m", upload.MODULE, str(folder), "--lease", str(number), "--secs", str(self._secs))
         self._process = ShippingProcess("", env, words, "remote: ")
 
     def lost(self) -> str:
@@ -199,7 +224,7 @@ class Mirror:
 
         Return why the bucket does not have everything; '' if it has.
         """
-        if not self.has_begun or self._lease is None:
+        if not self.has_begun:
             return ""
         already, self.has_begun = len(stops), False
         if self.url.startswith("memory://"):
@@ -210,13 +235,14 @@ class Mirror:
             while self._process.is_alive and len(stops) == already:
                 time.sleep(upload.GLANCE_SECS)
             self._process.end()
-        left = Note.read(self._folder).left(self._folder)
-        self._lease.end()
+        left = Note.read(self._folder).left(fingerprints(self._folder))
+        if self._lease:
+            self._lease.end()
         if self.lost() or not left:
             return self.lost()
         size = format_bytes(sum(mark[0] for mark in left.values()))
         folder = relative(self._folder)
-        return (
-            f"{len(left)} files, {size}, of {folder} are not in {self.url}. The same command sends them, and so does: "
-            f"python -m {upload.MODULE} {folder}"
+        by_hand = (
+            f" The same command sends them, and so does: python -m {upload.MODULE} {folder}" if self._lease else ""
         )
+        return f"{len(left)} files, {size}, of {folder} are not in {self.url}.{by_hand}"

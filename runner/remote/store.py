@@ -10,12 +10,13 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,17 @@ from runner.tracking.tracker import describe
 NOTE_FILE = ".remote.json"
 """File in the local folder: its URL, `folder` (identifies the folder as the one that the bucket was last written from
 or fetched to; absent: it is not up to date), and `files`: name -> [bytes, time of change in ns, the object's mark]."""
-LAST_FILES = ("checkpoint", RUN_FILE, "study.journal")
+STATE_FILE = "checkpoint"
+LAST_FILES = (STATE_FILE, RUN_FILE, "study.journal")
 """Files that speak of others: which checkpoint is the newest, that a run or a trial is over. They are read first and
 sent last."""
 LEASES = ".lease"
+# In LEASES of a cluster of several hosts, in the bucket and on each host: the chief's message, and the others' answers.
+CALL_FILE, PEERS_FOLDER = "generation.json", "peers"
 _ATTEMPTS = 5
 _MARKS = ("ETag", "etag", "md5Hash", "created")
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # each error, with its traceback; they are raised, too
+_is_copy = re.compile(r"checkpoint$|runner_files/|model\.ckpt-\d+\.").match
 
 
 class LeaseLostError(StorageError):
@@ -63,11 +68,18 @@ def reaching(what: str) -> Iterator[None]:
 
 @dataclass
 class Note:
-    """What a local folder knows of its bucket, as in NOTE_FILE."""
+    """What a local folder knows of its bucket, as in NOTE_FILE.
+
+    Attributes:
+      files: as in NOTE_FILE. What this folder has sent has no mark, and what it was about to send is [].
+      worker: index of the worker whose folder this is, if the chief is on another host and sends the checkpoints; 0: it
+        is the chief's, or that of all tasks.
+    """
 
     url: str = ""
     folder: str = ""
     files: dict[str, list[Any]] = field(default_factory=dict)
+    worker: int = 0
 
     @classmethod
     def read(cls, folder: Path, url: str = "") -> Note:
@@ -78,10 +90,27 @@ class Note:
     def save(self, folder: Path) -> None:
         write_json(folder / NOTE_FILE, asdict(self))
 
-    def left(self, folder: Path) -> dict[str, list[Any]]:
-        """Return name -> [bytes, time of change in ns] of the files in `folder` that the bucket does not have."""
-        marks = {name: fingerprint(path) for name, path in local_files(folder).items()}
-        return {name: mark for name, mark in marks.items() if mark and self.files.get(name, [])[:2] != mark}
+    def left(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """Return name -> [bytes, time of change in ns] of the files that a folder sends and the bucket does not have.
+
+        Args:
+          here: as `fingerprints` returns it.
+        """
+        # Of a checkpoint, of which each host has a copy, a worker sends the state of its own input.
+        mine = f".input-{self.worker}."
+        sent = {name: mark for name, mark in here.items() if not self.worker or mine in name or not _is_copy(name)}
+        return {name: mark for name, mark in sent.items() if self.files.get(name, [])[:2] != mark}
+
+    def own(self, here: Mapping[str, list[Any]]) -> set[str]:
+        """Return the names of the files that a folder sends or has sent, or has removed, which a worker's does not."""
+        sent = {name for name, noted in self.files.items() if len(noted) < 3 or name not in here}
+        return self.left(here).keys() | (sent & here.keys() if self.worker else sent)
+
+
+def fingerprints(folder: Path) -> dict[str, list[Any]]:
+    """Return name -> [bytes, time of change in ns] of the files in `folder` that its bucket has, too."""
+    found = {name: fingerprint(path) for name, path in local_files(folder).items()}
+    return {name: mark for name, mark in found.items() if mark}
 
 
 def lock_of(folder: Path) -> FileLock:
@@ -196,38 +225,43 @@ class Store:
             return not number and not self.objects()
         return not number or self.lease(number).get("folder") == note.folder
 
-    def fetch(self, folder: Path) -> None:
+    def fetch(self, folder: Path, but: Collection[str] | None = None) -> None:
         """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.
 
         What the bucket does not have is removed: it belongs to a run that was continued elsewhere.
+
+        Args:
+          folder: the local folder.
+          but: the folder sends files, too, which stay as they are, but for these; None: it no longer sends any.
         """
         with lock_of(folder):
             for attempt in range(_ATTEMPTS):
                 try:
-                    return self._fetch(folder)
+                    return self._fetch(folder, but)
                 except FileNotFoundError:  # an expired checkpoint; the state file no longer names it
                     if attempt == _ATTEMPTS - 1:
                         raise
 
-    def _fetch(self, folder: Path) -> None:
+    def _fetch(self, folder: Path, but: Collection[str] | None) -> None:
         staging = folder / ".fetching"
         shutil.rmtree(staging, ignore_errors=True)
-        before = Note.read(folder, self.url).files
-        Note(self.url, files=before).save(folder)  # no longer up to date
+        note, here = Note.read(folder, self.url), fingerprints(folder)
+        kept = set() if but is None else note.own(here) - {*but}
+        note.folder = note.folder if but is not None else ""  # no longer up to date
+        note.save(folder)
+        found = self.objects()
         # Before the others, which are then at least as new.
-        states = {name: self.fs.cat_file(name) for name in self.objects() if upload_order(name)[0]}
-        found = self.objects().items()
-        there = {name: next((str(info[key]) for key in _MARKS if info.get(key)), "") for name, info in found}
-        here = local_files(folder)
-        same = {
-            name for name in here if there.get(name) and before.get(name) == [*fingerprint(here[name]), there[name]]
-        }
+        names = [name for name in found if upload_order(name)[0] and name not in kept]
+        states = {name: self.fs.cat_file(name) for name in names}
+        found = self.objects() if states else found
+        there = {name: mark_of(info) for name, info in found.items() if name not in kept}
+        before = note.files
+        same = {name for name, mark in there.items() if mark and before.get(name) == [*here.get(name, []), mark]}
         wanted = sorted(there.keys() - states.keys() - same)
         if wanted:
             self.fs.get(wanted, [str(staging / name) for name in wanted])
-        for name in sorted(here, key=upload_order, reverse=True):  # the state files and indexes first
-            if name not in there:
-                here[name].unlink(missing_ok=True)
+        for name in sorted(here.keys() - there.keys() - kept, key=upload_order, reverse=True):
+            (folder / name).unlink(missing_ok=True)  # the state files and indexes first
         for name in sorted({*wanted, *states}, key=upload_order):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             if name in states:
@@ -235,7 +269,15 @@ class Store:
             else:
                 os.replace(staging / name, folder / name)
         shutil.rmtree(staging, ignore_errors=True)
-        Note(self.url, files={name: [*fingerprint(folder / name), mark] for name, mark in there.items()}).save(folder)
+        note.files = {name: noted for name, noted in before.items() if name in kept}
+        for name, mark in there.items():
+            note.files[name] = [*(here[name] if name in same else fingerprint(folder / name)), mark]
+        note.save(folder)
+
+
+def mark_of(info: Mapping[str, Any]) -> str:
+    """Return what changes with an object's contents, of what the store says of it."""
+    return next((str(info[key]) for key in _MARKS if info.get(key)), "")
 
 
 class Lease:
@@ -243,12 +285,14 @@ class Lease:
 
     Attributes:
       number: the number of its object.
+      folder: identifies the folder of its holder.
       lost: why this run no longer may write; '' while it may.
     """
 
     def __init__(self, store: Store, number: int, secs: float = 0, facts: Mapping[str, Any] | None = None) -> None:
         self.store, self.number, self.lost = store, number, ""
         self._secs, self._facts, self._ended = secs, dict(facts or {}), threading.Event()
+        self.folder = self._facts.get("folder")
         self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
 
     @classmethod

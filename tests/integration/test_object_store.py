@@ -22,7 +22,7 @@ pytest.importorskip("moto")
 
 import runner  # noqa: E402
 from runner.checkpoint import layout  # noqa: E402
-from runner.remote.store import Note, Store  # noqa: E402
+from runner.remote.store import Note, Store, fingerprints  # noqa: E402
 from tests.support import chains  # noqa: E402
 from tests.support.command_line import CommandLine  # noqa: E402
 from tests.support.object_store import BUCKET, RUN, S3, Start, catches_up, folder_in, kills, served  # noqa: E402
@@ -124,7 +124,7 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
     again = command_line(*words, "sweep.parallel=2", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("already finished, skipped") == 1 and f"sweep {url}: 2 jobs" in again.stdout
-    assert not Note.read(folder_in(tmp_path / "second")).left(folder_in(tmp_path / "second"))
+    assert not Note.read(folder_in(tmp_path / "second")).left(fingerprints(folder_in(tmp_path / "second")))
     here = command_line(*SWEEP, "sweep.dir=here", cwd=tmp_path)
     assert here.returncode == 0, here.stderr
     jobs = sorted(path.parent.name for path in (tmp_path / "here").glob("*/run.json"))
@@ -244,7 +244,7 @@ def test_a_run_goes_on_while_its_store_takes_nothing_and_then_sends_everything(
     (line,) = [line for line in done.stderr.splitlines() if "training continues" in line]
     assert line.startswith("remote: ") and url in line
     here = folder_in(tmp_path)
-    assert not Note.read(here).left(here)
+    assert not Note.read(here).left(fingerprints(here))
     assert f"model.ckpt-{chains.TOTAL}" in Store(url).fs.cat_file("checkpoint").decode()
 
 

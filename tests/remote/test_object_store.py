@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,6 @@ KEEP = Keep(2)
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(Lease, "_keep", lambda lease: None)  # no lease is renewed while a test looks
-    made = Store(f"memory://{uuid.uuid4().hex}/run")
-    yield made
-    if made.fs.exists(""):
-        made.fs.rm("", recursive=True)
 
 
 def save(folder: Path, step: int, text: str = "") -> None:
@@ -186,7 +177,7 @@ def test_a_state_that_changes_while_it_is_read_is_sent_again(
     save(folder, 1)
     sending = uploader(store, folder)
 
-    def left(note: Note, of: Path) -> dict[str, list[Any]]:
+    def left(note: Note, of: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         if not layout.read_state(folder).latest == "model.ckpt-2":
             save(folder, 2)
         return real(note, of)
@@ -350,12 +341,6 @@ def test_a_process_that_fetches_removes_nothing_of_one_that_begins_meanwhile(
 
 
 # --- the lease --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each lease is that of another host, so that nobody knows whether its process lives."""
-    monkeypatch.setattr(stores, "_this_process", lambda: {"host": uuid.uuid4().hex, "boot": "", "pid": 1, "began": 0})
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import json
 import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -25,8 +27,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+import tensorflow as tf
 
-from runner.remote.store import Lease, Note, Store
+from runner.distribute.local_cluster import free_ports
+from runner.remote.store import Lease, Note, Store, fingerprints
 from runner.remote.upload import follow
 from tests.support import chains
 
@@ -56,6 +60,7 @@ class Proxy:
 
     Attributes:
       address: its URL.
+      refused: an expression; no object whose name it matches is written.
       mode: ok; away (no answer), one of FAILURES, slow (1 MB/s), cut (the connection ends within an answer).
       writes: the number of requests that write or delete an object.
       env: environment of processes that use it.
@@ -64,7 +69,7 @@ class Proxy:
     env: dict[str, str]
 
     def __init__(self, behind: str) -> None:
-        self.mode, self.writes, self._behind = "ok", 0, behind
+        self.mode, self.writes, self.refused, self._behind = "ok", 0, "", behind
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -83,9 +88,12 @@ class Proxy:
                     return
                 server.writes += self.command not in ("GET", "HEAD")
                 headers = list[Any]()
-                if server.mode in FAILURES and (server.mode not in FULL or self.command in ("PUT", "POST")):
-                    status, code = FAILURES[server.mode]
-                    answer = f"<Error><Code>{code}</Code><Message>It is {server.mode}.</Message></Error>".encode()
+                mode = server.mode
+                if server.refused and self.command == "PUT" and re.search(server.refused, self.path):
+                    mode = "500"
+                if mode in FAILURES and (mode not in FULL or self.command in ("PUT", "POST")):
+                    status, code = FAILURES[mode]
+                    answer = f"<Error><Code>{code}</Code><Message>It is {mode}.</Message></Error>".encode()
                 else:
                     status, headers, answer = server._request(self.command, self.path, data, dict(self.headers))
                     if server.mode == "slow":
@@ -151,6 +159,7 @@ class Start:
     """A start of `python -m runner` on a machine of its own, as far as its caches are concerned."""
 
     def __init__(self, server: Proxy, caches: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+        """`env`: None: what `server` needs; else in its place."""
         caches.mkdir(parents=True, exist_ok=True)
         self.said = caches / "said.txt"
         env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or server.env)}
@@ -197,13 +206,71 @@ def catches_up(server: Proxy, store: Store, folder: Path, secs: float, size: int
     assert codes == [0]
     lease.end()
     assert set(store.objects()) == {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert not Note.read(folder).left(folder)
+    assert not Note.read(folder).left(fingerprints(folder))
     assert all(store.fs.cat_file(name) == (folder / name).read_bytes() for name in store.objects())
 
 
 def folder_in(caches: Path) -> Path:
     (folder,) = (caches / "estimator-runner").iterdir()
     return folder
+
+
+def own_part(params: Any, input_context: Any) -> tf.data.Dataset:
+    """Endless, shuffled by each worker for itself: each has a state of its own."""
+    dataset = tf.data.Dataset.from_tensor_slices(chains.arrays())
+    mine = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+    return mine.shuffle(9, seed=3).repeat().batch(params["batch_size"])
+
+
+class Delay(tf.compat.v1.train.SessionRunHook):
+    def before_run(self, run_context: Any) -> None:
+        time.sleep(float(os.environ.get("STEP_SECS", 0)))
+
+
+def delayed(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """`chains.classic`, whose steps take $STEP_SECS."""
+    spec = chains.classic(features, labels, mode, params)
+    return spec._replace(training_hooks=[Delay()]) if mode == "train" else spec
+
+
+class Hosts:
+    """A chief and a worker on machines of their own, which share no folder.
+
+    Args:
+      folder: has a folder for each of them.
+      words: of both commands, with the URL.
+      step_secs: how long a step takes; the model is `delayed`.
+    """
+
+    def __init__(self, server: S3, folder: Path, *words: str, step_secs: float = 0) -> None:
+        self._server, self._folder, self._words, self._step_secs = server, folder, words, step_secs
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        self._cluster = {"chief": addresses[:1], "worker": addresses[1:]}
+        self.chief, self.worker = self.start("chief"), self.start("worker")
+
+    def start(self, name: str) -> Start:
+        home, task = self._folder / name, {"type": name, "index": 0}
+        (home / "tmp").mkdir(parents=True, exist_ok=True)
+        return Start(
+            self._server, home, *self._words, env={
+                **self._server.env, "HOME": str(home), "TMPDIR": str(home / "tmp"), "STEP_SECS": str(self._step_secs),
+                "TF_CONFIG": json.dumps({"cluster": self._cluster, "task": task}),
+            },
+        )  # fmt: skip
+
+    def folder(self, name: str) -> Path:
+        return folder_in(self._folder / name)
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self.chief, self.worker):
+            one.end_of_the_machine()
+
+    def wait(self) -> list[int]:
+        """Wait for the end of both, and return their exit codes."""
+        return [one.popen.wait(200) for one in (self.chief, self.worker)]
 
 
 def kills(server: S3, scratch: Path, number: int, seed: int = 1) -> int:

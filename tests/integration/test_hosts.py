@@ -1,0 +1,166 @@
+"""`strategy=multi_worker` with tasks started on two hosts that share no folder, and a model_dir on an S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("s3fs")
+pytest.importorskip("moto")
+
+from runner.remote.store import Store  # noqa: E402
+from tests.support import chains  # noqa: E402
+from tests.support.command_line import CommandLine  # noqa: E402
+from tests.support.object_store import BUCKET, S3, Hosts, folder_in, served  # noqa: E402
+
+MAX_STEPS, SAVE_STEPS, KEEP = 400, 50, 3
+RUN = (
+    "model=custom", "model.fn=tests.support.object_store.delayed", "model.params={dropout: true}", "input=custom",
+    "input.train.fn=tests.support.object_store.own_part", "input.train.batch_size=4",
+    "input.eval.fn=tests.support.chains.eval_input", "run.seed=5", "run.progress=plain", "strategy=multi_worker",
+    f"train.max_steps={MAX_STEPS}", f"checkpoint.save_steps={SAVE_STEPS}",
+    f"checkpoint.keep_max={KEEP}", "eval.start_delay_secs=1000", "tracking.backend=none", "run.lease_secs=6",
+)  # fmt: skip
+PART = re.compile(r"runner_files/model\.ckpt-(\d+)\.input-(\d)\.index")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3]:
+    with served() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def environment(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # an instance keeps the environment in which it was made
+    for name, value in {**server.env, "XDG_CACHE_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+
+
+def step_there(store: Store) -> int:
+    """The step that the bucket's state file names; 0: there is none."""
+    try:
+        return int(store.fs.cat_file("checkpoint").decode().split('"')[1].rpartition("-")[2])
+    except FileNotFoundError:
+        return 0
+
+
+def wait_until(condition: Callable[[], Any], secs: float = 120) -> None:
+    end = time.monotonic() + secs
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in chains.variables(folder, MAX_STEPS).items()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine) -> dict[str, bytes]:
+    """Of the same two workers in one folder."""
+    folder = tmp_path_factory.mktemp("shared")
+    done = command_line("model_dir=run", "cluster.num_workers=2", *RUN, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return bits(folder / "run")
+
+
+def whole(store: Store) -> bool:
+    """Check that a reader who now begins finds what the state file names, with the input states of both workers."""
+    step = step_there(store)
+    there = store.objects()
+    names = (f"model.ckpt-{step}.index", *(f"runner_files/model.ckpt-{step}.input-{one}.index" for one in (0, 1)))
+    return not step or all(name in there for name in names) or step != step_there(store)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_hosts_without_a_common_folder_come_to_the_bits_of_those_with_one(
+    server: S3, tmp_path: Path, command_line: CommandLine, expected: dict[str, bytes]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
+    (url,) = set(re.findall(r"^python -m runner strategy=multi_worker model_dir=(s3://\S+)$", page, re.MULTILINE))
+    store, stop, incomplete = Store(url), threading.Event(), list[int]()
+
+    def read() -> None:
+        while not stop.wait(0.05):
+            if not whole(store):
+                incomplete.append(step_there(store))
+
+    server.refused = r"\.input-1\."
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with Hosts(server, tmp_path, f"model_dir={url}", *RUN, step_secs=0.1) as hosts:
+            data = re.compile(r"model\.ckpt-\d+\.data-00000-of-00001")
+            wait_until(lambda: sum(data.fullmatch(name) is not None for name in store.objects()) > 1)
+            assert step_there(store) == 0  # the worker's input is missing
+            server.refused = ""
+            wait_until(lambda: step_there(store) >= 2 * SAVE_STEPS)
+            hosts.worker.end_of_the_machine()
+            assert hosts.chief.popen.poll() is None
+            shutil.rmtree(hosts.folder("worker"))
+            hosts.worker = hosts.start("worker")
+            assert hosts.wait() == [0, 0], hosts.chief.said.read_text() + hosts.worker.said.read_text()
+    finally:
+        server.refused = ""
+        stop.set()
+        reader.join()
+    assert "all tasks are started again from step" in hosts.chief.said.read_text()
+    assert not incomplete
+    folders = [hosts.folder(name) for name in ("chief", "worker")]
+    assert not Path(os.path.commonpath(folders)).is_relative_to(tmp_path / "chief")
+    assert bits(folders[0]) == expected
+    parts = {match.groups() for name in store.objects() if (match := PART.fullmatch(name))}
+    steps = [str(MAX_STEPS - age * SAVE_STEPS) for age in range(KEEP)]
+    assert parts == {(step, worker) for step in steps for worker in "01"}
+    for folder in folders:
+        assert len(list((folder / "runner_files").glob("*.input-1.index"))) == KEEP
+    assert {"events.chief-0.jsonl", "events.worker-0.jsonl"} <= store.objects().keys()
+    read_there = command_line(
+        "command=evaluate", f"model_dir={url}", "run.output=json", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "third")
+    )
+    answer = json.loads(read_there.stdout)
+    assert read_there.returncode == 0 and answer["global_step"] == MAX_STEPS, read_there.stderr
+    assert bits(folder_in(tmp_path / "third")) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_new_machines_go_on_from_the_bucket_to_the_same_bits(
+    server: S3, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    url = f"s3://{BUCKET}/resumed/run"
+    for name, steps in (("first", MAX_STEPS // 2), ("second", MAX_STEPS)):
+        with Hosts(server, tmp_path / name, f"model_dir={url}", *RUN, f"train.max_steps={steps}") as hosts:
+            assert hosts.wait() == [0, 0], hosts.chief.said.read_text() + hosts.worker.said.read_text()
+        if name == "first":
+            shutil.rmtree(tmp_path / name)
+    assert bits(hosts.folder("chief")) == expected
+
+
+@pytest.mark.parametrize(
+    "words, cluster",
+    [
+        (["strategy=parameter_server"], {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}),
+        (["strategy=multi_worker"], {"chief": ["a:1"], "worker": ["b:1"], "evaluator": ["c:1"]}),
+    ],
+)
+def test_what_needs_a_common_folder_is_refused_by_name(
+    words: list[str], cluster: dict[str, list[str]], command_line: CommandLine, tmp_path: Path
+) -> None:
+    place = json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+    url = f"s3://{BUCKET}/refused/run"
+    done = command_line(f"model_dir={url}", *RUN, *words, cwd=tmp_path, TF_CONFIG=place)
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and line.startswith(f"runner: model_dir={url}: this process is chief"), line

@@ -1,0 +1,181 @@
+"""A chief and a worker with a folder each: what the bucket and both folders have, and when a message is delivered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fsspec")
+
+from runner.checkpoint import layout, manifest, retention
+from runner.checkpoint.retention import Keep
+from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Note, Store
+from runner.remote.upload import Courier, Uploader
+from tests.remote.test_object_store import fetched, names
+
+KEEP = Keep(2)
+
+
+class Host:
+    """A host. Args: worker: its index; 0: the chief, which takes the lease."""
+
+    def __init__(self, store: Store, folder: Path, worker: int = 0) -> None:
+        self.folder, self.worker, self.place = folder, worker, folder / LEASES
+        (self.place / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
+        Note(store.url, "" if worker else folder.name, Note.read(folder).files, worker).save(folder)
+        self.uploader = Uploader(folder, Lease(store, 0) if worker else Lease.take(store, folder.name, 60))
+        self.courier = Courier(self.uploader)
+
+    def save(self, step: int, text: str = "") -> None:
+        """Save as a task of this host does: a worker's copy has the input state of that worker alone."""
+        with layout.scratch(self.folder) as scratch:
+            path = scratch / f"model.ckpt-{step}"
+            for suffix in ("data-00000-of-00001", "index"):
+                Path(f"{path}.{suffix}").write_text(f"{suffix} {step} of {self.worker}")
+                Path(f"{path}.input-{self.worker}.{suffix}").write_text(f"{suffix} {step} of {self.worker} {text}")
+            manifest.write_manifest(path, step, float(step), {0: "saved", 1: "saved"})
+            layout.publish(path, self.folder)
+        retention.expire(self.folder, f"model.ckpt-{step}", KEEP)
+
+    def send(self) -> None:
+        while not self.uploader.send():
+            pass
+
+    def say(self, **message: object) -> None:
+        """Write this host's message, and send it."""
+        name = f"{PEERS_FOLDER}/worker-0.json" if self.worker else CALL_FILE
+        (self.place / name).write_text(json.dumps({"run": "a", "generation": 1, "others": 1, **message}))
+        self.courier.say()
+
+    def heard(self) -> str:
+        """Look for messages, and return the last that this host's supervisor sees."""
+        self.courier.hear()
+        path = self.place / (CALL_FILE if self.worker else f"{PEERS_FOLDER}/worker-0.json")
+        message = json.loads(path.read_text()) if path.exists() else {}
+        return str(message.get("phase") or message.get("state") or "")
+
+    def checkpoints(self) -> list[str]:
+        return [Path(path).name for path in layout.candidates_in(self.folder)]
+
+
+@pytest.fixture
+def hosts(store: Store, tmp_path: Path) -> tuple[Host, Host]:
+    chief, worker = Host(store, tmp_path / "chief"), Host(store, tmp_path / "worker", 1)
+    chief.say(phase="gather")
+    assert worker.heard() == "gather"
+    chief.say(phase="go")
+    assert worker.heard() == "go"
+    return chief, worker
+
+
+def test_a_checkpoint_is_there_when_the_input_state_of_each_worker_is(
+    hosts: tuple[Host, Host],
+    store: Store,
+    tmp_path: Path,
+) -> None:
+    chief, worker = hosts
+    for host in hosts:
+        host.save(1)
+    chief.send()
+    assert "model.ckpt-1.data-00000-of-00001" in names(store)
+    assert not {"checkpoint", "model.ckpt-1.index"} & names(store) and not fetched(store, tmp_path / "early")
+    worker.send()
+    chief.send()
+    assert fetched(store, tmp_path / "reader") == "model.ckpt-1"
+    part = "runner_files/model.ckpt-1.input-1.index"
+    for folder in (tmp_path / "reader", chief.folder, worker.folder):
+        assert (folder / part).read_text() == "index 1 of 1 "
+    assert (tmp_path / "reader" / "model.ckpt-1.index").read_text() == "index 1 of 0"
+
+
+def test_what_expires_on_the_chief_expires_in_the_bucket_and_a_worker_removes_nothing(
+    hosts: tuple[Host, Host],
+    store: Store,
+) -> None:
+    chief, worker = hosts
+    for step in (1, 2, 3):
+        for host in (chief, worker):
+            host.save(step)
+        worker.send()
+        assert f"model.ckpt-{max(1, step - 2)}.index" in names(store) or step < 3
+        chief.send()
+    parts = {name for name in names(store) if ".input-1.index" in name}
+    assert parts == {f"runner_files/model.ckpt-{step}.input-1.index" for step in (2, 3)}
+    assert not any("ckpt-1." in name for name in names(store))
+    assert len(Note.read(worker.folder).files) < 6 + 2  # nothing of what has expired
+
+
+def test_all_start_from_the_bucket_if_an_input_state_was_lost_with_its_machine(
+    hosts: tuple[Host, Host],
+    store: Store,
+    tmp_path: Path,
+) -> None:
+    chief, worker = hosts
+    for host in (chief, worker):
+        host.save(1)
+        host.send()
+    chief.send()
+    chief.save(2)
+    chief.send()
+    again = Host(store, tmp_path / "new machine", 1)  # without the input state of step 2
+    chief.say(phase="gather", generation=2)
+    assert again.heard() == "gather"
+    again.say(state="ready", generation=2)
+    assert chief.heard() == "ready"
+    assert chief.checkpoints() == ["model.ckpt-1"]
+    chief.say(phase="go", generation=2)
+    assert again.heard() == "go" and again.checkpoints() == ["model.ckpt-1"]
+    for host in (chief, again):
+        host.save(3)
+        host.send()
+    chief.send()
+    assert fetched(store, tmp_path / "reader") == "model.ckpt-3"
+
+
+def test_before_the_last_answer_both_have_sent_what_they_have(
+    hosts: tuple[Host, Host],
+    store: Store,
+    tmp_path: Path,
+) -> None:
+    chief, worker = hosts
+    for host in (chief, worker):
+        host.save(1)
+    chief.say(phase="gather", generation=2)
+    assert worker.heard() == "gather"
+    worker.say(state="ready", generation=2)
+    assert chief.heard() == "ready"
+    assert fetched(store, tmp_path / "reader") == "model.ckpt-1"
+    assert (worker.folder / "model.ckpt-1.index").read_text() == "index 1 of 1"  # its copy
+    chief.say(phase="go", generation=2)
+    assert worker.heard() == "go"
+    assert (worker.folder / "model.ckpt-1.index").read_text() == "index 1 of 0"
+    (worker.folder / "events.worker-0.jsonl").write_text("{}")
+    chief.say(phase="go", generation=2, nonces={"worker:0": "new"})  # once more: its task runs
+    assert worker.heard() == "go" and (worker.folder / "events.worker-0.jsonl").exists()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_worker_that_was_stopped_while_others_took_over_sends_nothing(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chief, worker = Host(store, tmp_path / "chief"), Host(store, tmp_path / "worker", 1)
+    chief.say(phase="go")
+    assert worker.heard() == "go"
+    worker.save(1)
+    monkeypatch.setattr("runner.remote.store._is_dead", lambda holder: True)
+    other = Host(store, tmp_path / "other")
+    other.say(run="b", phase="go")
+    before = {name: store.fs.cat_file(name) for name in store.fs.find("")}
+    assert worker.heard() == "go" and json.loads((worker.place / CALL_FILE).read_text())["run"] == "a"
+    with pytest.raises(LeaseLostError):
+        worker.send()
+    with pytest.raises(LeaseLostError):
+        worker.say(state="lost")
+    assert {name: store.fs.cat_file(name) for name in store.fs.find("")} == before
+    other.say(run="b", phase="gather", generation=2)  # now it may join, with what the bucket has
+    assert worker.heard() == "gather" and not worker.checkpoints()
+    assert not any(".input-1." in name for name in names(store))
