@@ -92,6 +92,21 @@ def within(names: Iterable[str], module: str) -> list[str]:
     return sorted({name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)})
 
 
+def by_name(table: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> its text, from a table of names separated by blanks -> the text of each of them."""
+    return {name: text for names, text in table.items() for name in names.split()}
+
+
+def nearest(names: Iterable[str], name: str) -> str | None:
+    """Return the longest of dotted `names` that is `name` itself or that `name` is below; None: there is none."""
+    return max((one for one in names if f"{name}.".startswith(f"{one}.")), key=len, default=None)
+
+
+def text_of(table: Mapping[str, str], name: str) -> str:
+    """Return the text about the dotted `name` in a table name -> text, by the name nearest to it; "": there is none."""
+    return table.get(nearest(table, name) or "", "")
+
+
 def all_of(place: str, root: str = MODULE) -> Space:
     """Return the space of all names of the object at `place`, "module:attribute" or a module.
 
@@ -109,7 +124,7 @@ def all_of(place: str, root: str = MODULE) -> Space:
 
 def space_of(spaces: Mapping[str, Space], name: str) -> tuple[Space, str] | None:
     """Return (the smallest of the spaces that has the dotted `name`, the name below it); None: no space has it."""
-    root = max((one for one in spaces if f"{name}.".startswith(f"{one}.")), key=len, default=None)
+    root = nearest(spaces, name)
     return None if root is None else (spaces[root], name.removeprefix(root).removeprefix("."))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runner.classic.compat import names as estimator_names
-from runner.classic.compat.old_modules import MODULE, Space, modules_of, places_in, within
+from runner.classic.compat.old_modules import MODULE, Space, by_name, modules_of, places_in, text_of, within
 from runner.config.error_messages import did_you_mean
 
 _EARLY_STOPPING = " ".join(f"{name}=experimental.{name}" for name in estimator_names.EARLY_STOPPING)
@@ -154,102 +154,84 @@ seq2seq @ runner.classic.contrib.attention:
 _PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}
 """Part of contrib -> the module of today's TensorFlow that replaces it as a whole."""
 
-_GYM = "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate"
-_QUEUES = "queue runners do not run here: return a tf.data.Dataset from input_fn"
-_LOOP = "the runner replaces loops over a session: call Estimator.train with hooks for what the loop did"
-_FOREST = "use the package tensorflow_decision_forests"
-_PROBABILITY = "use the package tensorflow_probability"
-_ADDONS = "the package tensorflow_addons had it; copy its source into your project"
-
-GONE: tuple[tuple[str, str], ...] = (
-    ("all_reduce", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
-    ("autograph", "use tf.autograph"),
-    ("batching", "use tf.nondifferentiable_batch_function"),
-    ("bayesflow", _PROBABILITY),
-    ("boosted_trees", _FOREST),
-    ("cmake", "programs did not use this module"),
-    ("coder", "use the package tensorflow_compression"),
-    ("compiler", "use train.jit (RunConfig(jit=True)) or tf.function(jit_compile=True)"),
-    ("constrained_optimization", "use the package tensorflow_constrained_optimization"),
-    ("copy_graph", "graphs of a session are not supported"),
-    ("cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
-    ("distribute.DistributeConfig", "give RunConfig train_distribute= and eval_distribute="),
-    ("distributions", _PROBABILITY),
-    ("eager", "TensorFlow 2 is eager outside of model_fn: tf.Variable, tf.GradientTape, tf.data"),
-    ("factorization.KMeansClustering", "use sklearn.cluster.MiniBatchKMeans"),
-    ("factorization", "use sklearn.cluster or sklearn.decomposition"),
-    ("ffmpeg", "use tf.audio or the package tensorflow_io"),
-    ("gan", "use the package tensorflow_gan"),
-    ("graph_editor", "graphs of a session are not supported"),
-    ("hparams", "HParams is in contrib.training"),
-    ("image", _ADDONS),
-    ("input_pipeline", _QUEUES),
-    ("integrate", "use tfp.math.ode of the package tensorflow_probability, or scipy.integrate"),
-    ("kafka", "use the package tensorflow_io"),
-    ("kernel_methods", "use tf_keras.layers.experimental.RandomFourierFeatures"),
-    (
-        "feature_column.sequence_input_layer",
-        "use tf_keras.experimental.SequenceFeatures, whose variables have other names",
-    ),
-    ("learn.datasets", "use tf.keras.datasets"),
-    ("learn.preprocessing", "use tf.keras.layers.TextVectorization or sklearn.preprocessing"),
-    ("learn.learn_runner", "use tf.estimator.train_and_evaluate"),
-    ("learn.Experiment", "use tf.estimator.train_and_evaluate with TrainSpec and EvalSpec"),
-    ("learn.make_export_strategy", "use tf.estimator.FinalExporter or LatestExporter in EvalSpec(exporters=)"),
-    ("learn.monitors", "use hooks: tf.estimator.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"),
-    ("learn.run_n", "use tf.data and Estimator.predict"),
-    ("learn.read_batch_features", "use tf.data.experimental.make_batched_features_dataset"),
-    ("learn.io", "use tf.data.experimental.make_batched_features_dataset"),
-    ("learn", _GYM),
-    ("legacy_seq2seq", "use contrib.seq2seq"),
-    ("linear_optimizer", "use tf.estimator.LinearClassifier(optimizer='Ftrl')"),
-    ("lite", "use tf.lite"),
-    ("memory_stats", "use tf.config.experimental.get_memory_info"),
-    ("nccl", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
-    ("opt.ScipyOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
-    ("opt.ExternalOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
-    ("opt.MovingAverageOptimizer", "use tf.train.ExponentialMovingAverage in model_fn"),
-    ("opt.ElasticAverageOptimizer", "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"),
-    ("opt.ModelAverageOptimizer", "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"),
-    ("periodic_resample", "reshape and transpose"),
-    ("quantize", "use the package tensorflow_model_optimization"),
-    ("quantization", "use the package tensorflow_model_optimization"),
-    ("resampler", _ADDONS),
-    ("rnn.NASCell", _ADDONS),
-    ("saved_model", "use tf.saved_model"),
-    ("slim.learning", _LOOP),
-    ("slim.evaluation", "use Estimator.evaluate"),
-    ("slim.queues", _QUEUES),
-    ("slim.data_provider", _QUEUES),
-    ("slim.dataset_data_provider", _QUEUES),
-    ("slim.parallel_reader", _QUEUES),
-    ("slim.prefetch_queue", _QUEUES),
-    ("specs", "call the layers directly"),
-    ("staging", "tf.data prefetches to devices"),
-    ("stateless", "use tf.random.stateless_uniform and the like"),
-    ("summary", "use tf.summary"),
-    ("tensor_forest", _FOREST),
-    ("tensorboard", "use the package tensorboard"),
-    ("tensorrt", "use tf.experimental.tensorrt.Converter"),
-    ("text", "use the package tensorflow_text"),
-    ("tfprof", "use tf.estimator.ProfilerHook, or the runner's run.profile"),
-    ("timeseries", "use the package tensorflow_probability: tfp.sts"),
-    ("tpu.keras_to_tpu_model", "use tf.distribute.TPUStrategy"),
-    ("tpu.TPUDistributionStrategy", "use tf.distribute.TPUStrategy"),
-    ("tpu.shard", "use tf.distribute.TPUStrategy"),
-    ("tpu", "use tf.compat.v1.estimator.tpu, or tf.compat.v1.tpu for lower-level functions"),
-    ("training.bucket", "use tf.data.experimental.bucket_by_sequence_length"),
-    ("training.bucket_by_sequence_length", "use tf.data.experimental.bucket_by_sequence_length"),
-    ("training.batch_sequences_with_states", _QUEUES),
-    ("training.rejection_sample", "use tf.data.experimental.rejection_resample"),
-    ("training.stratified_sample", "use tf.data.experimental.rejection_resample"),
-    ("training.train", _LOOP),
-    ("training.evaluate_once", "use Estimator.evaluate"),
-    ("training.evaluate_repeatedly", "use tf.estimator.train_and_evaluate"),
-    ("training.StopAfterNEvalsHook", "use Estimator.evaluate(steps=)"),
-    ("training.SummaryAtEndHook", "Estimator.evaluate writes the summaries of eval_metric_ops"),
+GONE: Mapping[str, str] = by_name(
+    {
+        "all_reduce nccl": "a strategy sums gradients: use tf.distribute.MirroredStrategy",
+        "autograph": "use tf.autograph",
+        "batching": "use tf.nondifferentiable_batch_function",
+        "bayesflow distributions": "use the package tensorflow_probability",
+        "boosted_trees tensor_forest": "use the package tensorflow_decision_forests",
+        "cmake": "programs did not use this module",
+        "coder": "use the package tensorflow_compression",
+        "compiler": "use train.jit (RunConfig(jit=True)) or tf.function(jit_compile=True)",
+        "constrained_optimization": "use the package tensorflow_constrained_optimization",
+        "copy_graph graph_editor": "graphs of a session are not supported",
+        "cudnn_rnn": "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can",
+        "distribute.DistributeConfig": "give RunConfig train_distribute= and eval_distribute=",
+        "eager": "TensorFlow 2 is eager outside of model_fn: tf.Variable, tf.GradientTape, tf.data",
+        "factorization": "use sklearn.cluster or sklearn.decomposition",
+        "factorization.KMeansClustering": "use sklearn.cluster.MiniBatchKMeans",
+        "feature_column.sequence_input_layer": (
+            "use tf_keras.experimental.SequenceFeatures, whose variables have other names"
+        ),
+        "ffmpeg": "use tf.audio or the package tensorflow_io",
+        "gan": "use the package tensorflow_gan",
+        "hparams": "HParams is in contrib.training",
+        "image resampler rnn.NASCell": "the package tensorflow_addons had it; copy its source into your project",
+        (
+            "input_pipeline slim.data_provider slim.dataset_data_provider slim.parallel_reader slim.prefetch_queue "
+            "slim.queues training.batch_sequences_with_states"
+        ): "queue runners do not run here: return a tf.data.Dataset from input_fn",
+        "integrate": "use tfp.math.ode of the package tensorflow_probability, or scipy.integrate",
+        "kafka": "use the package tensorflow_io",
+        "kernel_methods": "use tf_keras.layers.experimental.RandomFourierFeatures",
+        "learn": "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate",
+        "learn.datasets": "use tf.keras.datasets",
+        "learn.Experiment": "use tf.estimator.train_and_evaluate with TrainSpec and EvalSpec",
+        "learn.io learn.read_batch_features": "use tf.data.experimental.make_batched_features_dataset",
+        "learn.learn_runner training.evaluate_repeatedly": "use tf.estimator.train_and_evaluate",
+        "learn.make_export_strategy": "use tf.estimator.FinalExporter or LatestExporter in EvalSpec(exporters=)",
+        "learn.monitors": (
+            "use hooks: tf.estimator.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"
+        ),
+        "learn.preprocessing": "use tf.keras.layers.TextVectorization or sklearn.preprocessing",
+        "learn.run_n": "use tf.data and Estimator.predict",
+        "legacy_seq2seq": "use contrib.seq2seq",
+        "linear_optimizer": "use tf.estimator.LinearClassifier(optimizer='Ftrl')",
+        "lite": "use tf.lite",
+        "memory_stats": "use tf.config.experimental.get_memory_info",
+        "opt.ElasticAverageOptimizer opt.ModelAverageOptimizer": (
+            "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"
+        ),
+        "opt.ExternalOptimizerInterface opt.ScipyOptimizerInterface": (
+            "it needs a session: use scipy.optimize.minimize on tf.function's gradients"
+        ),
+        "opt.MovingAverageOptimizer": "use tf.train.ExponentialMovingAverage in model_fn",
+        "periodic_resample": "reshape and transpose",
+        "quantization quantize": "use the package tensorflow_model_optimization",
+        "saved_model": "use tf.saved_model",
+        "slim.evaluation training.evaluate_once": "use Estimator.evaluate",
+        "slim.learning training.train": (
+            "the runner replaces loops over a session: call Estimator.train with hooks for what the loop did"
+        ),
+        "specs": "call the layers directly",
+        "staging": "tf.data prefetches to devices",
+        "stateless": "use tf.random.stateless_uniform and the like",
+        "summary": "use tf.summary",
+        "tensorboard": "use the package tensorboard",
+        "tensorrt": "use tf.experimental.tensorrt.Converter",
+        "text": "use the package tensorflow_text",
+        "tfprof": "use tf.estimator.ProfilerHook, or the runner's run.profile",
+        "timeseries": "use the package tensorflow_probability: tfp.sts",
+        "tpu": "use tf.compat.v1.estimator.tpu, or tf.compat.v1.tpu for lower-level functions",
+        "tpu.TPUDistributionStrategy tpu.keras_to_tpu_model tpu.shard": "use tf.distribute.TPUStrategy",
+        "training.StopAfterNEvalsHook": "use Estimator.evaluate(steps=)",
+        "training.SummaryAtEndHook": "Estimator.evaluate writes the summaries of eval_metric_ops",
+        "training.bucket training.bucket_by_sequence_length": "use tf.data.experimental.bucket_by_sequence_length",
+        "training.rejection_sample training.stratified_sample": "use tf.data.experimental.rejection_resample",
+    }
 )
-"""(prefix of unsupported names, what to use instead); the first match counts."""
+"""Unsupported name -> what to use instead of it and of all names below it that are not in the table themselves."""
 
 _PRIVATE_MODULES = frozenset(
     """
@@ -300,11 +282,8 @@ def find(name: str) -> str | None:
 
 def instead_of(name: str) -> str:
     """Return what to use instead of an unsupported name."""
-    for beginning, text in GONE:
-        if f"{name}.".startswith(f"{beginning}."):
-            return text
     part, _, last = name.rpartition(".")
-    return did_you_mean(last, within(NAMES, part)).strip() or "the runner does not have it"
+    return text_of(GONE, name) or did_you_mean(last, within(NAMES, part)).strip() or "the runner does not have it"
 
 
 def _reason(name: str, shown: str) -> str:
