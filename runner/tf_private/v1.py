@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface
-from tensorflow.python.ops import gradients_util, metrics_impl
+from tensorflow.python.ops import gradients_util, lookup_ops, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.saved_model.model_utils import export_output
 from tensorflow.python.summary import summary
@@ -40,14 +40,12 @@ Private: `model_utils.export_output.ExportOutput`, which was public as `tf.estim
 When it moves: use `object`; the heads of that source then cannot predict.
 """
 
+lookup_tables: Any = lookup_ops
+"""The module with the functions of tf.contrib.lookup, such as index_table_from_file.
 
-def default_session(session: Any) -> contextlib.AbstractContextManager[Any]:
-    """Use `session` for `Tensor.eval()` and `Operation.run()` inside this context.
-
-    Private: none; `tf.compat.v1.Session.as_default` asks nothing of the session.
-    """
-    context: contextlib.AbstractContextManager[Any] = v1.Session.as_default(session)
-    return context
+Private: `lookup_ops`, where they have been since TF 1.8 without a public name. When it moves: build them from
+tf.compat.v1.lookup.StaticHashTable and StaticVocabularyTable.
+"""
 
 
 def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:

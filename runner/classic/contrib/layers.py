@@ -205,11 +205,6 @@ def embedding_column(
     return columns.embedding_column(sparse_id_column, dimension, combiner, initializer, *args, **kwargs)
 
 
-def create_feature_spec_for_parsing(feature_columns: Iterable[Any]) -> dict[str, Any]:
-    """Return `tf.feature_column.make_parse_example_spec`."""
-    return columns.make_parse_example_spec(list(feature_columns))
-
-
 def _combined(column: Any, combiner: str) -> Any:
     if combiner != "sum":
         raise ValueError(

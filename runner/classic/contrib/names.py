@@ -102,27 +102,28 @@ feature_column @ tensorflow:compat.v1.feature_column:
     sequence_categorical_column_with_hash_bucket sequence_categorical_column_with_identity
     sequence_categorical_column_with_vocabulary_file sequence_categorical_column_with_vocabulary_list
     sequence_numeric_column
-layers @ tensorflow:compat.v1.feature_column: bucketized_column shared_embedding_columns
+layers @ tensorflow:compat.v1.feature_column:
+    bucketized_column create_feature_spec_for_parsing=make_parse_example_spec shared_embedding_columns
 distribute @ tensorflow:distribute: OneDeviceStrategy get_strategy has_strategy
 distribute @ tensorflow:tpu.experimental: initialize_tpu_system
 summary @ tensorflow:summary: flush
 summary @ tensorflow:compat.v1.summary: all_summary_ops=all_v2_summary_ops initialize
-lookup @ runner.classic.contrib.data:tables:
+lookup @ runner.tf_private.v1:lookup_tables:
     FastHashSpec HashTable HasherSpec IdTableWithHashBuckets InitializableLookupTableBase LookupInterface
     KeyValueTensorInitializer MutableHashTable StrongHashSpec TextFileIdTableInitializer TextFileIndex
     TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
     index_to_string_table_from_file index_to_string_table_from_tensor
 # --- runner.classic.contrib itself ---
 layers @ runner.classic.contrib.layers:
-    bow_encoder create_feature_spec_for_parsing crossed_column embed_sequence embedding_column
+    bow_encoder crossed_column embed_sequence embedding_column
     one_hot_column real_valued_column safe_embedding_lookup_sparse sparse_column_with_hash_bucket
     sparse_column_with_integerized_feature sparse_column_with_keys sparse_column_with_vocabulary_file
     weighted_sparse_column
 framework slim @ runner.classic.contrib.framework: assign_from_checkpoint assign_from_checkpoint_fn
 training @ runner.classic.contrib.training: HParams parse_values
 estimator @ runner.classic.contrib.estimator:
-    TowerOptimizer clip_gradients_by_norm export_all_saved_models forward_features poisson_regression_head
-    regression_head replicate_model_fn
+    TowerOptimizer clip_gradients_by_norm forward_features poisson_regression_head regression_head replicate_model_fn
+estimator @ runner.classic.estimator:Estimator: export_all_saved_models=experimental_export_all_saved_models
 opt @ runner.classic.contrib.opt:
     AdaMaxOptimizer AdamWOptimizer DecoupledWeightDecayExtension LARSOptimizer LazyAdamOptimizer
     MomentumWOptimizer NadamOptimizer extend_with_decoupled_weight_decay
@@ -150,9 +151,6 @@ seq2seq @ runner.classic.contrib.attention:
     {"tf.estimator": estimator_names.V1_NAMES},
 )
 """`tf.contrib.<name>` -> "module:attribute"."""
-
-_PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}
-"""Part of contrib -> the module of today's TensorFlow that replaces it as a whole."""
 
 GONE: Mapping[str, str] = by_name(
     {
@@ -274,9 +272,8 @@ def find(name: str) -> str | None:
     name = public(name)
     if name in MODULES:
         return MODULE
-    part, _, rest = name.partition(".")
-    if part in _PARTS_OF_TENSORFLOW:
-        return f"{_PARTS_OF_TENSORFLOW[part]}.{rest}".removesuffix(".")
+    if name.partition(".")[0] == "keras":  # today's tf.keras replaces it as a whole
+        return f"tensorflow:{name}"
     return NAMES.get(name)
 
 
@@ -292,7 +289,7 @@ def _reason(name: str, shown: str) -> str:
 
 
 MODULES = modules_of(NAMES)
-"""The supported modules of tf.contrib, except those in _PARTS_OF_TENSORFLOW."""
+"""The supported modules of tf.contrib, except keras."""
 
 ROOT = "tensorflow.contrib"
 SPACE = Space(find, _reason, lambda module: within(NAMES, public(module)), is_refused_late=True)
