@@ -96,21 +96,6 @@ def bow_encoder(
         return tf.reduce_mean(tf.nn.embedding_lookup(embeddings, ids), axis=1)
 
 
-def safe_embedding_lookup_sparse(
-    embedding_weights: Any,
-    sparse_ids: Any,
-    sparse_weights: Any = None,
-    combiner: str | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> tf.Tensor:
-    """Call `tf.nn.safe_embedding_lookup_sparse`, with combiner None meaning "mean"; returns float `[batch,
-    dimension]`.
-    """
-    lookup = v1.nn.safe_embedding_lookup_sparse
-    return lookup(embedding_weights, sparse_ids, sparse_weights, combiner or "mean", *args, **kwargs)
-
-
 # --- feature columns --------------------------------------------------------------------------------------------------
 
 

@@ -102,6 +102,7 @@ feature_column @ tensorflow:compat.v1.feature_column:
     sequence_categorical_column_with_hash_bucket sequence_categorical_column_with_identity
     sequence_categorical_column_with_vocabulary_file sequence_categorical_column_with_vocabulary_list
     sequence_numeric_column
+layers @ tensorflow:compat.v1.nn: safe_embedding_lookup_sparse
 layers @ tensorflow:compat.v1.feature_column:
     bucketized_column create_feature_spec_for_parsing=make_parse_example_spec shared_embedding_columns
 distribute @ tensorflow:distribute: OneDeviceStrategy get_strategy has_strategy
@@ -116,9 +117,8 @@ lookup @ runner.tf_private.v1:lookup_tables:
 # --- runner.classic.contrib itself ---
 layers @ runner.classic.contrib.layers:
     bow_encoder crossed_column embed_sequence embedding_column
-    one_hot_column real_valued_column safe_embedding_lookup_sparse sparse_column_with_hash_bucket
-    sparse_column_with_integerized_feature sparse_column_with_keys sparse_column_with_vocabulary_file
-    weighted_sparse_column
+    one_hot_column real_valued_column sparse_column_with_hash_bucket sparse_column_with_integerized_feature
+    sparse_column_with_keys sparse_column_with_vocabulary_file weighted_sparse_column
 framework slim @ runner.classic.contrib.framework: assign_from_checkpoint assign_from_checkpoint_fn
 training @ runner.classic.contrib.training: HParams parse_values
 estimator @ runner.classic.contrib.estimator:
