@@ -83,14 +83,12 @@ def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
 
 def last_turn(hook: Any) -> int | None:
     """Return the hook's count (see `count_of`) at its last trigger; None: it has not triggered."""
-    last: int | None = hook._timer.last_triggered_step()
-    return last
+    return hook._timer.last_triggered_step()
 
 
 def is_turn(hook: Any) -> bool:
     """Report whether the hook triggers at its current `count_of`, which is not None."""
-    turn: bool = hook._timer.should_trigger_for_step(count_of(hook))
-    return turn
+    return hook._timer.should_trigger_for_step(count_of(hook))
 
 
 _COUNTS = {v1.train.LoggingTensorHook: "_iter_count", v1.train.SummarySaverHook: "_next_step"}
@@ -101,8 +99,7 @@ def count_of(hook: Any) -> int | None:
 
     Private: `_iter_count` and `_next_step`, which they increment at each call.
     """
-    count: int | None = getattr(hook, _count_name(hook), None)
-    return count
+    return getattr(hook, _count_name(hook), None)
 
 
 def set_count(hook: Any, count: int) -> None:
