@@ -17,7 +17,6 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runner.tf_private import tf_estimator
@@ -61,22 +60,17 @@ class Space(NamedTuple):
 _ROW = re.compile(r"^([^\s#].*) @ (\S+):(.*(?:\n .*)*)", re.MULTILINE)
 
 
-def places_in(table: str, tables: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> dict[str, str]:
+def places_in(table: str) -> dict[str, str]:
     """Return dotted name -> its place, "module:attribute", from a table of text.
 
     A row is `modules @ place: names`, and goes on in indented lines: each of the modules has these names ("." is the
     root), and they are at the place, "module" or "module:attribute". `a=b` stands for the name `a`, which the place
     calls `b`. Lines that begin with `#` are comments.
-
-    Args:
-      table: the rows.
-      tables: a place that is another table -> its names, and where they are.
     """
     found: dict[str, str] = {}
     for modules, place, names in _ROW.findall(table):
         for name, _, other in (one.partition("=") for one in names.split()):
-            of_place = tables[place] if place in tables else None
-            at = of_place[other or name] if of_place else f"{place}{'.' if ':' in place else ':'}{other or name}"
+            at = f"{place}{'.' if ':' in place else ':'}{other or name}"
             found |= {f"{module}.{name}".lstrip("."): at for module in modules.split()}
     return found
 

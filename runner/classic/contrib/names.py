@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runner.classic.compat import names as estimator_names
+from runner.classic.compat.names import EARLY_STOPPING
 from runner.classic.compat.old_modules import MODULE, Space, by_name, modules_of, places_in, text_of, within
 from runner.config.error_messages import did_you_mean
-
-_EARLY_STOPPING = " ".join(f"{name}=experimental.{name}" for name in estimator_names.EARLY_STOPPING)
 
 NAMES: Mapping[str, str] = places_in(
     f"""
@@ -67,18 +65,14 @@ framework @ tf_slim.ops.framework_ops: get_graph_from_inputs get_name_scope
 training @ tf_slim.training.training:
     add_gradients_summaries clip_gradient_norms clip_gradient_norms_fn create_train_op multiply_gradients
 # --- tf.estimator ---
-estimator @ tf.estimator:
-    {_EARLY_STOPPING} InMemoryEvaluatorHook=experimental.InMemoryEvaluatorHook add_metrics
-    make_stop_at_checkpoint_step_hook=experimental.make_stop_at_checkpoint_step_hook BaselineEstimator DNNEstimator
-    DNNLinearCombinedEstimator LinearEstimator call_logit_fn=experimental.call_logit_fn
-    dnn_logit_fn_builder=experimental.dnn_logit_fn_builder
-    linear_logit_fn_builder=experimental.linear_logit_fn_builder
-    build_raw_supervised_input_receiver_fn=experimental.build_raw_supervised_input_receiver_fn
+estimator @ tensorflow:compat.v1.estimator:
+    BaselineEstimator DNNEstimator DNNLinearCombinedEstimator LinearEstimator add_metrics
     binary_classification_head=BinaryClassHead logistic_regression_head=LogisticRegressionHead multi_head=MultiHead
     multi_class_head=MultiClassHead multi_label_head=MultiLabelHead
-tpu @ tf.estimator:
-    InputPipelineConfig=tpu.InputPipelineConfig RunConfig=tpu.RunConfig TPUConfig=tpu.TPUConfig
-    TPUEstimator=tpu.TPUEstimator TPUEstimatorSpec=tpu.TPUEstimatorSpec
+estimator @ tensorflow:compat.v1.estimator.experimental:
+    {" ".join(EARLY_STOPPING)} InMemoryEvaluatorHook build_raw_supervised_input_receiver_fn call_logit_fn
+    dnn_logit_fn_builder linear_logit_fn_builder make_stop_at_checkpoint_step_hook
+tpu @ tensorflow:compat.v1.estimator.tpu: InputPipelineConfig RunConfig TPUConfig TPUEstimator TPUEstimatorSpec
 # --- the rest of TensorFlow ---
 tpu @ tensorflow:compat.v1.tpu: CrossShardOptimizer bfloat16_scope
 rnn @ tensorflow:compat.v1.nn.rnn_cell:
@@ -147,8 +141,7 @@ seq2seq @ runner.classic.contrib.seq2seq:
     dynamic_decode sequence_loss tile_batch
 seq2seq @ runner.classic.contrib.attention:
     AttentionMechanism AttentionWrapper AttentionWrapperState BahdanauAttention LuongAttention
-""",
-    {"tf.estimator": estimator_names.V1_NAMES},
+"""
 )
 """`tf.contrib.<name>` -> "module:attribute"."""
 
