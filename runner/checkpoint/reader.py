@@ -161,7 +161,7 @@ class Reader:
             folder = Path(self.path).parent
             complete = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
             raise ValueError(f"no checkpoint {self.path}. Checkpoints in its folder: {', '.join(complete) or 'none'}.")
-        reader = tensor_bundle.open_reader(self.path)
+        reader = tf.train.load_checkpoint(tensor_bundle.literal(self.path))
         dtypes = reader.get_variable_to_dtype_map()
         return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
 

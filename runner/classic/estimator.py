@@ -150,10 +150,8 @@ class Estimator(engine.Estimator):
         """A function (features, labels, mode, config=None) that calls the user's model_fn with its params."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
-            call = (
-                self._context.model_fn if config is None else dataclasses.replace(self._context.model_fn, config=config)
-            )
-            spec = call(features, labels, mode)
+            own = self._context.model_fn
+            spec = (own if config is None else dataclasses.replace(own, config=config))(features, labels, mode)
             return EstimatorSpec(**{**spec._asdict(), "export_outputs": spec.export_outputs or None})
 
         return model_fn
