@@ -135,7 +135,7 @@ class EvalProgram(Program):
         """
         first, most = tf.constant(first_step, tf.int64), tf.constant(max_steps)
         with self._pipeline.reading():
-            (examples, sums), ended = self._loop(iterator, first, most, self._start())
+            (examples, sums), ended = self._loop(iterator, first, most, self._start(self._so_far))
         return self._counted(on_host(sums), int(examples), bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
@@ -150,8 +150,9 @@ class EvalProgram(Program):
             ]
             return lambda iterator, *others: self._add_step(functions, iterator, next(iterator), *others)
 
+        start = self._start(self._so_far)
         try:
-            (examples, sums), values = self._called(request.key, build, iterator, step, self._start(), *request.values)
+            (examples, sums), values = self._called(request.key, build, iterator, step, start, *request.values)
         except tf.errors.OutOfRangeError:  # of `next(iterator)`, before anything is added to the state of a metric
             return self._counted(self._so_far.sums, 0, data_ended=True), []
         return self._counted(on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
@@ -160,14 +161,13 @@ class EvalProgram(Program):
         self._check_no_collective(request.fetches)
         return super().fetch(iterator, step, request)
 
-    def _start(self) -> tuple[tf.Tensor, Any]:
-        """Return (0 examples, the sums so far), to which a call of TensorFlow adds.
+    def _start(self, before: EvalResult) -> tuple[tf.Tensor, Any]:
+        """Return (0 examples, the sums of `before`), to which a call of TensorFlow adds.
 
         Adding to the sums of earlier calls, in one sequence, makes the result independent, to the last bit, of how many
         batches each call evaluates.
         """
-        sums = self._so_far.sums
-        return tf.constant(0, tf.int64), tf.nest.map_structure(lambda one: tf.constant(one, tf.float64), sums)
+        return tf.constant(0, tf.int64), tf.nest.map_structure(lambda one: tf.constant(one, tf.float64), before.sums)
 
     def _counted(self, sums: Sums, examples: int, data_ended: bool) -> EvalResult:
         """Return the result of the evaluation so far: the sums, and `examples` more than before."""
