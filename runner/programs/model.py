@@ -31,7 +31,7 @@ from runner.tf_private.replaced import replaced
 from runner.tracing.partitioned_variable import assign, restore, update, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Model:
         strategy: tf.distribute.Strategy | None,
         *,
         config: RunConfig,
-        journal: Journal | NullJournal,
+        journal: Journal,
     ) -> None:
         self.strategy = strategy
         self.collectives = collectives_of(strategy)

@@ -47,10 +47,10 @@ from runner.hooks.hook import TimeLimit
 from runner.model_fn import ModeKeys, declared_arguments
 from runner.remote.mirror import known_folder
 from runner.run_config import KeepBest, RunConfig, WarmStart
-from runner.system.console import NullProgress, Progress
+from runner.system.console import Progress
 from runner.task.unread_params import UnreadParams
 from runner.tracking.exit_codes import user_code as user_code_called
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 from runner.tracking.training_status import generation_in
 
 _log = logging.getLogger(__name__)
@@ -81,9 +81,8 @@ class Job:
 
 
 def build_job(
-    config: Config, journal: Journal | NullJournal, progress: Progress | NullProgress, hooks: tuple[Any, ...] = (),
-    cluster: Cluster = ALONE,
-) -> Job:  # fmt: skip
+    config: Config, journal: Journal, progress: Progress, hooks: tuple[Any, ...] = (), cluster: Cluster = ALONE
+) -> Job:
     """Import the user's functions and build what the command needs.
 
     Args:
@@ -146,7 +145,7 @@ def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
 
 
 def _functions_and_run_config(
-    config: Config, cluster: Cluster, journal: Journal | NullJournal
+    config: Config, cluster: Cluster, journal: Journal
 ) -> tuple[Mapping[str, Any], RunConfig]:
     """Return (config key -> user function, the RunConfig)."""
 

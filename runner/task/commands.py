@@ -27,7 +27,7 @@ from runner.task import dry_run, inspect_run, prediction_files, preemption
 from runner.task.build import Job, build_job, build_keep
 from runner.task.stop_hook import StopRequest
 from runner.tracking import tensorboard
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class TaskContext:
       cluster: this task's place.
     """
 
-    journal: Journal | NullJournal
+    journal: Journal
     progress: Progress
     stop: StopRequest
     started: float
