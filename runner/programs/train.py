@@ -418,8 +418,8 @@ def train_replica(
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
-    tape, part = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut)
-    with tape, model_fn_has(part), logging_to(LoggedValues()) as logged:
+    tape, part, logged = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut), LoggedValues()
+    with tape, model_fn_has(part), logging_to(logged):
         spec = model.call(features, labels, ModeKeys.TRAIN)
         # Inside of the tape, which must record the scaling, too.
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
