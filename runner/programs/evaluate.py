@@ -141,6 +141,9 @@ class EvalProgram(Program):
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
         """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
+
+        Raises:
+          tf.errors.OutOfRangeError: there is no further batch; nothing has been added to the state of a metric.
         """
 
         def build() -> Callable[..., Any]:
@@ -151,10 +154,7 @@ class EvalProgram(Program):
             return lambda iterator, *others: self._add_step(functions, iterator, next(iterator), *others)
 
         start = self._start(self._so_far)
-        try:
-            (examples, sums), values = self._called(request.key, build, iterator, step, start, *request.values)
-        except tf.errors.OutOfRangeError:  # of `next(iterator)`, before anything is added to the state of a metric
-            return self._counted(self._so_far.sums, 0, data_ended=True), []
+        (examples, sums), values = self._called(request.key, build, iterator, step, start, *request.values)
         return self._counted(on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
 
     def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
