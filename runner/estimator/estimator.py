@@ -332,10 +332,10 @@ class Estimator:
         started = time.monotonic()
         with self._models.for_evaluation.awaiting(path):
             setup = self.prepare_evaluation(input_fn, name, steps)
-        evaluation.check_ends(setup.pipeline, steps, [*hooks, *setup.program.spec.evaluation_hooks])
+        given = [*hooks, *setup.program.spec.evaluation_hooks]
+        evaluation.check_ends(setup.pipeline, steps, given)
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
-            given = [*hooks, *setup.program.spec.evaluation_hooks]
             eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
         eval_hooks.end()  # must be first, because TensorBoard reads only the newer of two event files in a folder

@@ -15,7 +15,6 @@ from runner.data.iterators import iterate
 from runner.data.replica_batches import RoundRobin
 from runner.distribute.collectives import Collectives
 from runner.model_fn import ModeKeys
-from runner.programs.mixed_precision import ModelCall
 from runner.programs.optimizer_step import loss_sum
 from runner.programs.program import (
     ModelToTrace,
@@ -96,7 +95,10 @@ class EvalProgram(Program):
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, *, on_workers: bool = False) -> None:
         def replica_fn(replica: Replica) -> EvaluatedReplica:
             with tf.summary.record_if(False):
-                return _eval_replica(model.call, pipeline, replica)
+                spec = model.call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
+                count, metrics = replica.weights.counts[replica.index], spec.eval_metric_ops or {}
+                sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
+                return EvaluatedReplica(spec, {"loss": loss_sum(spec, replica), **sums})
 
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
         self.sum_names = list(self.outputs[0].sums)
@@ -261,13 +263,6 @@ def in_float64(sums: Any) -> Any:
         return value
 
     return tf.nest.map_structure(scalar, sums)
-
-
-def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Replica) -> EvaluatedReplica:
-    spec = model_call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
-    count, metrics = replica.weights.counts[replica.index], spec.eval_metric_ops or {}
-    sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
-    return EvaluatedReplica(spec, {"loss": loss_sum(spec, replica), **sums})
 
 
 def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -127,13 +127,10 @@ def build_job(
     return Job(estimator, unread, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
-AnyInputBlock = TypeVar("AnyInputBlock", bound=InputBlock)
-
-
 def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
     """Return `config` with inputs whose params `unread` watches."""
 
-    def watched(key: str, block: AnyInputBlock) -> AnyInputBlock:
+    def watched(key: str, block: Any) -> Any:
         return dataclasses.replace(block, params=unread.watch(f"{key}.params", block.params))
 
     inputs = dataclasses.replace(
