@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +143,6 @@ class Models:
         """
         model = self.for_evaluation
         return self._on(None) if model.collectives.num_workers > 1 else model
-
-    def values(self) -> Iterable[Model]:
-        """Return the models built so far."""
-        return self._by_strategy.values()
 
     def clear(self) -> None:
         """Drop all models and their values."""

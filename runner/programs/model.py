@@ -343,10 +343,7 @@ class Model:
 
 
 def check_shapes(
-    reader: Reader,
-    shapes: Mapping[str, tf.TensorShape],
-    new: Collection[str] = (),
-    keys: Mapping[str, str] | None = None,
+    reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Collection[str], keys: Mapping[str, str]
 ) -> None:
     """Check that a checkpoint has each variable of a model in the right shape.
 
@@ -359,7 +356,6 @@ def check_shapes(
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape.
     """
-    keys = keys or {}
     found = {name: reader.shape(keys.get(name, name)) for name in shapes}
     missing = [name for name, shape in found.items() if shape is None and name not in new]
     renamed = [name for name in missing if name in keys]
