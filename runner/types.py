@@ -238,8 +238,7 @@ class IteratorInitializer:
         the value fed for it.
     """
 
-    def __init__(self) -> None:
-        self.placeholders: Sequence[tuple[type_of_tensor, Any]] = ()
+    placeholders: Sequence[tuple[type_of_tensor, Any]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
