@@ -23,7 +23,7 @@ from runner.data.inputs import Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
 from runner.model_fn import ModeKeys, declared_arguments
-from runner.system.console import LoopReport, NullProgress
+from runner.system.console import LoopReport, Progress
 from runner.tf_private.tf_estimator import eagerly
 from runner.tracking.journal import Journal, NullJournal
 
@@ -252,7 +252,7 @@ class LoggedJournal(NullJournal):
         self._last = step, now
 
 
-class LoggedProgress(NullProgress):
+class LoggedProgress(Progress):
     """Logs the loss of the last step when training ends."""
 
     _loss: float | None = None

@@ -76,10 +76,6 @@ class Progress:
         """End the display of training; may be called several times."""
 
 
-class NullProgress(Progress):
-    """Shows nothing."""
-
-
 class PlainProgress(Progress):
     """One line per period, for logs and pipes; the last state is always printed."""
 
@@ -312,7 +308,7 @@ def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
     """Return the Progress for `run.progress`: off, plain, rich, or auto (rich on a terminal, else plain)."""
     stream = stream or sys.stderr
     if mode == "off":
-        return NullProgress()
+        return Progress()
     if shows_live(mode, stream):
         return RichProgress(Console(file=stream, force_terminal=True if mode == "rich" else None))
     return PlainProgress(stream)

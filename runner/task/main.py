@@ -162,7 +162,7 @@ def _run(
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
 
 
-def _import_commands(config: Config, journal: Journal | NullJournal) -> Any:
+def _import_commands(config: Config, journal: Journal) -> Any:
     """Import TensorFlow, and with it `runner.task.commands`."""
     try:
         with journal.phase("import"), quiet_import(os.environ), gc_pause.not_searched():
