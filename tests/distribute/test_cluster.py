@@ -13,6 +13,7 @@ from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import Detected, detect
 from runner.distribute.managed_jobs import folders
 from runner.distribute.slurm import expand_nodes
+from runner.distribute.tf_config import read_tf_config
 from tests.support.messages import Messages
 
 A, B, C, D = (f"host{number}:2222" for number in range(4))
@@ -67,7 +68,7 @@ def test_tf_config_in_every_shape_means_the_same_cluster(
     assert {name: tuple(addresses) for name, addresses in detected.cluster.tasks.items()} == NORMAL
     assert detected.source == "tf_config" and not detected.is_local
     assert detected.has_evaluator is (given["type"] == "evaluator" or "evaluator" in cluster)
-    assert Cluster.from_tf_config(detected.cluster.tf_config).tf_config == detected.cluster.tf_config
+    assert read_tf_config(detected.cluster.tf_config).tf_config == detected.cluster.tf_config
 
 
 def test_the_tf_config_of_a_kubeflow_job_is_read() -> None:
