@@ -18,7 +18,6 @@ import signal
 import stat
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,7 +30,6 @@ from filelock import FileLock, Timeout
 
 from runner.config import saved_config, schema, user_code
 from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
-from runner.system.child_process import STOP_SIGNALS
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
 from runner.system.redaction import mask_text, masked, secrets_of
 from runner.system.standard_streams import keep_saying, say
@@ -58,7 +56,7 @@ from runner.tracking.journal import (
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
-from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, of, read_settings
+from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, heed_starter, of, read_settings
 from runner.tracking.summary import SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
@@ -538,12 +536,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_saying()
     if options.to is None:
         return _ship_folders([folder.absolute() for folder in options.folders])
-    # It outlives its starter, to ship how the run ended. The end of its input tells it to finish.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
     deadline = Deadline()
-    threading.Thread(target=_read, args=(folders, deadline), daemon=True).start()
+
+    def heard(folder: str) -> None:
+        folders.put(folder)
+        if not folder:
+            # Only now: during the run nobody waits for the tracker, and a call may take as long as it does.
+            deadline.arm()
+
+    heed_starter(heard)
     return _ship_until_end(folders, str(options.to), deadline)
 
 
@@ -561,17 +563,6 @@ def _ship_folders(folders: Sequence[Path]) -> int:
         is_all = shipping.close()
     shipping.say_addresses()
     return FINISHED if is_all else NOT_ALL
-
-
-def _read(folders: queue.SimpleQueue[str], deadline: Deadline) -> None:
-    for line in iter(sys.stdin.readline, ""):
-        folders.put(line.rstrip("\n"))
-        if line == "\n":
-            break
-    else:
-        folders.put("")  # the starter is dead
-    # Only now: during the run nobody waits for the tracker, and a call may take as long as it does.
-    deadline.arm()
 
 
 def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadline) -> int:

@@ -14,14 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO
 
 from runner.config.schema import ConfigError, TrackingConfig
-from runner.system.child_process import describe_exit
+from runner.system.child_process import STOP_SIGNALS, describe_exit
 from runner.system.console import relative
 from runner.system.files import read_json, write_atomically
 from runner.system.standard_streams import say
@@ -232,6 +232,21 @@ class ShippingProcess:
                     self._tell(str(folder))
                 if self._is_finishing:
                     self._tell("")
+
+
+def heed_starter(heard: Callable[[str], None]) -> None:
+    """In a process of `ShippingProcess`: pass on each line of its starter, and '' when no more comes, which tells it to
+    finish. It outlives its starter, to send how the run ended.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+    def hear() -> None:
+        while line := sys.stdin.readline().rstrip("\n"):  # '' also at the end of the input: the starter is dead
+            heard(line)
+        heard("")
+
+    threading.Thread(target=hear, daemon=True).start()
 
 
 def of(tracker: str) -> str:
