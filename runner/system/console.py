@@ -205,7 +205,7 @@ class RichProgress(Progress):
     def _lines(self) -> RenderableType:
         lines: list[RenderableType] = []
         if self._bar is not None:
-            lines += self._training()
+            lines += self._training(self._bar)
         now = self._clock()
         if self._counted is not None:
             what, examples, began = self._counted
@@ -215,14 +215,13 @@ class RichProgress(Progress):
             lines.append(self._spinning(f"{_PHASES.get(name, name)}  {format_secs(now - began)}"))
         return Group(*lines)
 
-    def _training(self) -> list[RenderableType]:
+    def _training(self, bar: ProgressBar) -> list[RenderableType]:
         """Return the line with the progress bar, and the lines with the facts below it."""
-        assert self._bar is not None
         total = self._pace.total_steps
         first = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
         place = "  ".join([*self._pace.epoch(self._step), f"step {self._step}{f'/{total}' if total else ''}"])
         secs = format_secs(self._clock() - self._began)
-        first.add_row(place, self._bar if total else "", "  ".join([secs, *self._pace.time_left(self._step)]))
+        first.add_row(place, bar if total else "", "  ".join([secs, *self._pace.time_left(self._step)]))
         return [first, *(Text(line) for line in _filled(self._facts, self._console.width))]
 
     def _spinning(self, text: str) -> RenderableType:
