@@ -128,8 +128,8 @@ def read_metrics(model_dir: Path) -> Curves:
 
 
 def panels_of(metrics: Curves) -> dict[str, Curves]:
-    """Return title -> curves of each panel of the picture: the loss first, speeds last, the others in the order in which
-    they came.
+    """Return title -> curves of each panel of the picture: the loss first, speeds last, the others in the order in
+    which they came.
     """
     families: dict[str, dict[str, Points]] = {}
     for name, points in metrics.items():
