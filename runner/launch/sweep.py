@@ -288,8 +288,7 @@ class Sweep:
         START_STATUS.stop()  # it is still shown if all jobs had already finished
         metric = self._shown_metric(ranked)
         where = remote_dir(self.directory) or console.relative(self.directory)
-        jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"
-        title = f"sweep {where}: {jobs}, best first by {metric} ({self._mode(ranked)})"
+        title = f"sweep {where}: {console.counted(len(ranked), 'job')}, best first by {metric} ({self._mode(ranked)})"
         rows = [
             (str(rank), job.shown_name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
             for rank, job in enumerate(ranked, 1)

@@ -31,7 +31,7 @@ from runner.system.files import free_bytes
 from runner.system.memory import free_memory
 from runner.system.redaction import masked_value
 from runner.system.start_status import START_STATUS, shows_live
-from runner.tracking.mlflow_tracker import build_tracker, experiment_name
+from runner.tracking.mlflow_tracker import MlflowTracker, experiment_name, tracking_uri
 from runner.tracking.tracker import describe
 
 PROBE_SECS = 180
@@ -293,7 +293,7 @@ def check_tracking(settings: TrackingConfig, env: Mapping[str, str], folder: Pat
     rows = [("tracking.backend", ", ".join(backend.name for backend in settings.backends) or "none")]
     if not settings.has_mlflow:
         return Section("tracking", rows)
-    tracker, problems = build_tracker(settings, env, folder), []
+    tracker, problems = MlflowTracker(tracking_uri(settings, env, folder), experiment_name(settings, env)), []
     shown = str(masked_value("tracking.uri", tracker.uri))
     try:
         answer = tracker.check()
