@@ -81,11 +81,6 @@ class GangResult:
         """Report whether a task was lost for a reason outside of it, so that starting all tasks again may help."""
         return is_loss(self.code)
 
-    @property
-    def settle_secs(self) -> float:
-        """The seconds that the other tasks may take to end by themselves."""
-        return {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(self.code, SETTLE_SECS)
-
 
 @dataclass(eq=False, kw_only=True)
 class Gang:
@@ -257,7 +252,8 @@ class Gang:
             self._ending = ending
         elif not self._deadlines:
             self.ask_to_stop()
-        self._limit(ending.settle_secs, self._running)
+        settle_secs = {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(ending.code, SETTLE_SECS)
+        self._limit(settle_secs, self._running)
 
     def _freeze(self, task: Task, silent_secs: float) -> None:
         """Kill a frozen task, and treat it like a killed one."""

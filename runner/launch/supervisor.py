@@ -459,7 +459,7 @@ class Supervisor:
                 self.model_dir,
                 RUN_ENDED,
                 status=outcome.status,
-                recorded=outcome.mlflow_status,
+                recorded="KILLED" if outcome.was_killed else exit_codes.MLFLOW_STATUS[outcome.status],
                 tags=tags,
                 files=files,
                 models=[dataclasses.asdict(model) for model in models],
