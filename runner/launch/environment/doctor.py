@@ -102,7 +102,8 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
 def _sections(config: Config, env: Mapping[str, str]) -> Iterator[Section]:
     yield check_python(env)
     yield check_tensorflow(run_probe(env), env)
-    yield check_machine(Path.cwd())
+    folders = (Path.cwd(), Path(tempfile.gettempdir()))
+    yield check_machine(Path.cwd(), free_memory(), {folder: free_bytes(folder) for folder in folders})
     yield check_tracking(config.tracking, env, Path.cwd())
 
 
@@ -259,16 +260,12 @@ def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, P
 # --- memory and disk -------------------------------------------------------------------------------------------------
 
 
-def check_machine(folder: Path, memory: int | None = None, free: Mapping[Path, int] | None = None) -> Section:
+def check_machine(folder: Path, memory: int, free: Mapping[Path, int]) -> Section:
     """Check that memory and disk suffice for a run started in `folder`.
 
     Args:
-      memory, free: free bytes of memory, and of the disk of each folder; None: those of this machine.
+      memory, free: free bytes of memory, and of the disk of each folder.
     """
-    if free is None:
-        free = {path: free_bytes(path) for path in (folder, Path(tempfile.gettempdir()))}
-    if memory is None:
-        memory = free_memory()
     rows = [("memory", f"{format_bytes(memory)} free")]
     problems = []
     if memory < FEW_BYTES:
