@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
 from runner.launch.gang import Task, start_cold
 from runner.system import task_server
-from runner.system.child_process import Descriptors, Process, describe_exit, start_process
+from runner.system.child_process import Descriptors, Process, describe_exit, pipe, start_process
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.system.task_server import GLANCE_SECS, REAP_SECS, ChildRequest, ForkedChild
@@ -139,21 +139,17 @@ class TaskStarter:
     def _fork(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
         """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line."""
         assert self.server is not None
-        status, child_end = os.pipe()
-        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with ExitStack() as ours, ExitStack() as theirs:
+            status, child_end = pipe(ours, theirs)
+            directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+            theirs.callback(os.close, directory)
             request = ChildRequest(list(argv), dict(env), descriptors, directory, child_end)
             task_server.send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
             if not select.select([self._socket], [], [], REPLY_SECS)[0]:
                 raise _ServerError(f"it did not fork within {REPLY_SECS:.0f} s")
             answer, (pidfd,) = self._receive(1)
+            ours.pop_all()
             return ForkedChild(answer["pid"], pidfd, status, self.server)
-        except BaseException:
-            os.close(status)
-            raise
-        finally:
-            os.close(child_end)
-            os.close(directory)
 
     def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:
         """Return the server's answer.

@@ -133,11 +133,11 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
     """
     targets = (sys.stdout, sys.stderr) if prefix else ()
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        lifeline, write_end = _pipe(theirs, ours)
+        lifeline, write_end = pipe(theirs, ours)
         if SCREEN in env:
             theirs.callback(os.close, int(env[SCREEN]))
-        heard, heartbeat = _pipe(ours, theirs)
-        outputs = [_pipe(ours, theirs) for _ in targets]
+        heard, heartbeat = pipe(ours, theirs)
+        outputs = [pipe(ours, theirs) for _ in targets]
         child = spawn(argv, env, Descriptors(lifeline, heartbeat, *(end for _, end in outputs)))
         ours.pop_all()
     sources = [os.fdopen(source, "rb") for source, _ in outputs]
@@ -145,7 +145,7 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
     return Process(child, write_end, HeartbeatMonitor(heard), pumps)
 
 
-def _pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
+def pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
     """Return the ends of a new pipe, each of which its stack closes."""
     source, end = os.pipe()
     reads.callback(os.close, source)
