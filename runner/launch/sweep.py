@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -262,11 +262,10 @@ class Sweep:
 
     def _secs_until_due(self) -> float:
         """Return the seconds until sweep.json may be rewritten; 0 or less: now."""
-        try:
+        with suppress(FileNotFoundError):
             written = (self.directory / SWEEP_FILE).stat()
-        except FileNotFoundError:
-            return 0.0
-        return written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE - time.time()
+            return written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE - time.time()
+        return 0.0
 
     def _save_later(self) -> None:
         """Write the results that came while sweep.json was too young to be rewritten."""

@@ -85,10 +85,9 @@ class Process:
 
     def wait(self, timeout_secs: float | None = None) -> int | None:
         """Return the exit code (negative: the signal that ended it); None if it still runs after `timeout_secs`."""
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             return self.child.wait(timeout_secs)
-        except subprocess.TimeoutExpired:
-            return None
+        return None
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the child itself, which then saves and ends."""
@@ -258,10 +257,9 @@ def _open_pidfd() -> int:
     """Return a descriptor that is readable when this process has ended; -1 if the system has none (before Linux
     5.3).
     """
-    try:
+    with contextlib.suppress(AttributeError, OSError):
         return os.pidfd_open(os.getpid())
-    except (AttributeError, OSError):
-        return -1
+    return -1
 
 
 def _has_ended(task: int, pidfd: int, secs: float) -> bool:

@@ -418,11 +418,10 @@ class RunShipper:
             self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:
-        try:
+        with suppress(FolderLostError):
             self._held.check()
-        except FolderLostError:
-            return True
-        return self._is_full
+            return self._is_full
+        return True
 
     def _end_lost(self) -> None:
         """End the run of a folder that was deleted, or whose disk is full."""
