@@ -19,12 +19,10 @@ PORT = 2222
 """Default of `cluster.port`. All tasks can use the same port, because each pod has its own address."""
 
 JOB_SET = {
-    name: f"metadata.labels['jobset.sigs.k8s.io/{label}']"
-    for name, label in {
-        "JOBSET_NAME": "jobset-name", "JOBSET_REPLICATED_JOB": "replicatedjob-name", "JOBSET_JOB_INDEX": "job-index",
-    }.items()
+    "JOBSET_NAME": "jobset-name", "JOBSET_REPLICATED_JOB": "replicatedjob-name", "JOBSET_JOB_INDEX": "job-index",
 }  # fmt: skip
-"""Environment variable that the manifest of a JobSet sets -> the field of the pod that it is set to."""
+"""Environment variable that the manifest of a JobSet sets -> the label of the pod that it is set to."""
+_FIELD = "metadata.labels['jobset.sigs.k8s.io/{}']"
 PODS_PER_JOB, NUM_JOBS = "JOBSET_PODS_PER_JOB", "JOBSET_REPLICAS"
 """Environment variables with the numbers of a manifest: `completions` and `replicas` of the replicated job."""
 
@@ -117,7 +115,7 @@ def _is_in_job_set(env: Mapping[str, str], hostname: str, service: str | None) -
     is_meant = len(missing) < len(JOB_SET) or (seems is not None and (has_role or not service))
     if is_meant and missing:
         lines = "\n".join(
-            f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{JOB_SET[variable]}"}}}}}}'
+            f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{_FIELD.format(JOB_SET[variable])}"}}}}}}'
             for variable in missing
         )
         job = hostname.rpartition("-")[0]
