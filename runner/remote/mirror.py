@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,7 +34,7 @@ from runner.remote.store import (
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
-from runner.tracking.shipping import ShippingProcess
+from runner.tracking.shipping import ShippingProcess, finish_all
 
 _mirrors: dict[Path, Mirror] = {}
 """Local folder -> its mirror, for the URLs that this process has opened."""
@@ -226,14 +225,12 @@ class Mirror:
         """
         if not self.has_begun:
             return ""
-        already, self.has_begun = len(stops), False
+        self.has_begun = False
         if self.url.startswith("memory://"):
             self._is_last.set()
             self._thread.join(self._secs)
         else:
-            self._process.finish()
-            while self._process.is_alive and len(stops) == already:
-                time.sleep(upload.GLANCE_SECS)
+            finish_all([self._process], stops)
             self._process.end()
         left = Note.read(self._folder).left(fingerprints(self._folder))
         if self._lease:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -90,12 +90,7 @@ class Shipping:
         """Wait until everything is shipped, the trackers no longer answer, or a further stop request comes into
         `stops`. Say which runs a tracker does not have, and how to ship them; return whether there are none.
         """
-        already = len(stops)
-        for process in self._processes.values():
-            # All of them first, so that they finish side by side.
-            process.finish()
-        while any(process.is_alive for process in self._processes.values()) and len(stops) == already:
-            time.sleep(GLANCE_SECS)
+        finish_all(self._processes.values(), stops)
         for process in self._processes.values():
             if process.is_alive:
                 say(f"tracking: {of(process.name)}it does not answer; the run ends without waiting for it.")
@@ -232,6 +227,17 @@ class ShippingProcess:
                     self._tell(str(folder))
                 if self._is_finishing:
                     self._tell("")
+
+
+def finish_all(processes: Collection[ShippingProcess], stops: Sequence[int]) -> None:
+    """Let processes end when they have shipped everything, side by side. Return when they have ended, or at a further
+    stop request in `stops`.
+    """
+    already = len(stops)
+    for process in processes:
+        process.finish()
+    while any(process.is_alive for process in processes) and len(stops) == already:
+        time.sleep(GLANCE_SECS)
 
 
 def heed_starter(heard: Callable[[str], None]) -> None:
