@@ -34,7 +34,7 @@ from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import RestartingGang, error_of, note_ending, say_errors
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
-from runner.remote.mirror import local_folder, mirror_of, remote_dir
+from runner.remote.mirror import local_folder, mirror_of, remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import masked, masked_override, secrets_of
@@ -486,8 +486,8 @@ class Supervisor:
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
-        shown["exports"] = ", ".join(remote_dir(path) or console.relative(Path(path)) for path in summary["exports"])
-        where = remote_dir(self.model_dir) or console.relative(self.model_dir)
+        shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])
+        where = url_or_path(self.model_dir)
         if change:
             where += f" ({change}: this start ended before its first step)"
         console.print_summary(shown, where, prefix=self.member.prefix)
@@ -495,8 +495,7 @@ class Supervisor:
     def _resume_command(self) -> str:
         """Return the command that resumes an interrupted run."""
         overrides = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
-        where = remote_dir(self.model_dir) or console.relative(self.model_dir)
-        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={where}"])
+        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={url_or_path(self.model_dir)}"])
 
 
 def _told_losses(summary: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from filelock import FileLock
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
-from runner.remote.mirror import remote_dir
+from runner.remote.mirror import remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import read_json, write_json
 from runner.system.redaction import masked
@@ -286,7 +286,7 @@ class Sweep:
     def _print(self, ranked: Sequence[JobResult]) -> None:
         START_STATUS.stop()  # it is still shown if all jobs had already finished
         metric = self._shown_metric(ranked)
-        where = remote_dir(self.directory) or console.relative(self.directory)
+        where = url_or_path(self.directory)
         title = f"sweep {where}: {console.counted(len(ranked), 'job')}, best first by {metric} ({self._mode(ranked)})"
         rows = [
             (str(rank), job.shown_name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")

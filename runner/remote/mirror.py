@@ -104,6 +104,11 @@ def remote_dir(path: str | os.PathLike[str]) -> str | None:
     return next(("/".join([url, *below]) for url, below in urls if url), None)
 
 
+def url_or_path(folder: Path) -> str:
+    """Return a folder as the user would type it here: by its URL, if it has one."""
+    return remote_dir(folder) or relative(folder)
+
+
 def meeting_place(model_dir: Path) -> Path:
     """Return the folder in which the supervisors of a cluster find each other's messages."""
     return model_dir / LEASES if remote_dir(model_dir) else model_dir
