@@ -38,6 +38,7 @@ from tiny_step import classic_model_fn, input_fn, native_model_fn
 import runner
 from runner.distribute.cluster import Cluster
 from runner.distribute.local_cluster import free_ports
+from runner.distribute.tf_config import read_tf_config
 
 NUM_WORKERS = 2
 POLL_SECS = 0.1
@@ -113,7 +114,7 @@ _SUM = tf.distribute.ReduceOp.SUM
 def work(parsed: Any) -> None:
     strategy = runner.build_strategy("multi_worker")
     assert strategy is not None
-    cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+    cluster = read_tf_config(os.environ["TF_CONFIG"])
     steps = parsed.steps
     cases = [
         collective_alone(ALONE, strategy, steps, tf.constant(1.0)),

@@ -33,9 +33,9 @@ from runner.distribute.strategy import build_parameter_server
 
 BATCH, NUM_WORKERS = 32, 2
 TUTORIAL, BY_HAND = "tutorial, a step a function", "by hand, many steps a function"
-SERVE = "import os; from runner.distribute.cluster import Cluster; "
+SERVE = "import os; from runner.distribute.tf_config import read_tf_config; "
 SERVE += "from runner.distribute.grpc_server import serve, start_server; "
-SERVE += "serve(start_server(Cluster.from_tf_config(os.environ['TF_CONFIG'])))"
+SERVE += "serve(start_server(read_tf_config(os.environ['TF_CONFIG'])))"
 
 
 @contextmanager

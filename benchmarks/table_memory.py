@@ -235,9 +235,9 @@ CASES: dict[str, Callable[[Measured], None]] = {
 
 TINY = ("training of LazyAdam", "evaluation with a hook", "export", "warm start with a vocabulary")
 
-SERVE = "import os; from runner.distribute.cluster import Cluster; "
+SERVE = "import os; from runner.distribute.tf_config import read_tf_config; "
 SERVE += "from runner.distribute.grpc_server import serve, start_server; "
-SERVE += "serve(start_server(Cluster.from_tf_config(os.environ['TF_CONFIG'])))"
+SERVE += "serve(start_server(read_tf_config(os.environ['TF_CONFIG'])))"
 
 
 @contextmanager

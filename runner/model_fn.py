@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from runner.config.error_messages import did_you_mean
 from runner.model_log import logging_to
+from runner.system.user_frames import name_of, without_partials
 from runner.tracking.exit_codes import user_code
 from runner.types import WeightedLabels, copied_params
 
@@ -132,8 +133,7 @@ class ModelFn:
     @property
     def name(self) -> str:
         """`module.function`, for messages."""
-        fn = self.fn.func if isinstance(self.fn, functools.partial) else self.fn
-        return f"{fn.__module__}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+        return name_of(self.fn)
 
     @property
     def operators(self) -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -142,10 +142,7 @@ class ModelFn:
         The context is model_fn's attribute `operators`, which a TensorFlow 1 model_fn has; for any other model_fn the
         context does nothing.
         """
-        fn = self.fn
-        while isinstance(fn, functools.partial):
-            fn = fn.func
-        return getattr(fn, "operators", contextlib.nullcontext)
+        return getattr(without_partials(self.fn), "operators", contextlib.nullcontext)
 
     def __call__(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:
         """Return the spec for one batch.

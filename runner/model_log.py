@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Set
+import threading
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from runner.tf_private.replaced import replaced
 from runner.tracking.artifacts import current
 
 _log = logging.getLogger(__name__)
@@ -152,8 +153,12 @@ def _number_or_png(call: str, value: Any) -> float | bytes:
     )
 
 
-_logs: contextvars.ContextVar[Any] = contextvars.ContextVar("logs", default=None)
-"""What `runner.log` reports to in this thread: the LoggedValues of model_fn, or the run that calls a hook."""
+class _OfThread(threading.local):
+    logs: Any = None
+    """What `runner.log` reports to: the LoggedValues of model_fn, or the run that calls a hook."""
+
+
+_of_thread = _OfThread()
 
 
 def log(values: Mapping[str, Any], *, on_progress: bool = False) -> None:
@@ -178,18 +183,13 @@ def log(values: Mapping[str, Any], *, on_progress: bool = False) -> None:
       ValueError: a name is logged twice in a step of model_fn, is reported by the run itself, a value is of another
         kind, or it is computed in a branch, a loop or a tf.function inside model_fn.
     """
-    found = _logs.get()
+    found = _of_thread.logs
     if found is not None:
         found.log(values, on_progress=on_progress)
     elif not tf.inside_function():
         _log.warning("runner.log(%s) has no effect outside model_fn and hooks.", ", ".join(map(repr, values)))
 
 
-@contextlib.contextmanager
-def logging_to(logs: Any) -> Iterator[Any]:
+def logging_to(logs: Any) -> contextlib.AbstractContextManager[None]:
     """Let `runner.log` report to `logs` inside this context, in this thread; None: to nothing."""
-    token = _logs.set(logs)
-    try:
-        yield logs
-    finally:
-        _logs.reset(token)
+    return replaced(_of_thread, "logs", logs)

@@ -57,6 +57,10 @@ class ParamReads:
         self._unread.clear()
 
 
+NO_READS = ParamReads(())
+"""The reads of Params that nobody watches."""
+
+
 class Params(dict[str, Any]):
     """The parameters of a model or an input: a dict whose items are attributes, too.
 
@@ -68,7 +72,7 @@ class Params(dict[str, Any]):
       KeyError, AttributeError: there is no such name; the message lists the names that exist.
     """
 
-    _reads: ParamReads | None = None
+    _reads = NO_READS
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         super().__init__(_nested(copy.deepcopy({**dict(values or {}), **named})))
@@ -96,20 +100,12 @@ class Params(dict[str, Any]):
 
     # --- which params count as read: an item that is asked for; every item if the whole dict is passed on
 
-    def _note(self, key: Any) -> None:
-        if self._reads is not None:
-            self._reads.note(key)
-
-    def _note_all(self) -> None:
-        if self._reads is not None:
-            self._reads.note_all()
-
     def __getitem__(self, key: Any) -> Any:
-        self._note(key)
+        self._reads.note(key)
         return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
-        self._note(key)
+        self._reads.note(key)
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
@@ -118,35 +114,35 @@ class Params(dict[str, Any]):
         return super().__iter__()
 
     def get(self, key: Any, default: Any = None) -> Any:
-        self._note(key)
+        self._reads.note(key)
         return super().get(key, default)
 
     def pop(self, key: Any, *default: Any) -> Any:
-        self._note(key)
+        self._reads.note(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        self._note(key)
+        self._reads.note(key)
         return super().setdefault(key, default)
 
     def items(self) -> Any:
-        self._note_all()
+        self._reads.note_all()
         return super().items()
 
     def values(self) -> Any:
-        self._note_all()
+        self._reads.note_all()
         return super().values()
 
     def copy(self) -> dict[str, Any]:
-        self._note_all()
+        self._reads.note_all()
         return super().copy()
 
     def __or__(self, other: Any) -> Any:
-        self._note_all()
+        self._reads.note_all()
         return super().__or__(other)
 
     def __ror__(self, other: Any) -> Any:
-        self._note_all()
+        self._reads.note_all()
         return super().__ror__(other)
 
     def __reduce__(self) -> Any:
@@ -176,7 +172,7 @@ def _nested(values: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def plain_params(values: Any) -> Any:
     """Return watched Params as the plain dict of the config, and any other object unchanged. Nothing counts as read."""
-    if not isinstance(values, Params) or values._reads is None:
+    if not isinstance(values, Params) or values._reads is NO_READS:
         return values
 
     def plain(value: Any) -> Any:
@@ -195,13 +191,11 @@ def copied_params(values: Any, **more: Any) -> Any:
       more: items to add. An object without items (argparse's Namespace) gets them as attributes.
     """
     if values is None or type(values) in (dict, Params):
-        reads = values._reads if isinstance(values, Params) else None
+        reads = values._reads if isinstance(values, Params) else NO_READS
+        reads.is_used = True
         # not a read
         given = Params(values and {key: dict.__getitem__(values, key) for key in values}).merged(**more)
-        if reads is None:
-            return given
-        reads.is_used = True
-        return given.watched(reads)
+        return given if reads is NO_READS else given.watched(reads)
     values = copy.deepcopy(values)
     for name, value in more.items():
         if hasattr(values, "__setitem__"):
@@ -244,8 +238,7 @@ class IteratorInitializer:
         the value fed for it.
     """
 
-    def __init__(self) -> None:
-        self.placeholders: Sequence[tuple[type_of_tensor, Any]] = ()
+    placeholders: Sequence[tuple[type_of_tensor, Any]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,7 +161,7 @@ class Reader:
             folder = Path(self.path).parent
             complete = [name for name in layout.list_names(folder) if manifest.what_is_missing(folder / name) is None]
             raise ValueError(f"no checkpoint {self.path}. Checkpoints in its folder: {', '.join(complete) or 'none'}.")
-        reader = tensor_bundle.open_reader(self.path)
+        reader = tf.train.load_checkpoint(tensor_bundle.literal(self.path))
         dtypes = reader.get_variable_to_dtype_map()
         return {name: (tuple(shape), dtypes[name]) for name, shape in reader.get_variable_to_shape_map().items()}
 
@@ -242,18 +242,13 @@ def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
     return worker in manifest.saved_inputs(path)
 
 
-def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.data.Iterator) -> bool:
-    """Restore into `iterator` the state that the iterator of `worker` had in the checkpoint `path`.
-
-    Returns:
-      False if the checkpoint holds no such state; `iterator` is then unchanged.
+def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.data.Iterator) -> None:
+    """Restore into `iterator` the state that the iterator of `worker` has in the checkpoint `path` (`has_iterator`).
 
     Raises:
       ValueError: the dataset is not built like the saved one; `iterator` can then no longer be used.
     """
     path = Path(path)
-    if not has_iterator(path, worker):
-        return False
     state = tensor_bundle.read_bundle(str(input_path(path, worker)), {ITERATOR: tf.variant})[ITERATOR]
     try:
         tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
@@ -263,7 +258,6 @@ def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.dat
             f"Use the input function of that run; or delete {input_path(path, worker)}.* and "
             f"{place_of(Path(f'{path}{manifest.MANIFEST}'))} to read the input from its beginning."
         ) from error
-    return True
 
 
 def input_path(path: Path, worker: int) -> Path:

@@ -25,7 +25,7 @@ class Snapshot:
       step: the global step.
       tensors: variable name -> tensor or array of its shape and dtype, or a tuple of the variable's slices along axis
         0.
-      extra: the runner's own state: arrays, or values that JSON can hold.
+      extra: the runner's own state: values that JSON can hold.
     """
 
     step: int

@@ -288,18 +288,9 @@ def _tensors_of(snapshot: Snapshot) -> dict[str, Any]:
     tensors = dict(snapshot.tensors)
     tensors.setdefault(GLOBAL_STEP, np.int64(snapshot.step))
     for key, value in snapshot.extra.items():
-        tensors[EXTRA + key] = _encode(key, value)
+        try:
+            tensors[EXTRA + key] = json.dumps(value)
+        except TypeError as error:
+            error.add_note(f"in the state {key!r} of the checkpoint: it must be a value that JSON can hold")
+            raise
     return tensors
-
-
-def _encode(key: str, value: Any) -> Any:
-    """Return `value` as it is stored in a bundle: an array unchanged, another value or a scalar string as JSON text."""
-    if isinstance(value, np.ndarray | np.generic | tf.Tensor) and not (
-        value.shape == () and tf.as_dtype(value.dtype) == tf.string
-    ):
-        return value
-    try:
-        return json.dumps(value)
-    except TypeError as error:
-        error.add_note(f"in the state {key!r} of the checkpoint: it must be an array, or a value that JSON can hold")
-        raise

@@ -23,7 +23,7 @@ from runner.data.inputs import Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
 from runner.model_fn import ModeKeys, declared_arguments
-from runner.system.console import LoopReport, NullProgress
+from runner.system.console import LoopReport, Progress
 from runner.tf_private.tf_estimator import eagerly
 from runner.tracking.journal import Journal, NullJournal
 
@@ -150,10 +150,8 @@ class Estimator(engine.Estimator):
         """A function (features, labels, mode, config=None) that calls the user's model_fn with its params."""
 
         def model_fn(features: Any, labels: Any, mode: str, config: Any = None) -> Any:
-            call = (
-                self._context.model_fn if config is None else dataclasses.replace(self._context.model_fn, config=config)
-            )
-            spec = call(features, labels, mode)
+            own = self._context.model_fn
+            spec = (own if config is None else dataclasses.replace(own, config=config))(features, labels, mode)
             return EstimatorSpec(**{**spec._asdict(), "export_outputs": spec.export_outputs or None})
 
         return model_fn
@@ -254,7 +252,7 @@ class LoggedJournal(NullJournal):
         self._last = step, now
 
 
-class LoggedProgress(NullProgress):
+class LoggedProgress(Progress):
     """Logs the loss of the last step when training ends."""
 
     _loss: float | None = None

@@ -130,9 +130,16 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         return operation(**self._arguments(handle), grad=grad, indices=indices)
 
     def _arguments(self, variable: Any) -> dict[str, Any]:
-        """Return the arguments of the op for `variable`, except the gradient. Subclasses add their own."""
+        """Return the arguments of the op for `variable`, except the gradient."""
         slots = {argument: self.get_slot(variable, slot).handle for slot, argument in self.slots.items()}
-        return {"var": variable.handle, "lr": self.rate(variable), **slots}
+        given = {"var": variable.handle, "lr": self.rate(variable), **slots, **self._of_settings(variable)}
+        if "epsilon" in self._values:
+            given["epsilon"] = tf.constant(self._values["epsilon"], variable.dtype.base_dtype)
+        return given
+
+    def _of_settings(self, variable: Any) -> dict[str, Any]:
+        """Return the arguments of the op that depend on the settings, by default the settings under their own names."""
+        return {name: self.setting(name, variable) for name in self.settings}
 
     # --- values for the updates of subclasses -------------------------------------------------------------------
 
@@ -162,9 +169,6 @@ class KerasNamed(v1.train.Optimizer):  # type: ignore[name-defined]
         """Multiply the learning rate by the float scalar `factor`, for `train.warmup_steps` and the like."""
         self._factor = factor
 
-    def epsilon(self, like: Any) -> tf.Tensor:
-        return tf.constant(self._values["epsilon"], like.dtype.base_dtype)
-
 
 class SGD(KerasNamed):
     """Gradient descent, with momentum if that is not 0."""
@@ -184,9 +188,8 @@ class SGD(KerasNamed):
             return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-self.rate(handle) * grad)
         return super()._apply_rows(grad, handle, indices)
 
-    def _arguments(self, variable: Any) -> dict[str, Any]:
-        own = {"momentum": self.setting("momentum", variable), "use_nesterov": self._values["nesterov"]}
-        return super()._arguments(variable) | own
+    def _of_settings(self, variable: Any) -> dict[str, Any]:
+        return super()._of_settings(variable) | {"use_nesterov": self._values["nesterov"]}
 
 
 class Adagrad(KerasNamed):
@@ -195,9 +198,6 @@ class Adagrad(KerasNamed):
     operation = "AdagradV2"
     defaults: ClassVar = {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 1e-7}
     slots: ClassVar = {"accumulator": "accum"}
-
-    def _arguments(self, variable: Any) -> dict[str, Any]:
-        return super()._arguments(variable) | {"epsilon": self.epsilon(variable)}
 
 
 class Adam(KerasNamed):
@@ -210,10 +210,8 @@ class Adam(KerasNamed):
     settings = ("beta_1", "beta_2")
     slots: ClassVar = {"m": "m", "v": "v"}
 
-    def _arguments(self, variable: Any) -> dict[str, Any]:
-        names = ("beta1", "beta2", "beta1_power", "beta2_power")
-        betas = dict(zip(names, self._betas(variable), strict=True))
-        return super()._arguments(variable) | betas | {"epsilon": self.epsilon(variable)}
+    def _of_settings(self, variable: Any) -> dict[str, Any]:
+        return dict(zip(("beta1", "beta2", "beta1_power", "beta2_power"), self._betas(variable), strict=True))
 
     def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         beta1, beta2, power1, power2 = self._betas(handle)
@@ -246,9 +244,8 @@ class Adamax(Adam):
 
     operation = "AdaMax"
 
-    def _arguments(self, variable: Any) -> dict[str, Any]:
-        arguments = super()._arguments(variable)
-        return {name: value for name, value in arguments.items() if name != "beta2_power"}
+    def _of_settings(self, variable: Any) -> dict[str, Any]:
+        return {name: value for name, value in super()._of_settings(variable).items() if name != "beta2_power"}
 
     def _apply_rows(self, grad: tf.Tensor, handle: Any, indices: tf.Tensor) -> Any:
         beta1, beta2, power1, _ = self._betas(handle)
@@ -270,9 +267,6 @@ class Adadelta(KerasNamed):
     defaults: ClassVar = {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-7}
     settings = ("rho",)
     slots: ClassVar = {"accum_grad": "accum", "accum_var": "accum_update"}
-
-    def _arguments(self, variable: Any) -> dict[str, Any]:
-        return super()._arguments(variable) | {"rho": self.setting("rho", variable), "epsilon": self.epsilon(variable)}
 
 
 class RMSprop(KerasNamed):
@@ -309,10 +303,6 @@ class RMSprop(KerasNamed):
         step = self.rate(handle) * grad / (tf.sqrt(spread) + self._values["epsilon"])
         return ops.ResourceScatterAdd(resource=handle.handle, indices=indices, updates=-step)
 
-    def _arguments(self, variable: Any) -> dict[str, Any]:
-        own = {name: self.setting(name, variable) for name in self.settings}
-        return super()._arguments(variable) | own | {"epsilon": self.epsilon(variable)}
-
 
 class CenteredRMSprop(RMSprop):
     """Keras's RMSprop(centered=True): divides by an estimate of the gradient's standard deviation."""
@@ -336,10 +326,9 @@ class Ftrl(KerasNamed):
     settings = ("learning_rate_power", "l1_regularization_strength", "l2_regularization_strength", "beta")
     slots: ClassVar = {"accumulator": "accum", "linear": "linear"}
 
-    def _arguments(self, variable: Any) -> dict[str, Any]:
-        shared = super()._arguments(variable)
+    def _of_settings(self, variable: Any) -> dict[str, Any]:
         power, l1, l2, beta = (self.setting(name, variable) for name in self.settings)
-        return shared | {"l1": l1, "l2": l2 + beta / (2 * shared["lr"]), "lr_power": power}
+        return {"l1": l1, "l2": l2 + beta / (2 * self.rate(variable)), "lr_power": power}
 
 
 def _decayed(slot: Any, factor: tf.Tensor, indices: tf.Tensor, added: tf.Tensor) -> tf.Tensor:

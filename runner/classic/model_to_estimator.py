@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
@@ -90,10 +91,8 @@ def model_to_estimator(
             "which needs the format 'saver'."
         )
     config = with_model_dir(model_dir, run_config.RunConfig() if config is None else config)
-    optimizer = family.optimizers_of_before(keras_model)
     names, outputs, objects = metric_names_map or {}, export_outputs or {}, custom_objects or {}
-    template = _Template(family, keras_model, optimizer, names, outputs, objects)
-    return _KerasEstimator(template, config)
+    return _KerasEstimator(_Template(family, keras_model, names, outputs, objects), config)
 
 
 class _KerasEstimator(Estimator):
@@ -136,29 +135,29 @@ class _KerasEstimator(Estimator):
         v1.train.update_checkpoint_state(str(path.parent), str(path))
 
 
+@dataclasses.dataclass(eq=False)
 class _Template:
-    """A Keras model; each call of `model_fn` builds a copy of it."""
+    """A Keras model; each call of `model_fn` builds a copy of it.
 
-    def __init__(
-        self,
-        family: _Family,
-        model: Any,
-        optimizer: Callable[[], Sequence[Any]] | None,
-        metric_names: Mapping[str, str],
-        export_outputs: Mapping[str, Any],
-        custom_objects: Mapping[str, Any],
-    ) -> None:
-        self._family, self._model = family, model
-        self._metric_names, self._export_outputs, self._custom_objects = metric_names, export_outputs, custom_objects
+    Attributes:
+      weights: variable name in a trace -> value in the given model; {} until a copy has been built.
+    """
+
+    _family: _Family
+    _model: Any
+    _metric_names: Mapping[str, str]
+    _export_outputs: Mapping[str, Any]
+    _custom_objects: Mapping[str, Any]
+    weights: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._optimizer = self._family.optimizers_of_before(self._model)
         # `compile` requires an optimizer; this one makes no variables.
-        renewed = model.optimizer if optimizer is None else family.keras.optimizers.legacy.SGD()
-        self._compile_with = _compiled_with(model, renewed)
-        self._optimizer = optimizer
-        self._values = [np.array(one) for one in model.weights] if model.built else []
-        self.weights: dict[str, np.ndarray] = {}
-        """Variable name in a trace -> value in the given model; {} until a copy has been built."""
+        renewed = self._model.optimizer if self._optimizer is None else self._family.keras.optimizers.legacy.SGD()
+        self._compile_with = _compiled_with(self._model, renewed)
+        self._values = [np.array(one) for one in self._model.weights] if self._model.built else []
         # As in tf.estimator, a model that cannot be rebuilt is refused at once. In a graph this makes no values.
-        with tf.Graph().as_default() as graph, keras_trace(graph), family.tracing():
+        with tf.Graph().as_default() as graph, keras_trace(graph), self._family.tracing():
             self._note_weights(self._rebuilt())
 
     def model_fn(self, features: Any, labels: Any, mode: str) -> EstimatorSpec:

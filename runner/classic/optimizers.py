@@ -54,18 +54,17 @@ def optimizer_of(given: Any, learning_rate: float | None = None) -> Any:
     if isinstance(given, v1.train.Optimizer) and getattr(given, "iterations", None) is not None:
         return given  # a model function of TensorFlow 2.15 has made it, in this call
     made = made_apart(given) if _is_function(given) else given
+    found = None if isinstance(made, v1.train.Optimizer) else named_as_before(made)
+    if found is not None:
+        return found
     # `given` itself would keep the slots of this trace. Of variables of this trace, such as `iterations`, there is one.
     if isinstance(made, v1.train.Optimizer) or hasattr(made, "get_updates"):
-        found = None if isinstance(made, v1.train.Optimizer) else named_as_before(made)
-        return found or (made if made is not given else copy.deepcopy(made, {id(one): one for one in _variables()}))
+        return made if made is not given else copy.deepcopy(made, {id(one): one for one in _variables()})
     if not hasattr(made, "get_config"):
         raise ValueError(
             f"optimizer={made!r} is not an optimizer of Keras or tf.compat.v1.train, the name of one, or a function "
             "that makes one."
         )
-    found = named_as_before(made)
-    if found is not None:
-        return found
     if _is_function(given):
         return given()  # called again, so that the variables of this optimizer belong to the model
     try:

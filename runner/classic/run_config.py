@@ -180,13 +180,11 @@ class RunConfig(run_config.RunConfig):
 
     @property
     def _environment(self) -> Mapping[str, Any]:
-        environment: Mapping[str, Any] = json.loads(self.tf_config or "{}")
-        return environment
+        return json.loads(self.tf_config or "{}")
 
     @property
     def service(self) -> Mapping[str, Any] | None:
-        service: Mapping[str, Any] | None = self._environment.get("service")
-        return service
+        return self._environment.get("service")
 
     @property
     def cluster_spec(self) -> tf.train.ClusterSpec:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from runner.config.schema import TrackingConfig
+from runner.config.schema import CLUSTER_STRATEGIES, TrackingConfig
 from runner.run_config import RunConfig
 from runner.tracking.backends import session
 
@@ -22,8 +22,6 @@ _log = logging.getLogger(__name__)
 
 STRATEGIES = ("default", "one_device", "mirrored", "central_storage", "multi_worker", "parameter_server")
 """Values of `--strategy`, with the meaning of `python -m runner strategy=`."""
-
-CLUSTER_STRATEGIES = ("multi_worker", "parameter_server")
 
 
 @dataclasses.dataclass(frozen=True)

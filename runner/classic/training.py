@@ -77,10 +77,8 @@ class EvalSpec(
         hooks = _checked("EvalSpec", input_fn, hooks)
         if name is not None and not isinstance(name, str):
             raise TypeError(f"EvalSpec(name={name!r}): it must be a str.")
-        exporters = (
-            () if exporters is None else exporters if isinstance(exporters, list | tuple | set) else (exporters,)
-        )
-        for exporter in exporters:
+        given = exporters if isinstance(exporters, list | tuple | set) else [exporters]
+        for exporter in given if exporters is not None else ():
             if not isinstance(exporter, Exporter):
                 raise TypeError(f"EvalSpec(exporters=...): {exporter!r} is not a tf.estimator.Exporter.")
         checked = training.EvalSpec(input_fn, steps, name, (), start_delay_secs, throttle_secs, exporters=exporters)

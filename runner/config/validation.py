@@ -6,6 +6,7 @@ Each check yields its mistakes, the most important one for the user first; `chec
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -107,7 +108,7 @@ def checkpoint_in(key: str, config: Config) -> str | None:
     Raises:
       ConfigError: the checkpoint does not exist.
     """
-    chosen, model_dir = _chosen_checkpoint(key, config), Path(str(config.model_dir))
+    chosen, model_dir = operator.attrgetter(key)(config), Path(str(config.model_dir))
     if chosen is None:
         return None
     names = [file.stem for file in model_dir.glob("*.index")]
@@ -127,11 +128,6 @@ def checkpoint_in(key: str, config: Config) -> str | None:
 
 _CHECKPOINTS = {"eval.checkpoint": "evaluate", "predict.checkpoint": "predict", "export.checkpoint": "export"}
 """Key -> the command that reads it."""
-
-
-def _chosen_checkpoint(key: str, config: Config) -> str | None:
-    chosen: str | None = getattr(config, key.removesuffix(".checkpoint")).checkpoint
-    return chosen
 
 
 def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
@@ -334,7 +330,7 @@ def _check_checkpoint(config: Config) -> Iterator[ConfigError]:
 def _check_chosen_checkpoint(config: Config) -> Iterator[ConfigError]:
     """Yield a message about a chosen checkpoint that does not exist, or that the command does not read."""
     for key, command in _CHECKPOINTS.items():
-        chosen = _chosen_checkpoint(key, config)
+        chosen = operator.attrgetter(key)(config)
         trains = config.command in schema.TRAINING_COMMANDS
         if config.command == command:
             checkpoint_in(key, config)

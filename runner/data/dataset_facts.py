@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import hashlib
 import inspect
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from runner.data.inputs import Input, InputPipeline
 from runner.system.redaction import masked
+from runner.system.user_frames import without_partials
 from runner.tracking.plain_values import leaves
 from runner.types import plain_params
 
@@ -38,8 +38,6 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
     """
     fn, params = (input_fn.fn, input_fn.params) if isinstance(input_fn, Input) else (input_fn, None)
     params = plain_params(params)
-    while isinstance(fn, functools.partial):
-        fn = fn.func
     files, function = list(_files(params)), pipeline.name
     source = {"input_fn": function, "params": masked(params) if isinstance(params, Mapping) else None, "files": files}
     described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
@@ -87,6 +85,6 @@ def _files(params: Any) -> Iterator[dict[str, Any]]:
 
 def _source_of(fn: Any) -> str:
     try:
-        return inspect.getsource(fn)
+        return inspect.getsource(without_partials(fn))
     except (OSError, TypeError):
         return ""

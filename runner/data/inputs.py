@@ -21,6 +21,7 @@ from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_row
 from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.run_config import RunConfig
+from runner.system.user_frames import name_of
 from runner.tf_private import datasets
 from runner.tracing.random_state import seeded
 from runner.tracking.exit_codes import comes_from_input, user_code
@@ -79,10 +80,10 @@ class Input:
         if not callable(self.fn):
             raise ValueError(f"Input(fn={self.fn!r}): fn must be a function.")
         if self.shard not in SHARD_CHOICES:
-            raise ValueError(f"shard={self.shard!r} of {_describe(self.fn)} is not one of {', '.join(SHARD_CHOICES)}.")
+            raise ValueError(f"shard={self.shard!r} of {name_of(self.fn)} is not one of {', '.join(SHARD_CHOICES)}.")
         size = self.batch_size
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise ValueError(f"batch_size={size!r} of {_describe(self.fn)} must be a positive int or None.")
+            raise ValueError(f"batch_size={size!r} of {name_of(self.fn)} must be a positive int or None.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +307,7 @@ def build_input_pipeline(
         return _of_servers(source, place, of_one, seed=0 if config is None else config.seed)
     num_micro_batches = config.gradient_accumulation if config is not None and mode == "train" else 1
     _check_batch_size(source, mode, place, num_micro_batches)
-    name = _describe(source.fn)
+    name = name_of(source.fn)
 
     def build(plan: Plan) -> tf.data.Dataset:
         result = _call(source, plan, mode, params, config, num_epochs, as_in_session)
@@ -453,7 +454,7 @@ def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.dat
         return dataset
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"train.max_epochs={num_epochs}: {_describe(fn)} returns an infinite dataset, whose passes cannot be "
+            f"train.max_epochs={num_epochs}: {name_of(fn)} returns an infinite dataset, whose passes cannot be "
             "counted. Remove .repeat(); or add an argument num_epochs to the function and end after that many passes; "
             "or set train.max_steps and train.max_epochs=null."
         )
@@ -474,12 +475,12 @@ def _call(
         offered["num_epochs"] = num_epochs
     arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
     try:
-        call, name = functools.partial(source.fn, **arguments), _describe(source.fn)
+        call, name = functools.partial(source.fn, **arguments), name_of(source.fn)
         with user_code(source.fn):
             return call_input_fn(call, name, training=mode == "train", as_in_session=as_in_session)
     except Exception as error:
         with_what = ", ".join(arguments) or "nothing"
-        error.add_note(f"in {_describe(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
+        error.add_note(f"in {name_of(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
         raise
 
 
@@ -506,7 +507,7 @@ def _declared(fn: Callable[..., Any]) -> list[str]:
     ]
     if required:
         raise ValueError(
-            f"{_describe(fn)} requires {', '.join(map(repr, required))}, which the runner does not pass. It passes, by "
+            f"{name_of(fn)} requires {', '.join(map(repr, required))}, which the runner does not pass. It passes, by "
             f"name: {', '.join(ARGUMENTS)}. Bind other arguments with functools.partial, or use params."
         )
     # **kwargs does not promise to end after num_epochs passes: only a declared argument does.
@@ -523,11 +524,3 @@ def _check_batch_size(source: Input, mode: str, place: WorkerPlace, num_micro_ba
     if num_micro_batches > 1:
         over += f" with {num_micro_batches} micro-batches each (train.gradient_accumulation)"
     raise ValueError(f"{_BLOCKS[mode]}.batch_size={size} does not divide over {over}. Use {use}.")
-
-
-def _describe(fn: Any) -> str:
-    """Return the dotted name of a function, of a partial's function, or of a callable object's class."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    named = fn if hasattr(fn, "__qualname__") else type(fn)
-    return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"

@@ -31,9 +31,7 @@ class InputContext(tf.distribute.InputContext):
         `get_per_replica_batch_size` does not divide its data.
     """
 
-    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
-        super().__init__(num_input_pipelines, input_pipeline_id, num_replicas_in_sync)
-        self.was_sharded = False
+    was_sharded = False
 
     @property
     def input_pipeline_id(self) -> int:

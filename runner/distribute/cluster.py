@@ -23,21 +23,9 @@ class Cluster:
     task_index: int = 0
     tasks: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
-    @classmethod
-    def from_tf_config(cls, text: str | None) -> Cluster:
-        """Return the place that the text of a TF_CONFIG describes, as the property `tf_config` writes it.
-
-        Args:
-          text: the text that a supervisor passed to its task; None: a single process.
-        """
-        if not text:
-            return cls()
-        known = json.loads(text)
-        return cls(known["task"]["type"], int(known["task"]["index"]), known["cluster"])
-
     @property
     def tf_config(self) -> str:
-        """The text of TF_CONFIG for this place; '' for a single process."""
+        """The text of TF_CONFIG for this place, which `read_tf_config` reads; '' for a single process."""
         if self == Cluster():
             return ""
         cluster = {name: list(addresses) for name, addresses in self.tasks.items()}

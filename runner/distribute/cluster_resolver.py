@@ -19,7 +19,8 @@ class Detected:
     Attributes:
       cluster: the place. For a strategy of several processes, `tasks` always contains a `chief` and never the
         evaluator. `ALONE`: a single process, or one that starts the other tasks.
-      source: tf_config, slurm, sagemaker, kubernetes, tpu or local.
+      source: tf_config, slurm, sagemaker, kubernetes, tpu or local; local: this run starts all its tasks itself, on
+        this host.
       why: a sentence that names the environment variables that were found.
       has_evaluator: a separate process evaluates.
     """
@@ -28,11 +29,6 @@ class Detected:
     source: str
     why: str
     has_evaluator: bool = False
-
-    @property
-    def is_local(self) -> bool:
-        """Report whether this run starts all its tasks itself, on this host."""
-        return self.source == "local"
 
     @property
     def has_others(self) -> bool:

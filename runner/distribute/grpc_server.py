@@ -30,8 +30,11 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
 
 
 def serve(server: tf.distribute.Server) -> None:
-    """Serve until a signal or the supervisor ends this process. Unlike TensorFlow's `join`, this reacts to signals."""
-    assert server is not None
+    """Serve until a signal or the supervisor ends this process. Unlike TensorFlow's `join`, this reacts to signals.
+
+    Args:
+      server: the server of this process, which ends when nothing refers to it any more.
+    """
     while True:
         time.sleep(3600)
 
@@ -44,7 +47,7 @@ def serve_the_coordinator(
     Without a supervisor, the only sign is the coordinator's address: it answers as long as the coordinator lives.
 
     Args:
-      server: the server of this process.
+      server: the server of this process, which ends when nothing refers to it any more.
       cluster: the cluster.
       timeout_secs: how long to wait for the coordinator's first answer.
       is_over: reports whether the run has ended; it is asked as long as the coordinator has not answered.
@@ -52,7 +55,6 @@ def serve_the_coordinator(
     Raises:
       TimeoutError: the coordinator has not answered within `timeout_secs`.
     """
-    assert server is not None
     (address,) = cluster.tasks["chief"]
     started, answered = time.monotonic(), None
     while answered is None or time.monotonic() - answered < GONE_SECS:

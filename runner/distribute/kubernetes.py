@@ -19,12 +19,10 @@ PORT = 2222
 """Default of `cluster.port`. All tasks can use the same port, because each pod has its own address."""
 
 JOB_SET = {
-    name: f"metadata.labels['jobset.sigs.k8s.io/{label}']"
-    for name, label in {
-        "JOBSET_NAME": "jobset-name", "JOBSET_REPLICATED_JOB": "replicatedjob-name", "JOBSET_JOB_INDEX": "job-index",
-    }.items()
+    "JOBSET_NAME": "jobset-name", "JOBSET_REPLICATED_JOB": "replicatedjob-name", "JOBSET_JOB_INDEX": "job-index",
 }  # fmt: skip
-"""Environment variable that the manifest of a JobSet sets -> the field of the pod that it is set to."""
+"""Environment variable that the manifest of a JobSet sets -> the label of the pod that it is set to."""
+_FIELD = "metadata.labels['jobset.sigs.k8s.io/{}']"
 PODS_PER_JOB, NUM_JOBS = "JOBSET_PODS_PER_JOB", "JOBSET_REPLICAS"
 """Environment variables with the numbers of a manifest: `completions` and `replicas` of the replicated job."""
 
@@ -88,8 +86,8 @@ def read_pod(env: Mapping[str, str], service: str | None) -> Pod:
         the labels on.
     """
     name = env.get("HOSTNAME", "")
-    if _is_in_job_set(env, name, service):
-        return _pod_of_job_set(env, name)
+    if (pod := _pod_of_job_set(env, name, service)) is not None:
+        return pod
     match = re.fullmatch(r"(.+)-(\d+)", name)
     index = env.get("JOB_COMPLETION_INDEX")
     if match is None or (index is not None and index != match[2]):
@@ -104,20 +102,26 @@ def read_pod(env: Mapping[str, str], service: str | None) -> Pod:
     return Pod(match[1], "", int(match[2]))
 
 
-def _is_in_job_set(env: Mapping[str, str], hostname: str, service: str | None) -> bool:
-    """Report whether this is a pod of a JobSet.
+def _pod_of_job_set(env: Mapping[str, str], hostname: str, service: str | None) -> Pod | None:
+    """Return the pod that the variables of JOB_SET describe; None if it is not one of a JobSet.
 
     The Job `digits-7` alone also makes a pod `digits-7-0`. What it has and a JobSet's manifest need not have is a name
     of the Service in the config, and no role before the number.
+
+    Raises:
+      ConfigError: the variables are missing, or contradict each other or the host name, or the number of pods is not
+        known.
     """
     missing = [variable for variable in JOB_SET if not env.get(variable)]
-    index = env.get("JOB_COMPLETION_INDEX")
+    index = env.get("JOB_COMPLETION_INDEX", "")
     seems = re.fullmatch(rf"(.+?)-\d+-{re.escape(index)}", hostname) if index else None
     has_role = seems is not None and seems[1].rpartition("-")[2] in TASK_TYPES
     is_meant = len(missing) < len(JOB_SET) or (seems is not None and (has_role or not service))
-    if is_meant and missing:
+    if not is_meant:
+        return None
+    if missing:
         lines = "\n".join(
-            f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{JOB_SET[variable]}"}}}}}}'
+            f'  - {{name: {variable}, valueFrom: {{fieldRef: {{fieldPath: "{_FIELD.format(JOB_SET[variable])}"}}}}}}'
             for variable in missing
         )
         job = hostname.rpartition("-")[0]
@@ -127,17 +131,7 @@ def _is_in_job_set(env: Mapping[str, str], hostname: str, service: str | None) -
             f"Kubernetes: HOSTNAME={hostname} seems to be a pod of a JobSet or TrainJob, whose manifest does not say "
             f"which. Add to the container of each replicated job:\nenv:\n{lines}{alone}"
         )
-    return is_meant
-
-
-def _pod_of_job_set(env: Mapping[str, str], hostname: str) -> Pod:
-    """Return the pod that the variables of JOB_SET describe.
-
-    Raises:
-      ConfigError: they contradict each other or the host name, or the number of pods is not known.
-    """
     owner, replicated_job, job = (env[variable] for variable in JOB_SET)
-    index = env.get("JOB_COMPLETION_INDEX", "")
     if hostname != f"{owner}-{replicated_job}-{job}-{index}":
         raise ConfigError(
             f"Kubernetes: HOSTNAME={hostname} is not {owner}-{replicated_job}-{job}-{index or '<index>'}, as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -38,12 +39,9 @@ def find_tpu(env: Mapping[str, str], address: str | None) -> tuple[str, str]:
     for name in _VARIABLES:
         if env.get(name):
             return env[name], name
-    try:
-        named = json.loads(env.get("TPU_CONFIG") or "{}").get("tpu_node_name")
-    except (ValueError, AttributeError):
-        named = None
-    if named:
-        return str(named), "TPU_CONFIG"
+    with contextlib.suppress(ValueError, AttributeError):
+        if named := json.loads(env.get("TPU_CONFIG") or "{}").get("tpu_node_name"):
+            return str(named), "TPU_CONFIG"
     raise ConfigError(
         f"strategy=tpu: no TPU is named: strategy.address is null, and none of {', '.join(_VARIABLES)} and TPU_CONFIG "
         "is set in the environment. Set strategy.address=grpc://10.0.0.2:8470, the name of a TPU, or local on a TPU VM."

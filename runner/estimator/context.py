@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from runner.model_fn import ModeKeys, ModelFn
 from runner.model_log import logging_to
 from runner.programs.model import Model
 from runner.run_config import RunConfig
-from runner.system.console import NullProgress, Progress, build_progress
+from runner.system.console import Progress, build_progress
 from runner.tracing.random_state import seeded
 from runner.tracking.backends.session import ScriptRecord
 from runner.tracking.journal import DATASET, Journal, NullJournal, journal_path
@@ -44,8 +44,8 @@ class EstimatorContext:
     config: RunConfig
     params: Any
     model_fn: ModelFn
-    journal: Journal | NullJournal
-    progress: Progress | NullProgress
+    journal: Journal
+    progress: Progress
     collectives: Collectives
 
     @property
@@ -75,7 +75,7 @@ def _task_of_script(config: RunConfig, collectives: Collectives) -> tuple[str, i
     return config.cluster.role, config.cluster.task_index
 
 
-def script_progress(config: RunConfig) -> Progress | NullProgress:
+def script_progress(config: RunConfig) -> Progress:
     """Return the progress display of a script, which looks like the command line's; only the chief shows one."""
     if config.is_chief:
         return build_progress(config.progress)
@@ -143,10 +143,6 @@ class Models:
         """
         model = self.for_evaluation
         return self._on(None) if model.collectives.num_workers > 1 else model
-
-    def values(self) -> Iterable[Model]:
-        """Return the models built so far."""
-        return self._by_strategy.values()
 
     def clear(self) -> None:
         """Drop all models and their values."""

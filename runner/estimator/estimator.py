@@ -47,7 +47,7 @@ from runner.programs.model import Model
 from runner.programs.program import Program
 from runner.remote.mirror import writing
 from runner.run_config import DrawnSeed, RunConfig, with_model_dir
-from runner.system.console import NullProgress, Progress, format_table, relative
+from runner.system.console import Progress, format_table, relative
 from runner.tf_private import graphs
 from runner.tracking.backends.session import NullRecord
 from runner.tracking.journal import Journal, NullJournal
@@ -83,7 +83,7 @@ class Estimator:
         config: RunConfig | None = None,
         params: Any = None,
         *,
-        journal: Journal | NullJournal | None = None,
+        journal: Journal | None = None,
         progress: Progress | None = None,
     ) -> None:
         config = with_model_dir(model_dir, config)
@@ -104,7 +104,7 @@ class Estimator:
             params,
             ModelFn(model_fn, params, config),
             journal or self._own_journal(config, collectives),
-            script_progress(config) if is_scripts and progress is None else progress or NullProgress(),
+            script_progress(config) if is_scripts and progress is None else progress or Progress(),
             collectives,
         )
         self._record = record_of_script(context) if is_scripts else NullRecord()
@@ -122,7 +122,7 @@ class Estimator:
         writing(self.model_dir)  # an error if another run has taken over its URL
         self._checkpoints.trust(path)
 
-    def _own_journal(self, config: RunConfig, collectives: Collectives) -> Journal | NullJournal:
+    def _own_journal(self, config: RunConfig, collectives: Collectives) -> Journal:
         """Return the journal of an Estimator to which none was passed."""
         return NullJournal() if config.tracking is None else script_journal(config, collectives)
 
@@ -332,10 +332,10 @@ class Estimator:
         started = time.monotonic()
         with self._models.for_evaluation.awaiting(path):
             setup = self.prepare_evaluation(input_fn, name, steps)
-        evaluation.check_ends(setup.pipeline, steps, [*hooks, *setup.program.spec.evaluation_hooks])
+        given = [*hooks, *setup.program.spec.evaluation_hooks]
+        evaluation.check_ends(setup.pipeline, steps, given)
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
-            given = [*hooks, *setup.program.spec.evaluation_hooks]
             eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
         eval_hooks.end()  # must be first, because TensorBoard reads only the newer of two event files in a folder

@@ -235,9 +235,8 @@ def _loops(
             try:
                 request = session.request(taken + 1)
                 result, values = program.run_one(iterator, next(read), request)
-                if not result.data_ended:
-                    session.after_run(values)
-            except tf.errors.OutOfRangeError:  # of a hook, after the last batch: as in a session, this is the end
+                session.after_run(values)
+            except tf.errors.OutOfRangeError:  # there is no further batch, for the step or for a hook
                 max_steps = taken
         taken += num_steps
         # Before `yield`: what the caller does then is no part of the loop.

@@ -243,9 +243,7 @@ class RunEvaluations(Evaluations):
                 history.goes_on_from(step)
         if path is None:
             return
-        # By the chief's files, because all workers must evaluate together.
-        missing = self._collectives.broadcast(self._missing(path, step))
-        for spec in [spec for spec, is_missing in zip(self._specs, missing, strict=True) if is_missing]:
+        for spec in self._agreed(self._missing(path, step)):
             self._evaluate(spec, step)
             self._made_up.append(spec)
         if self._collectives.is_chief:
@@ -286,11 +284,7 @@ class RunEvaluations(Evaluations):
         self._rate.apply(run)
 
     def after_save(self, run: TrainingRun) -> None:
-        # By the chief's clock, for the same reason as in `resume`.
-        due = self._collectives.broadcast([self._due(spec) for spec in self._specs])
-        self._evaluate_during(
-            run, [spec for spec, is_due in zip(self._specs, due, strict=True) if is_due], exports=True
-        )
+        self._evaluate_during(run, self._agreed([self._due(spec) for spec in self._specs]), exports=True)
 
     def evaluate_last(self, step: int) -> bool:
         with contextlib.suppress(Interrupted):
@@ -329,6 +323,10 @@ class RunEvaluations(Evaluations):
         exported = self._specs if is_last else others
         # Evaluations first, because an exporter gets their metrics.
         return evaluations + [functools.partial(self._export, spec, path, is_final=is_last) for spec in exported]
+
+    def _agreed(self, chosen: Sequence[bool]) -> list[EvalSpec]:
+        """Return the evaluations that the chief has chosen, by its files and clock: all workers evaluate together."""
+        return [spec for spec, is_so in zip(self._specs, self._collectives.broadcast(chosen), strict=True) if is_so]
 
     def _missing(self, path: str, step: int) -> list[bool]:
         """Report for each evaluation whether it, or its exports, are missing for the checkpoint `path`."""

@@ -77,11 +77,6 @@ class TrainingRun:
         self._pace = Pace(length, self._can_group, WaitTimer(is_on=is_timed))
 
     @property
-    def secs(self) -> float:
-        """Seconds in loops, without saves and evaluations."""
-        return self._pace.secs
-
-    @property
     def global_step(self) -> int:
         return self._step
 
@@ -115,7 +110,7 @@ class TrainingRun:
 
     @property
     def steps_per_sec(self) -> float:
-        return (self._step - self._first_step) / self.secs if self.secs else 0.0
+        return (self._step - self._first_step) / self._pace.secs if self._pace.secs else 0.0
 
     @property
     def input_bound(self) -> float | None:
@@ -206,7 +201,7 @@ class TrainingRun:
         finally:
             self._setup.model.show_weights()
             self._setup.model.is_trained = False
-            self._context.journal.took("train", self.secs)
+            self._context.journal.took("train", self._pace.secs)
             self._setup.session_hooks.close()
             for hook in hooks:
                 if hasattr(hook, "close"):  # absent in hooks that do not derive from Hook

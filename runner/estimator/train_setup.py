@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.train_input import TrainInput
 from runner.estimator.context import EstimatorContext, Models
@@ -28,7 +26,6 @@ from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig
 from runner.tracking import tensorboard
 
-v1 = tf.compat.v1
 _log = logging.getLogger(__name__)
 
 

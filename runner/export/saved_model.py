@@ -245,7 +245,7 @@ def _found_by_name(reader: Reader, graph: ExportGraph) -> Iterator[Mapping[str, 
     """Return an iterator over dicts name -> value, of those variables of a graph that the checkpoint has."""
     renamed = _renamed(reader, graph)
     there = {name: renamed.get(name, name) for name in graph.specs if reader.has(renamed.get(name, name))}
-    check_shapes(reader, {name: graph.specs[name].shape for name in there}, keys=renamed)
+    check_shapes(reader, {name: graph.specs[name].shape for name in there}, (), renamed)
     return reader.in_parts(there)
 
 
@@ -254,7 +254,7 @@ def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains
     moving average if `config.ema_decay` is set and `trains` is False.
     """
     renamed = _renamed(reader, graph)
-    check_shapes(reader, {name: spec.shape for name, spec in graph.specs.items()}, keys=renamed)
+    check_shapes(reader, {name: spec.shape for name, spec in graph.specs.items()}, (), renamed)
     averaged: dict[str, str] = {}
     if config.ema_decay is not None and not trains:
         averaged = averages_in(reader, graph.specs, config.ema_decay, "export")

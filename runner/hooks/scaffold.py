@@ -40,7 +40,7 @@ class ModelScaffold:
     """
 
     def __init__(self, scaffold: Any, graph: Any, requested: RequestedVariables) -> None:
-        self._scaffold = scaffold
+        self._scaffold = scaffold or v1.train.Scaffold()
         self.saver, savers = getattr(scaffold, "saver", None), graph.get_collection(v1.GraphKeys.SAVERS)
         if self.saver is None and savers:
             if len(savers) > 1:
@@ -97,8 +97,6 @@ class ModelScaffold:
           ValueError: one of them depends on a batch.
         """
         scaffold = self._scaffold
-        if scaffold is None:
-            return
         with session.entered():
             if scaffold.init_op is not None:
                 session.run(scaffold.init_op, feed_dict=scaffold.init_feed_dict)
@@ -113,8 +111,6 @@ class ModelScaffold:
           ValueError: an operation depends on a batch.
         """
         scaffold = self._scaffold
-        if scaffold is None:
-            return
         with session.entered():
             _check_ready(session, scaffold.ready_for_local_init_op, "ready_for_local_init_op")
             if scaffold.local_init_op is not None:
@@ -128,7 +124,7 @@ class ModelScaffold:
           names: names of the model's variables.
           keep_checkpoint_max: the value in the RunConfig.
         """
-        if self._scaffold is not None and type(self._scaffold).finalize is not v1.train.Scaffold.finalize:
+        if type(self._scaffold).finalize is not v1.train.Scaffold.finalize:
             _log.warning(
                 "EstimatorSpec.scaffold: finalize() of %s is not called. Pass its settings to the constructor.",
                 type(self._scaffold).__name__,

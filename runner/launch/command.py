@@ -50,11 +50,6 @@ class Command:
         user_code.add_to_path(Path.cwd())
         prepare()
 
-    @property
-    def is_over(self) -> bool:
-        """Report whether no further job is to be started."""
-        return bool(self.stops.came) or self.error is not None
-
     def note(self, code: int) -> None:
         """Take the exit code of a job into account."""
         self.code = max(self.code, code)

@@ -14,6 +14,8 @@ from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
 
 POLL_SECS = 0.1
+LOOK_SECS = 0.5
+"""Seconds between two looks around, which read small files on shared storage."""
 SETTLE_SECS = 5.0
 """Seconds that other tasks may take to end after one failed; their messages may show the reason."""
 NOTICE_SECS = 1.0
@@ -79,11 +81,6 @@ class GangResult:
         """Report whether a task was lost for a reason outside of it, so that starting all tasks again may help."""
         return is_loss(self.code)
 
-    @property
-    def settle_secs(self) -> float:
-        """The seconds that the other tasks may take to end by themselves."""
-        return {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(self.code, SETTLE_SECS)
-
 
 @dataclass(eq=False, kw_only=True)
 class Gang:
@@ -98,8 +95,8 @@ class Gang:
       has_joined: reports whether a task has connected to the others.
       may_replace: called when a task is lost without which the others can continue; reports whether to start it again,
         and may wait before.
-      look_around: returns an event outside of this gang that ends its tasks. If the event is an interruption, the tasks
-        are asked to stop.
+      look_around: called every LOOK_SECS; returns an event outside of this gang that ends its tasks. If the event is an
+        interruption, the tasks are asked to stop.
       asked_to_stop: names of tasks that were asked to stop, of servers and of tasks outside of this gang.
     """
 
@@ -157,7 +154,7 @@ class Gang:
     def _begin(self, tasks: Sequence[Task]) -> None:
         self._ending: GangResult | None = None
         self._deadlines: dict[Task, float] = {}
-        self._looked = time.monotonic()
+        self._looked = self._looks_around_at = time.monotonic()
         self._join_until = time.monotonic() + self.start_timeout_secs
         self._joining = [task for task in tasks if task.place.tasks and task.place.task_type != "evaluator"]
         self._has_others = [task.place for task in tasks] != [ALONE]
@@ -191,11 +188,13 @@ class Gang:
             for other in self._running.values():
                 other.monitor.forgive()
             self._freeze(task, silences[task])
-        elsewhere = self.look_around()
-        if elsewhere is not None and self._ending is None:
-            if elsewhere.code == INTERRUPTED:
-                self.asked_to_stop.add(elsewhere.place.name)
-            self._follow(elsewhere)
+        if now >= self._looks_around_at:
+            self._looks_around_at = now + LOOK_SECS
+            elsewhere = self.look_around()
+            if elsewhere is not None and self._ending is None:
+                if elsewhere.code == INTERRUPTED:
+                    self.asked_to_stop.add(elsewhere.place.name)
+                self._follow(elsewhere)
         if self._joining and now > self._join_until:
             self._check_joined()
 
@@ -253,7 +252,8 @@ class Gang:
             self._ending = ending
         elif not self._deadlines:
             self.ask_to_stop()
-        self._limit(ending.settle_secs, self._running)
+        settle_secs = {INTERRUPTED: SAVE_SECS, -signal.SIGKILL: NOTICE_SECS}.get(ending.code, SETTLE_SECS)
+        self._limit(settle_secs, self._running)
 
     def _freeze(self, task: Task, silent_secs: float) -> None:
         """Kill a frozen task, and treat it like a killed one."""

@@ -23,7 +23,7 @@ from runner.launch.command import Command
 from runner.launch.stop_requests import Stoppable, StopRequests
 from runner.launch.sweep import Sweep
 from runner.launch.task_starter import TaskStarter, build_starter
-from runner.remote.mirror import remote_dir
+from runner.remote.mirror import url_or_path
 from runner.system import console
 from runner.system.redaction import masked_override
 from runner.system.standard_streams import say
@@ -119,7 +119,7 @@ class Multirun:
     def list_job(self, number: int, name: str, folder: Path) -> None:
         """Print that the sweep would run a job, and how it ended if it was run before."""
         status = RunRecord.read(folder).training or "not started"
-        print(f"{self._title(number, name)} ({status}, {remote_dir(folder) or console.relative(folder)})", flush=True)
+        print(f"{self._title(number, name)} ({status}, {url_or_path(folder)})", flush=True)
 
     def _title(self, number: int, name: str) -> str:
         return f"job {number + 1}{f'/{self.total}' if self.total else ''}: {name}"

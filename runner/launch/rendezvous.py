@@ -24,8 +24,6 @@ from runner.system.files import read_dataclass, write_json
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST
 
 GLANCE_SECS = 0.2
-LOOK_SECS = 0.5
-"""Seconds between two reads of the other supervisors' messages while a task runs."""
 REPLACED_SECS = 600.0
 """Seconds that the processes of a run may take to join again after a loss, while the platform replaces one of them."""
 BEAT_SECS = 5.0
@@ -136,7 +134,6 @@ class LeaderRendezvous(Rendezvous):
         others = [Cluster(role, index, place.tasks) for role in place.tasks for index in range(len(place.tasks[role]))]
         self._others = {other.name: other for other in others if other != place}
         self._call = Call(run=secrets.token_hex(8), others=len(self._others))
-        self._looked = 0.0
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
         patience = self._timeout_secs if not self._call.generation else max(self._timeout_secs, REPLACED_SECS)
@@ -157,9 +154,6 @@ class LeaderRendezvous(Rendezvous):
         return None
 
     def look(self) -> GangResult | None:
-        if self._clock() - self._looked < LOOK_SECS:
-            return None
-        self._looked = self._clock()
         answers = self._answers()
         # for all, since _lost also admits new supervisors
         lost = [self._lost(name, answer) for name, answer in answers.items()]
@@ -170,7 +164,6 @@ class LeaderRendezvous(Rendezvous):
         until = self._clock() + self._settle_secs
         while ending.code == PEER_LOST and self._clock() < until:
             time.sleep(GLANCE_SECS)
-            self._looked = 0.0
             ending = self.look() or ending
             if ending.place != self._place:
                 return ending
@@ -179,7 +172,6 @@ class LeaderRendezvous(Rendezvous):
     def wait_for_evaluator(self, stops: Sequence[int]) -> GangResult | None:
         last, until = Answer(), self._clock() + self._timeout_secs
         while self._has_evaluator and not stops:
-            self._looked = 0.0
             ending = self.look()  # also admits a new supervisor
             answer = self._answers().get(EVALUATOR, Answer())
             if answer.state == "done":
@@ -260,7 +252,7 @@ class FollowerRendezvous:
         self._folder, self._timeout_secs = meeting_place(model_dir), timeout_secs
         self._nonce = secrets.token_hex(8)
         self._answered = self._followed = Call()
-        self._looked = self._told = 0.0
+        self._told = 0.0
         (self._folder / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
     def wait_for_go(self, stops: Sequence[int], *, forever: bool = False) -> bool:
@@ -293,10 +285,7 @@ class FollowerRendezvous:
 
     def look(self) -> GangResult | None:
         """Return an event from the chief that ends the task; None: there is none."""
-        if self._clock() - self._looked < LOOK_SECS:
-            return None
-        self._looked = self._clock()
-        if self._place.is_evaluator and self._looked - self._told > min(BEAT_SECS, self._timeout_secs / 4):
+        if self._place.is_evaluator and self._clock() - self._told > min(BEAT_SECS, self._timeout_secs / 4):
             self.tell("ready")
         call = read_dataclass(Call, self._folder / CALL_FILE)
         if self._has_ended(call):

@@ -34,7 +34,7 @@ from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import RestartingGang, error_of, note_ending, say_errors
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
-from runner.remote.mirror import local_folder, mirror_of, remote_dir
+from runner.remote.mirror import local_folder, mirror_of, remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import masked, masked_override, secrets_of
@@ -156,10 +156,6 @@ class Supervisor:
         """The path of the config from which the tasks run."""
         return start_files.file_of_tasks(self.model_dir, self.config.command)
 
-    @functools.cached_property
-    def secrets(self) -> set[str]:
-        return secrets_of(schema.to_tree(self.config))
-
     @property
     def trains(self) -> bool:
         return self.config.command in schema.TRAINING_RUNS
@@ -188,15 +184,14 @@ class Supervisor:
             # Last, because trackers note in the folder what they have. A sweep closes them at its end.
             closed = [mirror.close(self.stops.came) for mirror in mirrors if self.member.parent is None]
             left = "; ".join(filter(None, closed))
-        run_id = Shipped.read(self.model_dir, MLFLOW).run_id
         if left and outcome.code in (FINISHED, INTERRUPTED):
             is_lost = any(mirror.lost() for mirror in mirrors)
             code, status = (FAILED, "failed") if is_lost else (INTERRUPTED, "upload_incomplete")
             outcome = dataclasses.replace(outcome, code=code, status=status, error=left)
             if self.trains:
-                write_summary(self.model_dir, summary_of(outcome, self.config, run_id, self.secrets))
+                write_summary(self.model_dir, self._summary_of(outcome))
         addresses = {} if change else shipping.addresses(self.model_dir)
-        summary = {**summary_of(outcome, self.config, run_id, self.secrets), "addresses": addresses}
+        summary = {**self._summary_of(outcome), "addresses": addresses}
         self._print(summary, outcome.code, change)
         outcome.facts["answer"] = {"model_dir": str(self.model_dir), **summary}
         return dataclasses.replace(outcome, error=summary["error"])
@@ -284,8 +279,7 @@ class Supervisor:
             self.record.generation += 1
             self.record.training = STILL_RUNNING.status
             start_files.write_notes(self.model_dir, self.notes)
-            run_id = Shipped.read(self.model_dir, MLFLOW).run_id
-            write_summary(self.model_dir, summary_of(STILL_RUNNING, self.config, run_id, self.secrets))
+            write_summary(self.model_dir, self._summary_of(STILL_RUNNING))
         self.record.save(self.model_dir)
         schema.save(self.config, self.file)
         return earlier
@@ -421,11 +415,10 @@ class Supervisor:
         Return the outcome, failed if a file cannot be written, and the names of the files.
         """
         files = [SUMMARY_FILE]
-        run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
         try:
             self.folder.check()  # a folder made anew, perhaps by an event writer, contains nothing of the run
             self.record.save(self.model_dir)
-            summary = summary_of(outcome, self.config, run_id, self.secrets)
+            summary = self._summary_of(outcome)
             if not self.trains:  # the status of this command is not the status of the run
                 files.append(f"summary.{self.config.command}.json")
                 write_summary(self.model_dir, summary, files[-1])
@@ -437,6 +430,10 @@ class Supervisor:
             outcome = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
         return outcome, files
 
+    def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
+        run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
+        return summary_of(outcome, self.config, run_id, secrets_of(schema.to_tree(self.config)))
+
     def _tell_end(self, outcome: Outcome, summaries: Sequence[str], *, is_kept: bool = False) -> None:
         """Note in the journal how the run ended, with its files and exports, for the trackers.
 
@@ -444,7 +441,7 @@ class Supervisor:
           summaries: names of the summaries that were written.
           is_kept: the start failed before its first step in a folder with a checkpoint: the run keeps its status.
         """
-        summary = summary_of(outcome, self.config, None, self.secrets)
+        summary = self._summary_of(outcome)
         facts = {**summary, "last_restart": outcome.facts.get("last_restart"), "lost_workers": _told_losses(summary)}
         names = ("strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
         tags = {name: str(facts[name]) for name in (*names, "lost_workers") if facts[name] is not None}
@@ -462,7 +459,7 @@ class Supervisor:
                 self.model_dir,
                 RUN_ENDED,
                 status=outcome.status,
-                recorded=outcome.mlflow_status,
+                recorded="KILLED" if outcome.was_killed else exit_codes.MLFLOW_STATUS[outcome.status],
                 tags=tags,
                 files=files,
                 models=[dataclasses.asdict(model) for model in models],
@@ -489,8 +486,8 @@ class Supervisor:
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
-        shown["exports"] = ", ".join(remote_dir(path) or console.relative(Path(path)) for path in summary["exports"])
-        where = remote_dir(self.model_dir) or console.relative(self.model_dir)
+        shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])
+        where = url_or_path(self.model_dir)
         if change:
             where += f" ({change}: this start ended before its first step)"
         console.print_summary(shown, where, prefix=self.member.prefix)
@@ -498,8 +495,7 @@ class Supervisor:
     def _resume_command(self) -> str:
         """Return the command that resumes an interrupted run."""
         overrides = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
-        where = remote_dir(self.model_dir) or console.relative(self.model_dir)
-        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={where}"])
+        return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={url_or_path(self.model_dir)}"])
 
 
 def _told_losses(summary: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from filelock import FileLock
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
-from runner.remote.mirror import remote_dir
+from runner.remote.mirror import remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import read_json, write_json
 from runner.system.redaction import masked
@@ -262,11 +262,10 @@ class Sweep:
 
     def _secs_until_due(self) -> float:
         """Return the seconds until sweep.json may be rewritten; 0 or less: now."""
-        try:
+        with suppress(FileNotFoundError):
             written = (self.directory / SWEEP_FILE).stat()
-        except FileNotFoundError:
-            return 0.0
-        return written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE - time.time()
+            return written.st_mtime + written.st_size * WRITE_AFTER_SECS_PER_BYTE - time.time()
+        return 0.0
 
     def _save_later(self) -> None:
         """Write the results that came while sweep.json was too young to be rewritten."""
@@ -287,9 +286,8 @@ class Sweep:
     def _print(self, ranked: Sequence[JobResult]) -> None:
         START_STATUS.stop()  # it is still shown if all jobs had already finished
         metric = self._shown_metric(ranked)
-        where = remote_dir(self.directory) or console.relative(self.directory)
-        jobs = f"{len(ranked)} job{'' if len(ranked) == 1 else 's'}"
-        title = f"sweep {where}: {jobs}, best first by {metric} ({self._mode(ranked)})"
+        where = url_or_path(self.directory)
+        title = f"sweep {where}: {console.counted(len(ranked), 'job')}, best first by {metric} ({self._mode(ranked)})"
         rows = [
             (str(rank), job.shown_name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
             for rank, job in enumerate(ranked, 1)

@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
 from runner.launch.gang import Task, start_cold
 from runner.system import task_server
-from runner.system.child_process import Descriptors, Process, describe_exit, start_process
+from runner.system.child_process import Descriptors, Process, describe_exit, pipe, start_process
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.system.task_server import GLANCE_SECS, REAP_SECS, ChildRequest, ForkedChild
@@ -56,26 +56,22 @@ class TaskStarter:
 
     Attributes:
       forks: as above; False also when the server has failed, or was closed.
+      server: the server; None: there is none.
     """
 
     def __init__(self, *, forks: bool = True, command: Sequence[str] = SERVER_COMMAND) -> None:
         self.forks = forks
         self._command = command
         self._env: Mapping[str, str] = {}
-        self._server: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._lock = threading.Lock()  # of all of these: jobs of a sweep run in threads
-
-    @property
-    def server_pid(self) -> int | None:
-        """The process id of the server; None: there is none."""
-        return None if self._server is None else self._server.pid
 
     def prepare(self, tasks: Sequence[Task]) -> None:
         """Start the server in the background, if there is none and one of `tasks` may be forked."""
         with self._cold_after_failure():
             fit = next((task for task in tasks if _may_be_forked(task)), None)
-            if not self.forks or self._server is not None or fit is None:
+            if not self.forks or self.server is not None or fit is None:
                 return
             missing = task_server.missing_support()
             if missing:
@@ -85,7 +81,7 @@ class TaskStarter:
             self._until = time.monotonic() + START_SECS
             with server_end:
                 # It does not hold the run's output: a reader of that pipe must not wait for the server.
-                self._server = subprocess.Popen(
+                self.server = subprocess.Popen(
                     [sys.executable, *self._command, str(server_end.fileno())], env=self._env, stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
                     pass_fds=(server_end.fileno(),),
@@ -95,7 +91,7 @@ class TaskStarter:
         """Wait until the server, if any, has done its imports, or a stop is requested."""
         while not stops:
             with self._cold_after_failure():
-                if self._server is None or self._is_ready:
+                if self.server is None or self._is_ready:
                     return
                 if select.select([self._socket], [], [], GLANCE_SECS)[0]:
                     self._receive()
@@ -132,32 +128,28 @@ class TaskStarter:
     def _turn_off(self, secs: float) -> None:
         """Start later tasks cold, and let the server end after its children; wait for that up to `secs`."""
         self.forks = False
-        if self._server is not None:
+        if self.server is not None:
             self._socket.close()
             if not self._is_ready:  # it has no child, and would notice the closed socket only after its imports
-                self._server.kill()
+                self.server.kill()
             with suppress(subprocess.TimeoutExpired):
-                self._server.wait(secs)
-        self._server, self._is_ready = None, False
+                self.server.wait(secs)
+        self.server, self._is_ready = None, False
 
     def _fork(self, argv: Sequence[str], env: Mapping[str, str], descriptors: Descriptors) -> ForkedChild:
         """Fork a child, as `child_process.Spawn` describes; `argv` are the arguments of its command line."""
-        assert self._server is not None
-        status, child_end = os.pipe()
-        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        assert self.server is not None
+        with ExitStack() as ours, ExitStack() as theirs:
+            status, child_end = pipe(ours, theirs)
+            directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+            theirs.callback(os.close, directory)
             request = ChildRequest(list(argv), dict(env), descriptors, directory, child_end)
             task_server.send(self._socket, {"argv": request.argv, "env": request.env}, request.open_files)
             if not select.select([self._socket], [], [], REPLY_SECS)[0]:
                 raise _ServerError(f"it did not fork within {REPLY_SECS:.0f} s")
             answer, (pidfd,) = self._receive(1)
-            return ForkedChild(answer["pid"], pidfd, status, self._server)
-        except BaseException:
-            os.close(status)
-            raise
-        finally:
-            os.close(child_end)
-            os.close(directory)
+            ours.pop_all()
+            return ForkedChild(answer["pid"], pidfd, status, self.server)
 
     def _receive(self, num_files: int = 0) -> tuple[dict[str, Any], list[int]]:
         """Return the server's answer.
@@ -172,9 +164,9 @@ class TaskStarter:
         return answer, files
 
     def _describe_end(self) -> str:
-        assert self._server is not None
+        assert self.server is not None
         with suppress(subprocess.TimeoutExpired):
-            return f"it {describe_exit(self._server.wait(REAP_SECS))}"
+            return f"it {describe_exit(self.server.wait(REAP_SECS))}"
         return "it closed its connection"
 
 

@@ -22,8 +22,7 @@ from runner.launch.rendezvous import FollowerRendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TaskStarter, build_starter
-from runner.remote.mirror import mirror_of, remote_dir
-from runner.system.console import relative
+from runner.remote.mirror import mirror_of, url_or_path
 from runner.system.redaction import masked
 from runner.system.standard_streams import say
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
@@ -51,7 +50,7 @@ class WorkerSupervisor:
           ConfigError: the chief has another config.
         """
         model_dir = Path(str(self.config.model_dir))
-        where, mirror = remote_dir(model_dir) or relative(model_dir), mirror_of(model_dir)
+        where, mirror = url_or_path(model_dir), mirror_of(model_dir)
         mirror.begin(self.env, self.config.run, self.place.worker_index)
         rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
         say(f"This is {self.place.name}. The chief records the run and its results in {where}.")
@@ -139,8 +138,8 @@ class WorkerSupervisor:
         if differing:
             rendezvous.tell("failed", f"another config than the chief's: {differing}", USER_ERROR)
             raise ConfigError(
-                f"{self.place.name} has another config than the chief of {remote_dir(model_dir) or relative(model_dir)}"
-                f": {differing}. Start all tasks of a cluster with the same command."
+                f"{self.place.name} has another config than the chief of {url_or_path(model_dir)}: {differing}. Start "
+                "all tasks of a cluster with the same command."
             )
 
 

@@ -47,8 +47,8 @@ _NEEDS_OPTIMIZER = (
 )
 
 
-Taken = tuple[TrainedReplica, Collector | None]
-"""The results of one eager step, with values instead of graph tensors; its summaries, None if it collects none."""
+Taken = tuple[TrainedReplica, Collector]
+"""The results of one eager step, with values instead of graph tensors; its summaries, if it collects them."""
 
 
 class EagerStep:
@@ -88,7 +88,7 @@ class EagerStep:
             reductions = Reductions(tf.distribute.get_strategy(), weights)
             replica = Replica(0, inputs[:-3], weights, reductions, self.requested, store, store[GLOBAL_STEP])
             time = moment(replica.global_step.read_value(), tf.constant(0, tf.int64))
-            collected: Any = contextlib.nullcontext(None)
+            collected: Any = contextlib.nullcontext(Collector(None))
             if (summaries or discovers) and config.tensorboard:
                 collected = _summarising(self._writer, replica, writes=summaries)
             with drawing_from(Stream(None, f"{store.seed}/train/0", lambda: time)), collected as notes, _explained():
@@ -155,8 +155,6 @@ class EagerTrainProgram(TrainProgram):
 
     def _found_summaries(self) -> StepSummaries:
         _, collected = self._eager_step.first
-        if collected is None:
-            return StepSummaries()
         names = {one.tag for one in collected.scalars}
         return StepSummaries(collected.scalars, collected.protos, collected.images, collected.has_others, names)
 

@@ -15,7 +15,6 @@ from runner.data.iterators import iterate
 from runner.data.replica_batches import RoundRobin
 from runner.distribute.collectives import Collectives
 from runner.model_fn import ModeKeys
-from runner.programs.mixed_precision import ModelCall
 from runner.programs.optimizer_step import loss_sum
 from runner.programs.program import (
     ModelToTrace,
@@ -96,7 +95,10 @@ class EvalProgram(Program):
     def __init__(self, model: ModelToTrace, pipeline: InputPipeline, *, on_workers: bool = False) -> None:
         def replica_fn(replica: Replica) -> EvaluatedReplica:
             with tf.summary.record_if(False):
-                return _eval_replica(model.call, pipeline, replica)
+                spec = model.call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
+                count, metrics = replica.weights.counts[replica.index], spec.eval_metric_ops or {}
+                sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
+                return EvaluatedReplica(spec, {"loss": loss_sum(spec, replica), **sums})
 
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
         self.sum_names = list(self.outputs[0].sums)
@@ -135,12 +137,15 @@ class EvalProgram(Program):
         """
         first, most = tf.constant(first_step, tf.int64), tf.constant(max_steps)
         with self._pipeline.reading():
-            (examples, sums), ended = self._loop(iterator, first, most, self._start())
+            (examples, sums), ended = self._loop(iterator, first, most, self._start(self._so_far))
         return self._counted(on_host(sums), int(examples), bool(ended))
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
         """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
+
+        Raises:
+          tf.errors.OutOfRangeError: there is no further batch; nothing has been added to the state of a metric.
         """
 
         def build() -> Callable[..., Any]:
@@ -150,24 +155,21 @@ class EvalProgram(Program):
             ]
             return lambda iterator, *others: self._add_step(functions, iterator, next(iterator), *others)
 
-        try:
-            (examples, sums), values = self._called(request.key, build, iterator, step, self._start(), *request.values)
-        except tf.errors.OutOfRangeError:  # of `next(iterator)`, before anything is added to the state of a metric
-            return self._counted(self._so_far.sums, 0, data_ended=True), []
+        start = self._start(self._so_far)
+        (examples, sums), values = self._called(request.key, build, iterator, step, start, *request.values)
         return self._counted(on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
 
     def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
         self._check_no_collective(request.fetches)
         return super().fetch(iterator, step, request)
 
-    def _start(self) -> tuple[tf.Tensor, Any]:
-        """Return (0 examples, the sums so far), to which a call of TensorFlow adds.
+    def _start(self, before: EvalResult) -> tuple[tf.Tensor, Any]:
+        """Return (0 examples, the sums of `before`), to which a call of TensorFlow adds.
 
         Adding to the sums of earlier calls, in one sequence, makes the result independent, to the last bit, of how many
         batches each call evaluates.
         """
-        sums = self._so_far.sums
-        return tf.constant(0, tf.int64), tf.nest.map_structure(lambda one: tf.constant(one, tf.float64), sums)
+        return tf.constant(0, tf.int64), tf.nest.map_structure(lambda one: tf.constant(one, tf.float64), before.sums)
 
     def _counted(self, sums: Sums, examples: int, data_ended: bool) -> EvalResult:
         """Return the result of the evaluation so far: the sums, and `examples` more than before."""
@@ -261,13 +263,6 @@ def in_float64(sums: Any) -> Any:
         return value
 
     return tf.nest.map_structure(scalar, sums)
-
-
-def _eval_replica(model_call: ModelCall, pipeline: InputPipeline, replica: Replica) -> EvaluatedReplica:
-    spec = model_call(*replica_inputs(pipeline, replica), ModeKeys.EVAL)
-    count, metrics = replica.weights.counts[replica.index], spec.eval_metric_ops or {}
-    sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
-    return EvaluatedReplica(spec, {"loss": loss_sum(spec, replica), **sums})
 
 
 def sum_and_weight(metric: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -31,7 +31,7 @@ from runner.tf_private.replaced import replaced
 from runner.tracing.partitioned_variable import assign, restore, update, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Model:
         strategy: tf.distribute.Strategy | None,
         *,
         config: RunConfig,
-        journal: Journal | NullJournal,
+        journal: Journal,
     ) -> None:
         self.strategy = strategy
         self.collectives = collectives_of(strategy)
@@ -343,10 +343,7 @@ class Model:
 
 
 def check_shapes(
-    reader: Reader,
-    shapes: Mapping[str, tf.TensorShape],
-    new: Collection[str] = (),
-    keys: Mapping[str, str] | None = None,
+    reader: Reader, shapes: Mapping[str, tf.TensorShape], new: Collection[str], keys: Mapping[str, str]
 ) -> None:
     """Check that a checkpoint has each variable of a model in the right shape.
 
@@ -359,7 +356,6 @@ def check_shapes(
     Raises:
       ValueError: the checkpoint lacks a variable or has it in another shape.
     """
-    keys = keys or {}
     found = {name: reader.shape(keys.get(name, name)) for name in shapes}
     missing = [name for name, shape in found.items() if shape is None and name not in new]
     renamed = [name for name in missing if name in keys]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from runner.tracing.trace_step import Replica
 
 v1 = tf.compat.v1
 _SUM = tf.distribute.ReduceOp.SUM
-_log = logging.getLogger(__name__)
 
 Pair = tuple[Any, tf.Variable, Any]
 """(gradient, variable, the `keras.Variable` that owns it or None)."""

@@ -108,15 +108,15 @@ class PredictProgram(Program):
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[Predicted, list[Any]]:
         """Predict step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
         `request`.
+
+        Raises:
+          tf.errors.OutOfRangeError: there is no further batch.
         """
 
         def build() -> Callable[..., Any]:
             return functools.partial(self._run, self._function(request))
 
-        try:
-            counts, predictions, values = self._called(request.key, build, iterator, step, *request.values)
-        except tf.errors.OutOfRangeError:
-            return Predicted([], 0, 0, data_ended=True), []
+        counts, predictions, values = self._called(request.key, build, iterator, step, *request.values)
         batches = [
             (int(count), tf.nest.map_structure(lambda tensor: tensor.numpy(), of_replica))
             for count, of_replica in zip(counts.numpy(), predictions, strict=True)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
-from runner.programs.evaluate import EvalProgram, EvalResult, in_float64, on_host
+from runner.programs.evaluate import EvalProgram, EvalResult, on_host
 from runner.programs.program import ModelToTrace
 from runner.programs.train_loop import LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
@@ -355,36 +355,20 @@ class RangeEvaluation(EvalProgram):
     # --- what a worker does ---------------------------------------------------------------------------------------
 
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
-        handles = self._own_metrics()
-        examples, sums = self._sums(element, None, number, handles)
-        # The metrics are read only when the batch has been added to them.
-        with tf.control_dependencies(tf.nest.flatten(sums)):
-            return {**of_one_element(), "examples": examples, "sums": sums, "state": self._read(handles)}
+        handles, nothing = self._own_metrics(), self._start(self._nothing)
+        counted, _ = self._add_step([self._batch], None, element, number, nothing, *handles)
+        return {**of_one_element(), **self._results(counted, handles)}
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
         """Evaluate up to `count` batches from number `first` on; none if the iterator is already past that batch."""
         handles = self._own_metrics()
-        zero = tf.constant(0, tf.float64)
-        nothing = {name: (zero, zero) for name in self.sum_names}
 
-        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, *flat: tf.Tensor) -> Any:
-            count, sums = self._sums(element, iterator, first + tf.cast(taken, tf.int64), handles)
-            return tf.constant(True), (examples + count, *map(tf.add, flat, tf.nest.flatten(sums)))
+        def step(element: Any, taken: tf.Tensor, *counted: Any) -> tuple[tf.Tensor, Any]:
+            number = first + tf.cast(taken, tf.int64)
+            return tf.constant(True), self._add_step([self._batch], iterator, element, number, counted, *handles)[0]
 
-        start = (tf.constant(0, tf.int64), *tf.nest.flatten(nothing))
-        (examples, *flat), facts = over_range(iterator, first, count, step, start)
-        sums = tf.nest.pack_sequence_as(nothing, flat)
-        # As in `_element`: the metrics are read after the last batch.
-        with tf.control_dependencies([examples]):
-            return {**facts, "examples": examples, "sums": sums, "state": self._read(handles)}
-
-    def _sums(
-        self, element: Any, iterator: Any, number: tf.Tensor, handles: Sequence[tf.Tensor]
-    ) -> tuple[tf.Tensor, Any]:
-        """Evaluate one batch; return (its number of examples, its sums)."""
-        batches, inputs = self._read_batches(element, iterator, number)
-        sums, _ = self._batch(*inputs, *handles)
-        return batches[0].count, in_float64(sums)
+        counted, facts = over_range(iterator, first, count, step, self._start(self._nothing))
+        return {**facts, **self._results(counted, handles)}
 
     def _own_metrics(self) -> list[tf.Tensor]:
         """Create new variables on the worker for the metrics, and return their handles in the order of `_handles`."""
@@ -395,8 +379,13 @@ class RangeEvaluation(EvalProgram):
             handles.append(handle)
         return handles
 
-    def _read(self, handles: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        return {
-            name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
-            for (name, initial), handle in zip(self._initial.items(), handles, strict=True)
-        }
+    def _results(self, counted: Sequence[Any], handles: Sequence[tf.Tensor]) -> dict[str, Any]:
+        """Return the results of a request: (examples, sums) as `counted`, and the state of the metrics."""
+        examples, sums = counted
+        # The metrics are read only when the last batch has been added to them.
+        with tf.control_dependencies(tf.nest.flatten(counted)):
+            state = {
+                name: tf.raw_ops.ReadVariableOp(resource=handle, dtype=initial.dtype)
+                for (name, initial), handle in zip(self._initial.items(), handles, strict=True)
+            }
+        return {"examples": examples, "sums": sums, "state": state}

@@ -146,10 +146,10 @@ class TrainProgram(Program):
     def _trace_replica(
         self, model: ModelToTrace, pipeline: InputPipeline, summary_writer: Any, replica: Replica
     ) -> TrainedReplica:
-        with _summaries(summary_writer, replica):
-            collected = collecting(summary_writer) if model.config.tensorboard else contextlib.nullcontext(None)
-            with collected as summaries:
-                return train_replica(model, pipeline, replica, summaries)
+        nothing = contextlib.nullcontext(Collector(None))
+        collects = collecting(summary_writer) if model.config.tensorboard else nothing
+        with _summaries(summary_writer, replica), collects as collected:
+            return train_replica(model, pipeline, replica, collected)
 
     def _found_summaries(self) -> StepSummaries:
         """Return the summaries of a step. Other workers than the chief compute the scalars that the chief asks for."""
@@ -405,7 +405,7 @@ class TrainProgram(Program):
 
 
 def train_replica(
-    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector | None
+    model: ModelToTrace, pipeline: InputPipeline, replica: Replica, collected: Collector
 ) -> TrainedReplica:
     """Call model_fn for one replica and update the model: the step, in a graph or eagerly.
 
@@ -413,26 +413,24 @@ def train_replica(
       model: the model_fn and its variables.
       pipeline: the training input.
       replica: the replica.
-      collected: the summaries of model_fn; None: they are not collected.
+      collected: collects the summaries of model_fn.
     """
     config = model.config
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
-    tape, part = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut)
-    with tape, model_fn_has(part), logging_to(LoggedValues()) as logged:
+    tape, part, logged = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut), LoggedValues()
+    with tape, model_fn_has(part), logging_to(logged):
         spec = model.call(features, labels, ModeKeys.TRAIN)
         # Inside of the tape, which must record the scaling, too.
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
     v1.add_to_collection(v1.GraphKeys.LOSSES, spec.loss)  # where tf.estimator's hooks look for it
     # An operation runs only if it is fetched. With optimizer=, everything that changes a variable is fetched.
-    summarized = collected.scalars if collected is not None else ()
     is_logged = bool(config.log_step_count_steps)
     is_reported = is_logged and (spec.optimizer is not None or config.train_metrics)
     metrics = spec.eval_metric_ops if is_reported else None
-    scalars = replica_scalars(summarized, metrics, logged if is_logged else None, replica)
-    images = tuple(collected.images) if collected is not None else ()
+    scalars = replica_scalars(collected.scalars, metrics, logged if is_logged else None, replica)
     v2 = [write for one in operations(v1.summary.all_v2_summary_ops() or []) for write in _writes_of(one)]
-    summaries = (v2, tuple(summarized), images, scalars)
+    summaries = (v2, tuple(collected.scalars), tuple(collected.images), scalars)
     if spec.optimizer is None:
         # After model_fn: operations on a variable run in program order, so the averages follow the new weights.
         moved = ema.update(replica, config.ema_decay)

@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,7 +34,7 @@ from runner.remote.store import (
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
-from runner.tracking.shipping import ShippingProcess
+from runner.tracking.shipping import ShippingProcess, finish_all
 
 _mirrors: dict[Path, Mirror] = {}
 """Local folder -> its mirror, for the URLs that this process has opened."""
@@ -103,6 +102,11 @@ def remote_dir(path: str | os.PathLike[str]) -> str | None:
     path = Path(path).absolute()
     urls = ((Note.read(folder).url, path.relative_to(folder).parts) for folder in (path, *path.parents))
     return next(("/".join([url, *below]) for url, below in urls if url), None)
+
+
+def url_or_path(folder: Path) -> str:
+    """Return a folder as the user would type it here: by its URL, if it has one."""
+    return remote_dir(folder) or relative(folder)
 
 
 def meeting_place(model_dir: Path) -> Path:
@@ -226,14 +230,12 @@ class Mirror:
         """
         if not self.has_begun:
             return ""
-        already, self.has_begun = len(stops), False
+        self.has_begun = False
         if self.url.startswith("memory://"):
             self._is_last.set()
             self._thread.join(self._secs)
         else:
-            self._process.finish()
-            while self._process.is_alive and len(stops) == already:
-                time.sleep(upload.GLANCE_SECS)
+            finish_all([self._process], stops)
             self._process.end()
         left = Note.read(self._folder).left(fingerprints(self._folder))
         if self._lease:

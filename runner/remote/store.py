@@ -122,11 +122,10 @@ def lock_of(folder: Path) -> FileLock:
 
 def fingerprint(path: Path) -> list[Any]:
     """Return [bytes, time of change in ns] of a file; [] if it is gone."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         found = path.stat()
-    except FileNotFoundError:
-        return []
-    return [found.st_size, found.st_mtime_ns]
+        return [found.st_size, found.st_mtime_ns]
+    return []
 
 
 def local_files(folder: Path) -> dict[str, Path]:
@@ -235,12 +234,10 @@ class Store:
           but: the folder sends files, too, which stay as they are, but for these; None: it no longer sends any.
         """
         with lock_of(folder):
-            for attempt in range(_ATTEMPTS):
-                try:
+            for _ in range(_ATTEMPTS - 1):
+                with contextlib.suppress(FileNotFoundError):  # an expired checkpoint; the state file no longer names it
                     return self._fetch(folder, but)
-                except FileNotFoundError:  # an expired checkpoint; the state file no longer names it
-                    if attempt == _ATTEMPTS - 1:
-                        raise
+            self._fetch(folder, but)
 
     def _fetch(self, folder: Path, but: Collection[str] | None) -> None:
         staging = folder / ".fetching"

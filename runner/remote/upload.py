@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -35,11 +34,10 @@ from runner.remote.store import (
     reaching,
     upload_order,
 )  # fmt: skip
-from runner.system.child_process import STOP_SIGNALS
 from runner.system.files import FolderLostError, HeldFolder, place_of, read_json, write_atomically
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.exit_codes import FINISHED, USER_ERROR
-from runner.tracking.shipping import NOT_ALL
+from runner.tracking.shipping import NOT_ALL, heed_starter
 from runner.tracking.tracker import describe
 
 MODULE = "runner.remote.upload"
@@ -278,13 +276,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_saying()
     folder, is_last = options.folder.absolute(), threading.Event()
     if options.lease is not None:
-        # It outlives its starter, to send how the run ended. The end of its input tells it to finish.
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        threading.Thread(target=_finish, args=(is_last, options.secs), daemon=True).start()
+
+        def heard(line: str) -> None:
+            if not line:
+                is_last.set()
+                time.sleep(options.secs)
+                os._exit(NOT_ALL)  # a file may be under way
+
+        heed_starter(heard)
         return follow(folder, Lease(Store(Note.read(folder).url), options.lease), is_last)
+    note = Note.read(folder)
     try:
-        lease = _lease_of(folder)
+        with reaching(note.url):
+            if not note.folder or not (store := Store(note.url)).is_current(folder):
+                raise ConfigError(f"{folder} was not the last to write to {note.url or 'a URL'}, so nothing is sent.")
+            lease = Lease.take(store, note.folder, RunSettings.lease_secs)
     except ConfigError as error:
         say(f"upload: {error}")
         return USER_ERROR
@@ -292,23 +298,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = follow(folder, lease, is_last)
     lease.end()
     return code
-
-
-def _lease_of(folder: Path) -> Lease:
-    note = Note.read(folder)
-    with reaching(note.url):
-        if not note.folder or not (store := Store(note.url)).is_current(folder):
-            raise ConfigError(f"{folder} was not the last to write to {note.url or 'a URL'}, so nothing is sent.")
-        return Lease.take(store, note.folder, RunSettings.lease_secs)
-
-
-def _finish(is_last: threading.Event, secs: float) -> None:
-    """Set `is_last` when the starter says so or is gone, and end this process if something is left after `secs`."""
-    while sys.stdin.readline().strip():
-        pass
-    is_last.set()
-    time.sleep(secs)
-    os._exit(NOT_ALL)  # a file may be under way
 
 
 if __name__ == "__main__":

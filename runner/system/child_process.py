@@ -85,10 +85,9 @@ class Process:
 
     def wait(self, timeout_secs: float | None = None) -> int | None:
         """Return the exit code (negative: the signal that ended it); None if it still runs after `timeout_secs`."""
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             return self.child.wait(timeout_secs)
-        except subprocess.TimeoutExpired:
-            return None
+        return None
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM to the child itself, which then saves and ends."""
@@ -133,11 +132,11 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
     """
     targets = (sys.stdout, sys.stderr) if prefix else ()
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-        lifeline, write_end = _pipe(theirs, ours)
+        lifeline, write_end = pipe(theirs, ours)
         if SCREEN in env:
             theirs.callback(os.close, int(env[SCREEN]))
-        heard, heartbeat = _pipe(ours, theirs)
-        outputs = [_pipe(ours, theirs) for _ in targets]
+        heard, heartbeat = pipe(ours, theirs)
+        outputs = [pipe(ours, theirs) for _ in targets]
         child = spawn(argv, env, Descriptors(lifeline, heartbeat, *(end for _, end in outputs)))
         ours.pop_all()
     sources = [os.fdopen(source, "rb") for source, _ in outputs]
@@ -145,7 +144,7 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
     return Process(child, write_end, HeartbeatMonitor(heard), pumps)
 
 
-def _pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
+def pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[int, int]:
     """Return the ends of a new pipe, each of which its stack closes."""
     source, end = os.pipe()
     reads.callback(os.close, source)
@@ -258,10 +257,9 @@ def _open_pidfd() -> int:
     """Return a descriptor that is readable when this process has ended; -1 if the system has none (before Linux
     5.3).
     """
-    try:
+    with contextlib.suppress(AttributeError, OSError):
         return os.pidfd_open(os.getpid())
-    except (AttributeError, OSError):
-        return -1
+    return -1
 
 
 def _has_ended(task: int, pidfd: int, secs: float) -> bool:

@@ -8,6 +8,7 @@ import io
 import math
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,10 +75,6 @@ class Progress:
 
     def stop(self) -> None:
         """End the display of training; may be called several times."""
-
-
-class NullProgress(Progress):
-    """Shows nothing."""
 
 
 class PlainProgress(Progress):
@@ -204,7 +201,7 @@ class RichProgress(Progress):
     def _lines(self) -> RenderableType:
         lines: list[RenderableType] = []
         if self._bar is not None:
-            lines += self._training()
+            lines += self._training(self._bar)
         now = self._clock()
         if self._counted is not None:
             what, examples, began = self._counted
@@ -214,14 +211,13 @@ class RichProgress(Progress):
             lines.append(self._spinning(f"{_PHASES.get(name, name)}  {format_secs(now - began)}"))
         return Group(*lines)
 
-    def _training(self) -> list[RenderableType]:
+    def _training(self, bar: ProgressBar) -> list[RenderableType]:
         """Return the line with the progress bar, and the lines with the facts below it."""
-        assert self._bar is not None
         total = self._pace.total_steps
         first = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
         place = "  ".join([*self._pace.epoch(self._step), f"step {self._step}{f'/{total}' if total else ''}"])
         secs = format_secs(self._clock() - self._began)
-        first.add_row(place, self._bar if total else "", "  ".join([secs, *self._pace.time_left(self._step)]))
+        first.add_row(place, bar if total else "", "  ".join([secs, *self._pace.time_left(self._step)]))
         return [first, *(Text(line) for line in _filled(self._facts, self._console.width))]
 
     def _spinning(self, text: str) -> RenderableType:
@@ -245,14 +241,9 @@ def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
       width: the width.
       between: separates two facts. At the end of a line that another line follows, it stands without its spaces.
     """
-    lines: list[str] = []
-    for number, fact in enumerate(facts):
-        end = between.rstrip() if number < len(facts) - 1 else ""
-        if lines and len(lines[-1]) + len(between) - len(between.rstrip()) + len(fact) + len(end) <= width:
-            lines[-1] += f"{between[len(between.rstrip()) :]}{fact}{end}"
-        else:
-            lines.append(f"{fact}{end}")
-    return lines
+    text = between.join(fact.replace(" ", "\xa0") for fact in facts)  # textwrap breaks no line there
+    lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +303,7 @@ def build_progress(mode: str, stream: IO[str] | None = None) -> Progress:
     """Return the Progress for `run.progress`: off, plain, rich, or auto (rich on a terminal, else plain)."""
     stream = stream or sys.stderr
     if mode == "off":
-        return NullProgress()
+        return Progress()
     if shows_live(mode, stream):
         return RichProgress(Console(file=stream, force_terminal=True if mode == "rich" else None))
     return PlainProgress(stream)

@@ -30,9 +30,8 @@ class Heartbeat:
 
     def ask_to_stop(self) -> None:
         """Ask the supervisor to stop the whole run, with a checkpoint. For a server, which cannot save itself."""
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # the supervisor is gone
-                os.write(self._descriptor, _STOP)
+        with contextlib.suppress(OSError):  # the supervisor is gone, or there is none
+            os.write(self._descriptor, _STOP)
 
     def _beat(self, period_secs: float) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone; the lifeline ends us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +24,11 @@ def free_memory(process: Path = _PROCESS, groups: Path = _GROUPS) -> int:
 
 def peak_beyond_now(process: Path = _PROCESS) -> int:
     """Return the process's peak memory minus its current memory, in bytes; 0 if not known."""
-    try:
-        text = (process / "status").read_text()
-    except OSError:
-        return 0
-    sizes = {name: 1024 * int(size) for name, size in re.findall(r"^(VmHWM|VmRSS):\s*(\d+) kB$", text, re.MULTILINE)}
-    return max(0, sizes.get("VmHWM", 0) - sizes.get("VmRSS", 0))
+    with contextlib.suppress(OSError):
+        found = re.findall(r"^(VmHWM|VmRSS):\s*(\d+) kB$", (process / "status").read_text(), re.MULTILINE)
+        sizes = {name: 1024 * int(size) for name, size in found}
+        return max(0, sizes.get("VmHWM", 0) - sizes.get("VmRSS", 0))
+    return 0
 
 
 def _left_in_groups(process: Path, groups: Path) -> Iterator[int]:
@@ -61,11 +61,8 @@ def _left(folder: Path, limit: str, used: str, cached: str) -> int | None:
     """Return the bytes that a control group may still use; None: no limit. Cached file pages count as free, because the
     kernel reclaims them.
     """
-    try:
-        most = (folder / limit).read_text().strip()
-        if not most.isdigit():
-            return None
+    with contextlib.suppress(OSError, ValueError):  # int("max") is a ValueError
+        most, now = int((folder / limit).read_text()), int((folder / used).read_text())
         of_files = re.findall(rf"^{cached} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-        return max(0, int(most) - int((folder / used).read_text()) + sum(map(int, of_files)))
-    except (OSError, ValueError):
-        return None
+        return max(0, most - now + sum(map(int, of_files)))
+    return None

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from runner.system.start_status import START_STATUS
@@ -30,23 +30,20 @@ class SteadyStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        try:
-            self._stream.write(text)
-        except OSError as error:
-            self._note(error)
+        self._steadily(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._note(error)
+        self._steadily(self._stream.flush)
 
-    def _note(self, error: OSError) -> None:
-        if error.errno in _GONE:
-            # Others write there, too: Python when it ends, and TensorFlow's libraries.
-            with contextlib.suppress(OSError, ValueError):
-                _to_nowhere(self._stream.fileno())
+    def _steadily(self, call: Callable[..., object], *args: str) -> None:
+        try:
+            call(*args)
+        except OSError as error:
+            if error.errno in _GONE:
+                # Others write there, too: Python when it ends, and TensorFlow's libraries.
+                with contextlib.suppress(OSError, ValueError):
+                    _to_nowhere(self._stream.fileno())
 
 
 def keep_saying() -> None:

@@ -145,8 +145,7 @@ def missing_support() -> str:
     """Return why this system cannot have a task server, in words; '' if it can."""
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} is not Linux"
-    try:
+    with contextlib.suppress(AttributeError, OSError):
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        return "this system has no pidfd (Linux 5.3)"
-    return ""
+        return ""
+    return "this system has no pidfd (Linux 5.3)"

@@ -51,10 +51,22 @@ def user_frames(frames: Iterable[Any]) -> list[Frame]:
 
 def defined_at(function: Any) -> list[Frame]:
     """Return the place where the user defined a function, also below a partial and decorators; [] if not known."""
+    code = getattr(inspect.unwrap(without_partials(function)), "__code__", None) if callable(function) else None
+    return user_frames([Frame(code.co_filename, code.co_firstlineno, code.co_name)]) if code else []
+
+
+def without_partials(function: Any) -> Any:
+    """Return what a functools.partial, or a partial of one, calls; anything else unchanged."""
     while isinstance(function, functools.partial):
         function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return user_frames([Frame(code.co_filename, code.co_firstlineno, code.co_name)]) if code else []
+    return function
+
+
+def name_of(function: Any) -> str:
+    """Return the dotted name of a function, of a partial's function, or of a callable object's class."""
+    function = without_partials(function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -47,10 +47,10 @@ from runner.hooks.hook import TimeLimit
 from runner.model_fn import ModeKeys, declared_arguments
 from runner.remote.mirror import known_folder
 from runner.run_config import KeepBest, RunConfig, WarmStart
-from runner.system.console import NullProgress, Progress
+from runner.system.console import Progress
 from runner.task.unread_params import UnreadParams
 from runner.tracking.exit_codes import user_code as user_code_called
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 from runner.tracking.training_status import generation_in
 
 _log = logging.getLogger(__name__)
@@ -81,9 +81,8 @@ class Job:
 
 
 def build_job(
-    config: Config, journal: Journal | NullJournal, progress: Progress | NullProgress, hooks: tuple[Any, ...] = (),
-    cluster: Cluster = ALONE,
-) -> Job:  # fmt: skip
+    config: Config, journal: Journal, progress: Progress, hooks: tuple[Any, ...] = (), cluster: Cluster = ALONE
+) -> Job:
     """Import the user's functions and build what the command needs.
 
     Args:
@@ -128,13 +127,10 @@ def build_job(
     return Job(estimator, unread, train_spec, eval_specs, predict_input, hooks, exporters, receiver_fn)
 
 
-AnyInputBlock = TypeVar("AnyInputBlock", bound=InputBlock)
-
-
 def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
     """Return `config` with inputs whose params `unread` watches."""
 
-    def watched(key: str, block: AnyInputBlock) -> AnyInputBlock:
+    def watched(key: str, block: Any) -> Any:
         return dataclasses.replace(block, params=unread.watch(f"{key}.params", block.params))
 
     inputs = dataclasses.replace(
@@ -146,7 +142,7 @@ def _watched_inputs(config: Config, unread: UnreadParams) -> Config:
 
 
 def _functions_and_run_config(
-    config: Config, cluster: Cluster, journal: Journal | NullJournal
+    config: Config, cluster: Cluster, journal: Journal
 ) -> tuple[Mapping[str, Any], RunConfig]:
     """Return (config key -> user function, the RunConfig)."""
 

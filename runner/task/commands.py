@@ -27,7 +27,7 @@ from runner.task import dry_run, inspect_run, prediction_files, preemption
 from runner.task.build import Job, build_job, build_keep
 from runner.task.stop_hook import StopRequest
 from runner.tracking import tensorboard
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class TaskContext:
       cluster: this task's place.
     """
 
-    journal: Journal | NullJournal
+    journal: Journal
     progress: Progress
     stop: StopRequest
     started: float
@@ -138,7 +138,8 @@ def _train_and_evaluate(config: Config, job: Job, context: TaskContext) -> dict[
     assert job.train_spec is not None
     result = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
     job.unread_params.say()
-    _export_last(job, context)
+    if job.exporters and not job.eval_specs and not context.stop.was_heeded:  # else the evaluations have exported
+        RunExports(job.estimator).call(job.exporters, None, {}, is_final=True)
     return {
         "global_step": result.global_step,
         "checkpoint": result.checkpoint,
@@ -148,24 +149,6 @@ def _train_and_evaluate(config: Config, job: Job, context: TaskContext) -> dict[
         "examples": result.examples,
         "stopped_early": result.stopped_early,
         "interrupted": result.interrupted,
-    }
-
-
-def _train(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
-    spec = job.train_spec
-    assert spec is not None
-    training = job.estimator.train_run(
-        spec.input_fn, hooks=spec.hooks, max_steps=spec.max_steps, once=True, max_epochs=spec.max_epochs
-    )
-    job.unread_params.say()
-    _export_last(job, context)
-    return {
-        **_checkpoint_of(job),
-        "metrics": {},
-        "steps_per_sec": (training.steps_per_sec if training else 0) or None,
-        "input_bound": training.input_bound if training else None,
-        "examples": training.examples if training else 0,
-        "stopped_early": training.ended_early if training else None,
     }
 
 
@@ -198,12 +181,6 @@ def _predict(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     return {**facts, "predictions": str(output), "examples": examples}
 
 
-def _export_last(job: Job, context: TaskContext) -> None:
-    """Export at the end of training, if there are no evaluations; with evaluations, these export."""
-    if job.exporters and not job.eval_specs and not context.stop.was_heeded:
-        RunExports(job.estimator).call(job.exporters, None, {}, is_final=True)
-
-
 def _export(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
     assert job.receiver_fn is not None and config.model_dir is not None
     facts = _checkpoint_of(job, checkpoint_in("export.checkpoint", config))
@@ -214,7 +191,7 @@ def _export(config: Config, job: Job, context: TaskContext) -> dict[str, Any]:
 
 _COMMANDS: Mapping[str, Callable[[Config, Job, TaskContext], dict[str, Any]]] = {
     "train_and_evaluate": _train_and_evaluate,
-    "train": _train,
+    "train": _train_and_evaluate,  # a config of this command has no evaluations
     "evaluate": _evaluate,
     "predict": _predict,
     "export": _export,
@@ -248,7 +225,7 @@ def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> 
     return ", ".join(facts)
 
 
-def _checkpoint_of(job: Job, chosen: str | None = None) -> dict[str, Any]:
+def _checkpoint_of(job: Job, chosen: str | None) -> dict[str, Any]:
     """Return the checkpoint `chosen`, or the latest one, and its step."""
     path = chosen or job.estimator.latest_checkpoint()
     return {"checkpoint": path, "global_step": None if path is None else reader.checkpoint_step(path)}

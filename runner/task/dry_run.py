@@ -15,7 +15,7 @@ import tensorflow as tf
 from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, eval_key
 from runner.data.dataset_adapter import tensors
-from runner.data.inputs import InputPipeline
+from runner.data.inputs import InputPipeline, step_devices
 from runner.estimator.evaluation import EvalSetup, check_ends
 from runner.estimator.model_summary import print_variables, shape_of
 from runner.estimator.specs import EvalSpec
@@ -109,11 +109,7 @@ def _print_run(config: Config, training: TrainSetup, evaluations: Evaluations) -
 
 
 def _devices(model: Model, feed: InputPipeline) -> str:
-    if model.strategy is not None:
-        devices = model.strategy.extended.worker_devices
-    else:  # TensorFlow decides the placement
-        devices = [(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"))[0].name]
-    names = [tf.DeviceSpec.from_string(device) for device in devices]
+    names = [tf.DeviceSpec.from_string(device) for device in step_devices(model.strategy)]
     count = feed.num_replicas
     return f"{counted(count, 'replica')}: " + ", ".join(
         f"{device.device_type}:{device.device_index or 0}" for device in names[:count]

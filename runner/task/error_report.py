@@ -17,7 +17,7 @@ from runner.system.redaction import mask_text
 from runner.system.standard_streams import FULL_ERROR
 from runner.system.user_frames import FRAME, Frame, defined_at, frames_in, user_frames
 from runner.tracking.exit_codes import BY_USER, USER_ERROR, code_of_error
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 
 QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
 """Environment variable of a task whose errors the supervisor prints, because several tasks may have the same."""
@@ -46,7 +46,7 @@ class Explained(NamedTuple):
     operation: str = ""
 
 
-def report_error(error: Exception, journal: Journal | NullJournal, env: Mapping[str, str], secrets: set[str]) -> None:
+def report_error(error: Exception, journal: Journal, env: Mapping[str, str], secrets: set[str]) -> None:
     """Report an error to the user and to the journal.
 
     Some errors need no traceback of the runner: a user's mistake, a failed operation of the user, a folder that can no

@@ -26,6 +26,7 @@ from runner.config import parsing, schema, user_code
 from runner.config.schema import TRAINING_COMMANDS, UNRECORDED_COMMANDS, Config, ConfigError
 from runner.distribute import errors
 from runner.distribute.cluster import ALONE, Cluster
+from runner.distribute.tf_config import read_tf_config
 from runner.hooks.hook import Interrupted
 from runner.system import console, gc_pause
 from runner.system.child_process import NOTICES, end_with_parent
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
     watchdog = end_with_parent(os.environ)  # must be first, because it forks
     heartbeat = Heartbeat(os.environ)
     heartbeat.start()
-    cluster = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
+    cluster = read_tf_config(os.environ.get("TF_CONFIG", ""))
     progress_mode = config.run.progress
     if not cluster.is_chief:  # only the chief draws a live line; an evaluator prints its results
         progress_mode = "plain" if cluster.is_evaluator and progress_mode != "off" else "off"
@@ -162,7 +163,7 @@ def _run(
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
 
 
-def _import_commands(config: Config, journal: Journal | NullJournal) -> Any:
+def _import_commands(config: Config, journal: Journal) -> Any:
     """Import TensorFlow, and with it `runner.task.commands`."""
     try:
         with journal.phase("import"), quiet_import(os.environ), gc_pause.not_searched():

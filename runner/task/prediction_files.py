@@ -283,25 +283,24 @@ class Parquet(PredictionWriter):
     """
 
     def __init__(self, target: Target) -> None:
+        import pyarrow
+
         super().__init__(target)
+        self._arrow: Any = pyarrow
         self._waiting: list[Any] = []
         self._waiting_bytes = 0
         self._writer: Any = None
 
     def write(self, batch: Any) -> None:
-        import pyarrow
-
         columns = {name: self._column(name, array) for name, array in _named(batch).items()}
-        self._waiting.append(pyarrow.RecordBatch.from_pydict(columns))
+        self._waiting.append(self._arrow.RecordBatch.from_pydict(columns))
         self._waiting_bytes += self._waiting[-1].nbytes
         if self._waiting_bytes >= _ROW_GROUP_BYTES:
             self._write_rows()
 
     def finish(self) -> None:
-        import pyarrow
-
         if not self._writer and not self._waiting:
-            self._waiting = [pyarrow.RecordBatch.from_pydict({})]
+            self._waiting = [self._arrow.RecordBatch.from_pydict({})]
         if self._waiting:
             self._write_rows()
 
@@ -310,37 +309,31 @@ class Parquet(PredictionWriter):
             self._writer.close()
 
     def _write_rows(self) -> None:
-        import pyarrow
         from pyarrow import parquet
 
         if not self._writer:
             self._writer = parquet.ParquetWriter(self._target.file, self._waiting[0].schema)
-        table = pyarrow.Table.from_batches(self._waiting)
+        table = self._arrow.Table.from_batches(self._waiting)
         self._writer.write_table(table, row_group_size=max(1, len(table)))
         self._waiting, self._waiting_bytes = [], 0
 
     def _column(self, name: str, array: np.ndarray) -> Any:
-        import pyarrow
-
         try:
-            return _arrow_array(array)
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+            return self._array(array)
+        except (self._arrow.ArrowInvalid, self._arrow.ArrowNotImplementedError) as error:
             raise self._error(name, f"is {array.dtype}, which Parquet cannot hold ({error}). Write .npz.") from error
 
-
-def _arrow_array(array: np.ndarray) -> Any:
-    """Return `[examples, ...]` as an Arrow array of values, lists or lists of lists."""
-    import pyarrow
-
-    if array.dtype == object and any(isinstance(row, np.ndarray) for row in array):  # ragged
-        lengths = [0, *map(len, array)]
-        return pyarrow.ListArray.from_arrays(np.cumsum(lengths, dtype=np.int32), _arrow_array(np.concatenate(array)))
-    flat = array.ravel()
-    found = pyarrow.array(flat.tolist(), pyarrow.binary()) if array.dtype == object else pyarrow.array(flat)
-    for axis in range(array.ndim - 1, 0, -1):
-        starts = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int32) * array.shape[axis]
-        found = pyarrow.ListArray.from_arrays(starts, found)
-    return found
+    def _array(self, array: np.ndarray) -> Any:
+        """Return `[examples, ...]` as an Arrow array of values, lists or lists of lists."""
+        lists = self._arrow.ListArray.from_arrays
+        if array.dtype == object and any(isinstance(row, np.ndarray) for row in array):  # ragged
+            return lists(np.cumsum([0, *map(len, array)], dtype=np.int32), self._array(np.concatenate(array)))
+        flat, arrow = array.ravel(), self._arrow
+        found = arrow.array(flat.tolist(), arrow.binary()) if array.dtype == object else arrow.array(flat)
+        for axis in range(array.ndim - 1, 0, -1):
+            starts = np.arange(math.prod(array.shape[:axis]) + 1, dtype=np.int32) * array.shape[axis]
+            found = lists(starts, found)
+        return found
 
 
 # --- TFRecord -------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class StopRequest(Hook):
       journal: records that this process, and not another one, was asked to stop.
     """
 
-    journal: Journal | NullJournal = NullJournal()
+    journal: Journal = NullJournal()
 
     def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM, *NOTICES), answer: str = "") -> None:
         self.was_heeded = False

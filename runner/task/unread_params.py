@@ -9,7 +9,7 @@ from typing import Any
 from runner.config.schema import TRAINING_RUNS, Config
 from runner.distribute.cluster import Cluster
 from runner.hooks.hook import Hook, PassContext, Run
-from runner.tracking.journal import Journal, NullJournal
+from runner.tracking.journal import Journal
 from runner.types import ParamReads, Params
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class UnreadParams(Hook):
     evaluator report nothing, because each of them calls model_fn in some modes only.
     """
 
-    def __init__(self, config: Config, cluster: Cluster, journal: Journal | NullJournal) -> None:
+    def __init__(self, config: Config, cluster: Cluster, journal: Journal) -> None:
         self._is_on = config.command in TRAINING_RUNS and cluster.is_chief and not config.cluster.evaluator
         self._journal = journal
         self._reads: dict[str, ParamReads] = {}

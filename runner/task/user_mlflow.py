@@ -20,20 +20,20 @@ import wrapt
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
 from runner.distribute.cluster import Cluster
-from runner.tracking.journal import WANTS_RUN, Journal, NullJournal
+from runner.tracking.journal import WANTS_RUN, Journal
 from runner.tracking.mlflow_tracker import tracking_uri
 from runner.tracking.run_record import MLFLOW, Shipped
 
 _log = logging.getLogger(__name__)
 
-_watching: Journal | NullJournal | None = None
+_watching: Journal | None = None
 """The journal of the task that asks for the MLflow run; None: no task runs in this process."""
 
 WAIT_SECS = 60.0
 """Seconds that a task waits for the MLflow run; importing MLflow and making a database may take 9 s."""
 
 
-def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJournal) -> None:
+def watch_import(config: Config, cluster: Cluster, journal: Journal) -> None:
     """Make MLflow use this run's MLflow run as soon as user code imports it.
 
     The values that the chief and an evaluator log are recorded. Those of other tasks, which call the same functions,
@@ -61,7 +61,7 @@ def watch_import(config: Config, cluster: Cluster, journal: Journal | NullJourna
     wrapt.register_post_import_hook(imported, "mlflow")
 
 
-def _join(model_dir: Path, uri: str, journal: Journal | NullJournal) -> None:
+def _join(model_dir: Path, uri: str, journal: Journal) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = uri
     # The shipping process otherwise waits for the first step, which waits for this import.
     journal.event(WANTS_RUN)

@@ -135,8 +135,7 @@ def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.C
     Private: `extended._cross_device_ops`, which has no public name. When it moves: return None;
     strategy.cross_device_ops then has no effect on CPUs.
     """
-    chosen: tf.distribute.CrossDeviceOps | None = getattr(strategy.extended, "_cross_device_ops", None)
-    return chosen
+    return getattr(strategy.extended, "_cross_device_ops", None)
 
 
 _KEYS_OF_A_SIZE = 1 << 24
@@ -176,8 +175,7 @@ def collectives(strategy: tf.distribute.Strategy) -> list[Collectives]:
         if size is not None:
             key = key % _KEYS_OF_A_SIZE + _KEYS_OF_A_SIZE * (1 + tf.cast(size, tf.int32))
         with replaced(launcher, "_next_instance_key", lambda: key):
-            gathered: tf.Tensor = launcher._all_gather(vector, options)
-            return gathered
+            return launcher._all_gather(vector, options)
 
     on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
     return [

@@ -210,7 +210,7 @@ def program_order_in_branches(graph: Any) -> None:
     graph._add_control_dependencies = True
 
 
-class GraphFromHere:
+class GraphFromHere(contextlib.ExitStack):
     """A context in which running code switches from eager execution to a graph at the first call of `placeholders`.
 
     The code may leave after the switch a context of TensorFlow that it entered before: each context remembers what it
@@ -225,21 +225,15 @@ class GraphFromHere:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.graph: Any = None
         self.inputs: list[tf.Tensor] = []
-        self._until_end = contextlib.ExitStack()
-
-    def __enter__(self) -> GraphFromHere:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._until_end.close()
 
     def begin(self) -> None:
         """Switch to the graph, if not done yet."""
         if self.graph is None:
             self.graph = func_graph.FuncGraph("input_fn")
-            self._until_end.enter_context(self.graph.as_default())
+            self.enter_context(self.graph.as_default())
 
     def placeholders(self, spec: Any) -> Any:
         """Switch to the graph, and return a placeholder for each tensor in a nest of specs."""

@@ -21,8 +21,7 @@ def compile_arguments(model: Any) -> Mapping[str, Any]:
     Private: `Model._compile_config`, in Keras 3 and tf_keras. `get_compile_config()` returns them serialized, which
     loses user functions. When it moves: use that.
     """
-    arguments: Mapping[str, Any] = model._compile_config.config
-    return arguments
+    return model._compile_config.config
 
 
 @contextlib.contextmanager

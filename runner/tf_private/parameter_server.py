@@ -36,8 +36,7 @@ def tasks_of(strategy: tf.distribute.Strategy) -> Mapping[str, Sequence[str]]:
 
     Private: `_cluster_resolver`; the public `cluster_resolver` of this strategy is None in TensorFlow 2.21.
     """
-    tasks: Mapping[str, Sequence[str]] = strategy._cluster_resolver.cluster_spec().as_dict()
-    return tasks
+    return strategy._cluster_resolver.cluster_spec().as_dict()
 
 
 def traced_before_scheduled(strategy: tf.distribute.Strategy) -> None:
@@ -99,8 +98,7 @@ def repeated_requests(coordinator: tf.distribute.experimental.coordinator.Cluste
     queue = coordinator._cluster.closure_queue
     if not isinstance(queue.put_back, _Noticed):
         queue.put_back = _Noticed(queue.put_back)
-    arguments: list[Any] = queue.put_back.arguments
-    return arguments
+    return queue.put_back.arguments
 
 
 class LossInALine(logging.Filter):

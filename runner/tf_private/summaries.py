@@ -63,7 +63,7 @@ class SummaryImage:
 
 
 class Collector:
-    """Collects the scalars and images that model_fn summarizes in one replica.
+    """The scalars and images that model_fn summarizes in one replica; its subclasses collect them.
 
     Args:
       writer: the `tf.summary` writer of the run; summaries that model_fn writes to other writers are not collected.
@@ -82,14 +82,6 @@ class Collector:
         self._writer = writer
         self._step = tf.summary.experimental.get_step()
         self._numbers: collections.Counter[str] = collections.Counter()
-
-    def note_v1(self, name: str, family: str | None, value: Any, proto: tf.Tensor) -> None:
-        """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
-        raise NotImplementedError
-
-    def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
-        """Do the same as `tf.summary.write`, which is `own`, and record what is written."""
-        raise NotImplementedError
 
     def _own_step(self, step: Any) -> tf.Tensor | None:
         """Return the step that model_fn set, by argument or `set_step`; None: it set none."""
@@ -111,6 +103,7 @@ class TraceCollector(Collector):
         self._graph, self._handle = graph, getattr(writer, "_resource", None)
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: tf.Tensor) -> None:
+        """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
         if v1.get_default_graph() is not self._graph:
             return
         key = self._key("v1", f"{family}/{name}" if family else name)
@@ -121,6 +114,7 @@ class TraceCollector(Collector):
             self.scalars.append(SummaryScalar(key, tf.convert_to_tensor(value), None, name))
 
     def write(self, own: Any, tag: str, tensor: Any, step: Any, metadata: Any, name: str | None) -> Any:
+        """Do the same as `tf.summary.write`, which is `own`, and record what is written."""
         plugin, is_traced = _plugin_of(metadata), v1.get_default_graph() is self._graph
         # Images are encoded here, outside of the branch that writes them.
         images = tensor() if plugin == _IMAGES and callable(tensor) and is_traced else None
@@ -172,6 +166,7 @@ class EagerCollector(Collector):
         self.protos = [proto for proto in protos if not any(proto is one for one in self._protos_of_scalars)]
 
     def note_v1(self, name: str, family: str | None, value: Any, proto: Any) -> None:
+        """Record a call of `tf.compat.v1.summary.scalar` that returned `proto`, a string scalar."""
         if tf.executing_eagerly():
             self._protos_of_scalars.append(proto)
             (written,) = v1.Summary.FromString(proto.numpy()).value
@@ -201,7 +196,7 @@ def _plugin_of(metadata: Any) -> str:
 
 
 class _OfThread(threading.local):
-    collector: Collector | None = None
+    collector: TraceCollector | EagerCollector | None = None
 
 
 _of_thread = _OfThread()

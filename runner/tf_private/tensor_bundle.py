@@ -122,11 +122,6 @@ def pieces(shape: tf.TensorShape, number: int) -> list[str]:
 _PATTERN = re.compile(r"[*?\[\\]")
 
 
-def open_reader(path: str) -> Any:
-    """Return TensorFlow's reader of the bundle `path`."""
-    return tf.train.load_checkpoint(literal(path))
-
-
 def literal(path: str) -> str:
     """Return a path by which TensorFlow finds the bundle `path`, even if its folder has characters of a pattern.
 
@@ -195,7 +190,4 @@ def read_entries(path: str, place: str, entries: Sequence[tuple[str, str, tf.DTy
         return []
     keys, rows, dtypes = (list(column) for column in zip(*entries, strict=True))
     with tf.init_scope(), tf.device(place):
-        values: list[tf.Tensor] = tf.raw_ops.RestoreV2(
-            prefix=literal(path), tensor_names=keys, shape_and_slices=rows, dtypes=dtypes
-        )
-    return values
+        return tf.raw_ops.RestoreV2(prefix=literal(path), tensor_names=keys, shape_and_slices=rows, dtypes=dtypes)

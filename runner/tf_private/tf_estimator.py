@@ -89,7 +89,8 @@ def state_without_a_graph(optimizer: Any) -> None:
 # By mock.patch: it imports TensorFlow late, and restores the old value even if model_fn has changed the new one.
 _SHAPES = "tensorflow.python.framework.tensor_shape"
 _by_identity = EnteredOnce(lambda: mock.patch("tensorflow.Tensor._USE_EQUALITY", False))
-_with_dimensions = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", False))
+dimensions_of_tf1 = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", False))
+"""Gives each dimension of a TensorShape the attribute `value` inside this context, as in TensorFlow 1."""
 
 
 def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], keeping: Callable[[Any], Any]) -> None:
@@ -122,11 +123,6 @@ def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], k
     strategy.__init__ = make
 
 
-def dimensions_of_tf1() -> contextlib.AbstractContextManager[Any]:
-    """Give each dimension of a TensorShape the attribute `value` inside this context, as in TensorFlow 1."""
-    return _with_dimensions()
-
-
 @contextlib.contextmanager
 def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
     """Make `==` compare tensors and variables by identity, so that they can be dict keys, inside this context.
@@ -142,15 +138,6 @@ def operators_of_tf1(*, dimensions: bool) -> Iterator[None]:
 
 
 # --- tf.contrib -------------------------------------------------------------------------------------------------------
-
-
-def lookup_tables() -> Any:
-    """Return the module with the functions of tf.contrib.lookup, such as index_table_from_file.
-
-    Private: `tensorflow.python.ops.lookup_ops`, where they have been since TF 1.8 without a public name. When it moves:
-    build them from tf.compat.v1.lookup.StaticHashTable and StaticVocabularyTable.
-    """
-    return importlib.import_module("tensorflow.python.ops.lookup_ops")
 
 
 class _ArgStack(threading.local):

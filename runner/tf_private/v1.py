@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface
-from tensorflow.python.ops import gradients_util, metrics_impl
+from tensorflow.python.ops import gradients_util, lookup_ops, metrics_impl
 from tensorflow.python.ops.losses import losses_impl
 from tensorflow.python.saved_model.model_utils import export_output
 from tensorflow.python.summary import summary
@@ -40,14 +40,12 @@ Private: `model_utils.export_output.ExportOutput`, which was public as `tf.estim
 When it moves: use `object`; the heads of that source then cannot predict.
 """
 
+lookup_tables: Any = lookup_ops
+"""The module with the functions of tf.contrib.lookup, such as index_table_from_file.
 
-def default_session(session: Any) -> contextlib.AbstractContextManager[Any]:
-    """Use `session` for `Tensor.eval()` and `Operation.run()` inside this context.
-
-    Private: none; `tf.compat.v1.Session.as_default` asks nothing of the session.
-    """
-    context: contextlib.AbstractContextManager[Any] = v1.Session.as_default(session)
-    return context
+Private: `lookup_ops`, where they have been since TF 1.8 without a public name. When it moves: build them from
+tf.compat.v1.lookup.StaticHashTable and StaticVocabularyTable.
+"""
 
 
 def scale_rate_of_v1(optimizer: Any, factor: tf.Tensor) -> bool:
@@ -85,14 +83,12 @@ def cadence_of_timer(hook: Any) -> tuple[int | None, float | None]:
 
 def last_turn(hook: Any) -> int | None:
     """Return the hook's count (see `count_of`) at its last trigger; None: it has not triggered."""
-    last: int | None = hook._timer.last_triggered_step()
-    return last
+    return hook._timer.last_triggered_step()
 
 
 def is_turn(hook: Any) -> bool:
     """Report whether the hook triggers at its current `count_of`, which is not None."""
-    turn: bool = hook._timer.should_trigger_for_step(count_of(hook))
-    return turn
+    return hook._timer.should_trigger_for_step(count_of(hook))
 
 
 _COUNTS = {v1.train.LoggingTensorHook: "_iter_count", v1.train.SummarySaverHook: "_next_step"}
@@ -103,8 +99,7 @@ def count_of(hook: Any) -> int | None:
 
     Private: `_iter_count` and `_next_step`, which they increment at each call.
     """
-    count: int | None = getattr(hook, _count_name(hook), None)
-    return count
+    return getattr(hook, _count_name(hook), None)
 
 
 def set_count(hook: Any, count: int) -> None:

@@ -120,9 +120,8 @@ class _Nodes:
           dtypes: of these variables, in the same order.
         """
         path = self._add("save/Const", "Const", dtype=tf.string, value=tf.make_tensor_proto("model"))
-        keys = []
-        for texts in zip(*slices.values(), strict=True):
-            keys.append(self._add("save/keys", "Const", dtype=tf.string, value=tf.make_tensor_proto(texts)))
+        texts = map(tf.make_tensor_proto, zip(*slices.values(), strict=True))
+        keys = [self._add("save/keys", "Const", dtype=tf.string, value=one) for one in texts]
         variables = [self.variables[name] for name in slices]
         save = self._add("save/SaveV2", "SaveV2", path, *keys, *(one.snapshot_name for one in variables), dtypes=dtypes)
         saved = self._add("save/control_dependency", "Identity", path, f"^{save}", T=tf.string)

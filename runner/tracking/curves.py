@@ -10,7 +10,6 @@ import math
 import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,16 +38,9 @@ MAX_MARKS = 6
 COLOURS = ("#1f6fb4", "#e4761b", "#2a9d5c", "#c23b3b", "#7d5bb5", "#8a6150", "#d36bb0", "#6b7075", "#a8a51f", "#1fa5b8")
 
 Points = Sequence[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Metrics of one kind, such as the loss of training and of each evaluation: name of the curve (`train`) -> its
-    points.
-    """
-
-    title: str
-    curves: Mapping[str, Points]
+Curves = Mapping[str, Points]
+"""The metrics of one panel, such as the loss of training and of each evaluation: name of the curve (`train`) -> its
+points."""
 
 
 def draw_curves(model_dir: Path) -> Path | None:
@@ -121,7 +113,7 @@ class Curve(Sequence[tuple[int, float]]):
         return zip(self._steps, self._values, strict=True)
 
 
-def read_metrics(model_dir: Path) -> Mapping[str, Points]:
+def read_metrics(model_dir: Path) -> Curves:
     """Return metric -> its (step, value) points, by step. After a rollback, later values replace earlier ones."""
     metrics: dict[str, Curve] = {}
     for path in journals_in(model_dir):
@@ -135,15 +127,17 @@ def read_metrics(model_dir: Path) -> Mapping[str, Points]:
     return metrics
 
 
-def panels_of(metrics: Mapping[str, Points]) -> list[Panel]:
-    """Return the panels of the picture: the loss first, speeds last, the others in the order in which they came."""
+def panels_of(metrics: Curves) -> dict[str, Curves]:
+    """Return title -> curves of each panel of the picture: the loss first, speeds last, the others in the order in
+    which they came.
+    """
     families: dict[str, dict[str, Points]] = {}
     for name, points in metrics.items():
         prefix, _, family = name.partition("/")
         curve, family = (prefix, family) if family else ("", prefix)
         families.setdefault(family, {})[curve] = points
     order = sorted(families, key=lambda family: (family != "loss", _is_speed(family)))
-    return [Panel(family, families[family]) for family in order]
+    return {family: families[family] for family in order}
 
 
 def import_matplotlib() -> None:
@@ -168,9 +162,9 @@ def _text(text: str) -> str:
 # --- learning curves -------------------------------------------------------------------------------------------------
 
 
-def _figure_of_curves(panels: Sequence[Panel], run_name: str) -> Figure:
+def _figure_of_curves(panels: Mapping[str, Curves], run_name: str) -> Figure:
     """Return the figure: the first panel over the whole width, the others in rows below it, all with the same steps."""
-    shown = panels[:MAX_PANELS]
+    shown = dict(list(panels.items())[:MAX_PANELS])
     others = len(shown) - 1
     columns = max(1, others) if others <= 3 else 2 if others == 4 else 3
     rows = 1 + math.ceil(others / columns)
@@ -178,32 +172,32 @@ def _figure_of_curves(panels: Sequence[Panel], run_name: str) -> Figure:
     grid = figure.add_gridspec(rows, columns, height_ratios=[3.6, *[2.6] * (rows - 1)])
     left_out = f"   ({len(panels) - len(shown)} more metrics are not shown)" if len(shown) < len(panels) else ""
     figure.suptitle(_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
-    names = dict.fromkeys(name for panel in shown for name in panel.curves)
+    names = dict.fromkeys(name for curves in shown.values() for name in curves)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    ends = [points[place][0] for panel in shown for points in panel.curves.values() for place in (0, -1)]
-    for number, panel in enumerate(shown):
+    ends = [points[place][0] for curves in shown.values() for points in curves.values() for place in (0, -1)]
+    for number, (title, curves) in enumerate(shown.items()):
         row, column = (0, slice(None)) if number == 0 else (1 + (number - 1) // columns, (number - 1) % columns)
-        _draw_panel(figure.add_subplot(grid[row, column]), panel, colours, (min(ends), max(ends)))
+        _draw_panel(figure.add_subplot(grid[row, column]), title, curves, colours, (min(ends), max(ends)))
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, colours: Mapping[str, str], steps: tuple[int, int]) -> None:
+def _draw_panel(axes: Axes, title: str, curves: Curves, colours: Mapping[str, str], steps: tuple[int, int]) -> None:
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    for name, points in panel.curves.items():
+    for name, points in curves.items():
         _draw_curve(axes, points, colours[name], _label(name, points))
     margin = 0.03 * (steps[1] - steps[0]) or 1
     axes.set_xlim(steps[0] - margin, steps[1] + margin)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep="") if steps[1] >= 100_000 else "{x:,.0f}")
-    values = [value for points in panel.curves.values() for _, value in points if _is_finite(value)]
-    if _wants_log(panel.title, values):
+    values = [value for points in curves.values() for _, value in points if _is_finite(value)]
+    if _wants_log(title, values):
         axes.set_yscale("log")
-    elif _is_speed(panel.title):
+    elif _is_speed(title):
         axes.set_ylim(0, 1.15 * max(values, default=1) or 1)
     if 1000 <= max(map(abs, values), default=0) < 1e7 and axes.get_yscale() == "linear":
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_title(_text(panel.title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
+    axes.set_title(_text(title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
     axes.set_xlabel("step", fontsize=9)
     axes.tick_params(labelsize=9)
     axes.grid(color="#dddddd", linewidth=0.6)

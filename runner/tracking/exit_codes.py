@@ -109,10 +109,6 @@ class Outcome:
     facts: dict[str, Any] = field(default_factory=dict)
     was_killed: bool = False
 
-    @property
-    def mlflow_status(self) -> str:
-        return "KILLED" if self.was_killed else MLFLOW_STATUS[self.status]
-
 
 STILL_RUNNING = Outcome(FAILED, "running")
 

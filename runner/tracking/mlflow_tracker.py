@@ -18,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -407,11 +407,6 @@ def experiment_name(settings: TrackingConfig, env: Mapping[str, str]) -> str:
     return settings.experiment or env.get("MLFLOW_EXPERIMENT_NAME") or "runner"
 
 
-def build_tracker(settings: TrackingConfig, env: Mapping[str, str], cwd: Path) -> MlflowTracker:
-    """Return the MLflow tracker of `settings`, as `tracking_uri` and `experiment_name` say. Creates nothing yet."""
-    return MlflowTracker(tracking_uri(settings, env, cwd), experiment_name(settings, env), settings.system_metrics)
-
-
 def _save_model(model: ExportedModel, folder: Path) -> None:
     """Save a SavedModel as an MLflow model, which `runner/tracking/mlflow_model.py` loads. Does not import
     TensorFlow.
@@ -519,7 +514,6 @@ def _clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _user() -> str:
-    try:
+    with suppress(KeyError, OSError):
         return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+    return "unknown"

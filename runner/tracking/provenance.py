@@ -40,8 +40,6 @@ def tags_of_this_process(directory: Path, argv: Sequence[str], url: str | None =
 
 def _git(*arguments: str) -> str | None:
     """Return the output of a git command in the working directory; None without git or outside of a repository."""
-    try:
-        result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return None

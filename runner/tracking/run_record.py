@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, get_type_hints
 
 from runner.config.schema import ConfigError
 from runner.system.files import read_dataclass, write_json
@@ -14,14 +13,9 @@ from runner.tracking.journal import RUN_STARTED, SUPERVISOR, journal_path, start
 MLFLOW = "mlflow"
 RUN_FILE = "run.json"
 
-_TYPES: Mapping[str, tuple[Any, str]] = {
-    "generation": (int, "a whole number"),
-    "training": (str | None, "text or null"),
-    "run_id": (str | None, "text or null"),
-    "offsets": (dict, "a mapping of whole numbers"),
-    "last_steps": (dict, "a mapping of whole numbers"),
-}
-"""Field of either record -> its type, and that type in words; other fields are not checked."""
+_COUNTS = dict[str, int]
+_WORDS = {int: "a whole number", str | None: "text or null", _COUNTS: "a mapping of whole numbers"}
+"""Type of a field -> it in words; fields of other types are not checked."""
 
 _T = TypeVar("_T")
 
@@ -112,11 +106,11 @@ def _file_of(folder: Path, tracker: str) -> Path:
 
 def _checked(cls: type[_T], file: Path) -> _T:
     record = read_dataclass(cls, file)
-    for name, value in vars(record).items():
-        if name not in _TYPES:
-            continue
-        kind, words = _TYPES[name]
+    checked = {name: kind for name, kind in get_type_hints(cls).items() if kind in _WORDS}
+    for name, kind in checked.items():
+        value = getattr(record, name)
         items = value.values() if isinstance(value, dict) else ()
-        if not isinstance(value, kind) or isinstance(value, bool) or not all(type(one) is int for one in items):
-            raise ConfigError(f"{file}: {name}={value!r} is not {words}. Repair it, or use a new model_dir.")
+        is_right = isinstance(value, dict if kind == _COUNTS else kind)
+        if not is_right or isinstance(value, bool) or not all(type(one) is int for one in items):
+            raise ConfigError(f"{file}: {name}={value!r} is not {_WORDS[kind]}. Repair it, or use a new model_dir.")
     return record

@@ -18,7 +18,6 @@ import signal
 import stat
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,7 +30,6 @@ from filelock import FileLock, Timeout
 
 from runner.config import saved_config, schema, user_code
 from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
-from runner.system.child_process import STOP_SIGNALS
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
 from runner.system.redaction import mask_text, masked, secrets_of
 from runner.system.standard_streams import keep_saying, say
@@ -58,7 +56,7 @@ from runner.tracking.journal import (
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
-from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, of, read_settings
+from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, heed_starter, of, read_settings
 from runner.tracking.summary import SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
@@ -167,7 +165,7 @@ class RunShipper:
                 self._ship_bound(line, before)
             self._note(self._bounds, after)
         if self._tracker is not None:
-            self._ship_tasks()
+            self._ship_tasks(self._tracker)
             if self._shipped.last_steps:
                 import_matplotlib()  # this takes 0.4 s; do it while the task trains, not at the end of the run
         if self._shipped.problem is not None:
@@ -217,15 +215,15 @@ class RunShipper:
         kind = line.get("event")
         if kind == RUN_STARTED:
             if self._tracker is not None:  # an earlier start was killed
-                self._ship_tasks()
+                self._ship_tasks(self._tracker)
                 self._tracker.close()
             self._open(line, offset)
         elif self._tracker is not None:
             if kind == RUN_ENDED:
-                self._ship_tasks()
-                self._end(line)
+                self._ship_tasks(self._tracker)
+                self._end(self._tracker, line)
             else:
-                self._ship_lines([line])
+                self._ship_lines(self._tracker, [line])
 
     def _open(self, line: Mapping[str, Any], offset: int) -> None:
         """Begin or continue the run. A command that only reads a run joins it, and a start that failed before its first
@@ -277,14 +275,12 @@ class RunShipper:
             raise RuntimeError(f"the sweep in {parent} has no run yet")
         return run_id
 
-    def _end(self, line: Mapping[str, Any]) -> None:
+    def _end(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         """Add the tags, files and models of the end of a start, and end the run.
 
         One of them may be refused, which must not keep the run open. So what failed is repeated when the tracker has
         answered to the end.
         """
-        tracker = self._tracker
-        assert tracker is not None
         tags = dict(line.get("tags", {}))
         if not self._is_guest and not line.get("is_kept"):
             tags["status"] = line["status"]
@@ -295,8 +291,8 @@ class RunShipper:
             things: list[Callable[[], None]] = []
             if line.get("description"):
                 things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
-            things += [partial(self._send_file, name, Path(scratch)) for name in line.get("files", ())]
-            things += [partial(self._send_model, facts) for facts in line.get("models", ())]
+            things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
+            things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
             failed = []
             for thing in things:
                 try:
@@ -317,8 +313,7 @@ class RunShipper:
         tracker.close()
         self._tracker, self._start, self._shipped.started, self._shipped.models = None, None, None, []
 
-    def _send_file(self, name: str, scratch: Path) -> None:
-        assert self._tracker is not None
+    def _send_file(self, tracker: Tracker, name: str, scratch: Path) -> None:
         path = self.folder / name
         if path.name == CURVES_FILE:
             draw_curves(self.folder)
@@ -334,23 +329,22 @@ class RunShipper:
                 if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
                     write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
         self._deadline.expect(path.stat().st_size)
-        self._tracker.log_file(path)
+        tracker.log_file(path)
         self._deadline.expect()
 
-    def _send_model(self, facts: Mapping[str, Any]) -> None:
-        assert self._tracker is not None
+    def _send_model(self, tracker: Tracker, facts: Mapping[str, Any]) -> None:
         if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
             return
         model = ExportedModel(**{**facts, "path": Path(facts["path"])})
         self._deadline.expect(size_of(model.path))
-        self._tracker.log_model(model)
+        tracker.log_model(model)
         self._deadline.expect()
         self._shipped.models = [*self._shipped.models, facts["path"]]
         self._save()
 
     # --- the lines of tasks -------------------------------------------------------------------------------------------
 
-    def _ship_tasks(self) -> None:
+    def _ship_tasks(self, tracker: Tracker) -> None:
         """Ship the journals of the tasks, up to the next start: whether a step that is repeated counts depends on the
         start.
         """
@@ -363,38 +357,36 @@ class RunShipper:
                 starts = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
                 if starts:
                     lines, after = read_journal(path, before, BLOCK_BYTES, until=starts[0])
-                self._ship_lines(lines)
+                self._ship_lines(tracker, lines)
                 # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
                 # and step).
                 self._note(path, after)
 
-    def _ship_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        assert self._tracker is not None
+    def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> None:
         last_steps = dict(self._shipped.last_steps)
         points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
         if points:
-            self._tracker.log_points(points)
+            tracker.log_points(points)
             self._deadline.expect()
         self._shipped.last_steps = last_steps
         for line in lines:
             if line.get("event") == DATASET:
-                self._tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
+                tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
             elif line.get("event") in (ARTIFACT, IMAGE):
-                self._ship_file(line)
+                self._ship_file(tracker, line)
 
-    def _ship_file(self, line: Mapping[str, Any]) -> None:
-        assert self._tracker is not None
+    def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
         if not path.exists():
             say(f"tracking: {of(self._name)}{path} is not recorded, because it no longer exists.")
             return
         self._deadline.expect(size_of(path))
         if line["event"] == ARTIFACT:
-            self._tracker.log_file(path, line["folder"])
+            tracker.log_file(path, line["folder"])
             return
         last_steps, point = dict(self._shipped.last_steps), Point(f"images/{line['name']}", 0.0, line["step"], 0.0)
         if self._is_new(point, last_steps):
-            self._tracker.log_image(line["name"], path, line["step"], line["time"])
+            tracker.log_image(line["name"], path, line["step"], line["time"])
         self._shipped.last_steps = last_steps
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
@@ -426,11 +418,10 @@ class RunShipper:
             self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:
-        try:
+        with suppress(FolderLostError):
             self._held.check()
-        except FolderLostError:
-            return True
-        return self._is_full
+            return self._is_full
+        return True
 
     def _end_lost(self) -> None:
         """End the run of a folder that was deleted, or whose disk is full."""
@@ -538,12 +529,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_saying()
     if options.to is None:
         return _ship_folders([folder.absolute() for folder in options.folders])
-    # It outlives its starter, to ship how the run ended. The end of its input tells it to finish.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
     deadline = Deadline()
-    threading.Thread(target=_read, args=(folders, deadline), daemon=True).start()
+
+    def heard(folder: str) -> None:
+        folders.put(folder)
+        if not folder:
+            # Only now: during the run nobody waits for the tracker, and a call may take as long as it does.
+            deadline.arm()
+
+    heed_starter(heard)
     return _ship_until_end(folders, str(options.to), deadline)
 
 
@@ -561,17 +556,6 @@ def _ship_folders(folders: Sequence[Path]) -> int:
         is_all = shipping.close()
     shipping.say_addresses()
     return FINISHED if is_all else NOT_ALL
-
-
-def _read(folders: queue.SimpleQueue[str], deadline: Deadline) -> None:
-    for line in iter(sys.stdin.readline, ""):
-        folders.put(line.rstrip("\n"))
-        if line == "\n":
-            break
-    else:
-        folders.put("")  # the starter is dead
-    # Only now: during the run nobody waits for the tracker, and a call may take as long as it does.
-    deadline.arm()
 
 
 def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadline) -> int:

@@ -14,14 +14,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO
 
 from runner.config.schema import ConfigError, TrackingConfig
-from runner.system.child_process import describe_exit
+from runner.system.child_process import STOP_SIGNALS, describe_exit
 from runner.system.console import relative
 from runner.system.files import read_json, write_atomically
 from runner.system.standard_streams import say
@@ -90,12 +90,7 @@ class Shipping:
         """Wait until everything is shipped, the trackers no longer answer, or a further stop request comes into
         `stops`. Say which runs a tracker does not have, and how to ship them; return whether there are none.
         """
-        already = len(stops)
-        for process in self._processes.values():
-            # All of them first, so that they finish side by side.
-            process.finish()
-        while any(process.is_alive for process in self._processes.values()) and len(stops) == already:
-            time.sleep(GLANCE_SECS)
+        finish_all(self._processes.values(), stops)
         for process in self._processes.values():
             if process.is_alive:
                 say(f"tracking: {of(process.name)}it does not answer; the run ends without waiting for it.")
@@ -232,6 +227,32 @@ class ShippingProcess:
                     self._tell(str(folder))
                 if self._is_finishing:
                     self._tell("")
+
+
+def finish_all(processes: Collection[ShippingProcess], stops: Sequence[int]) -> None:
+    """Let processes end when they have shipped everything, side by side. Return when they have ended, or at a further
+    stop request in `stops`.
+    """
+    already = len(stops)
+    for process in processes:
+        process.finish()
+    while any(process.is_alive for process in processes) and len(stops) == already:
+        time.sleep(GLANCE_SECS)
+
+
+def heed_starter(heard: Callable[[str], None]) -> None:
+    """In a process of `ShippingProcess`: pass on each line of its starter, and '' when no more comes, which tells it to
+    finish. It outlives its starter, to send how the run ended.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+    def hear() -> None:
+        while line := sys.stdin.readline().rstrip("\n"):  # '' also at the end of the input: the starter is dead
+            heard(line)
+        heard("")
+
+    threading.Thread(target=hear, daemon=True).start()
 
 
 def of(tracker: str) -> str:

@@ -14,7 +14,7 @@ from runner import Estimator, Input, RunConfig
 from runner.config import parsing, schema
 from runner.config.schema import Config, ConfigError
 from runner.estimator.train_and_evaluate import train_and_evaluate
-from runner.system.console import NullProgress
+from runner.system.console import Progress
 from runner.task.build import build_job
 from runner.tracking.journal import NullJournal
 from tests.config.test_config import composed
@@ -55,7 +55,7 @@ def test_a_config_that_was_written_by_a_debugged_run_reads_the_same() -> None:
 
 
 def test_fast_dev_takes_two_steps_and_evaluates_one_batch(tmp_path: Path) -> None:
-    job = build_job(config("run.debug=fast_dev", f"model_dir={tmp_path}"), NullJournal(), NullProgress())
+    job = build_job(config("run.debug=fast_dev", f"model_dir={tmp_path}"), NullJournal(), Progress())
     assert job.train_spec is not None
     result = train_and_evaluate(job.estimator, job.train_spec, job.eval_specs)
     assert result.global_step == 2 and result.examples == 2 * 64
@@ -94,7 +94,7 @@ def test_overfit_of_a_config_trains_on_one_batch(tmp_path: Path) -> None:
     job = build_job(
         config("run.debug=overfit", f"model_dir={tmp_path}", "train.max_steps=60", "input.eval=null"),
         NullJournal(),
-        NullProgress(),
+        Progress(),
     )
     assert job.train_spec is not None
     recorder = LossRecorder()

@@ -13,6 +13,7 @@ from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import Detected, detect
 from runner.distribute.managed_jobs import folders
 from runner.distribute.slurm import expand_nodes
+from runner.distribute.tf_config import read_tf_config
 from tests.support.messages import Messages
 
 A, B, C, D = (f"host{number}:2222" for number in range(4))
@@ -65,9 +66,9 @@ def test_tf_config_in_every_shape_means_the_same_cluster(
     detected = found(tf_config(cluster, given))
     assert (detected.cluster.task_type, detected.cluster.task_index) == place
     assert {name: tuple(addresses) for name, addresses in detected.cluster.tasks.items()} == NORMAL
-    assert detected.source == "tf_config" and not detected.is_local
+    assert detected.source == "tf_config"
     assert detected.has_evaluator is (given["type"] == "evaluator" or "evaluator" in cluster)
-    assert Cluster.from_tf_config(detected.cluster.tf_config).tf_config == detected.cluster.tf_config
+    assert read_tf_config(detected.cluster.tf_config).tf_config == detected.cluster.tf_config
 
 
 def test_the_tf_config_of_a_kubeflow_job_is_read() -> None:
@@ -436,7 +437,7 @@ def test_the_hosts_of_a_sagemaker_job_are_a_cluster() -> None:
     ],
 )
 def test_one_host_and_a_notebook_of_sagemaker_are_no_cluster(env: dict[str, str]) -> None:
-    assert found(env).is_local
+    assert found(env).source == "local"
 
 
 @pytest.mark.parametrize(
@@ -489,7 +490,7 @@ def test_the_tf_config_of_vertex_gives_the_roles() -> None:
     "env", [pod("notebook-0"), pod("web-7d4b9c-x2x7f"), pod("web-7d4b9c-24567"), {"HOSTNAME": "pc-1"}]
 )
 def test_a_pod_that_nobody_meant_as_a_task_starts_its_own_cluster(env: dict[str, str]) -> None:
-    assert found(env).is_local
+    assert found(env).source == "local"
 
 
 def test_an_indexed_job_of_single_processes_is_no_cluster() -> None:
@@ -522,7 +523,7 @@ def test_the_first_that_the_environment_shows_counts_unless_one_is_chosen() -> N
     assert [found(env, resolver=name).source for name in ("slurm", "kubernetes", "local")] == [
         "slurm", "kubernetes", "local",
     ]  # fmt: skip
-    assert found({}).is_local
+    assert found({}).source == "local"
 
 
 def test_why_tells_what_was_seen(messages: Messages) -> None:
@@ -539,6 +540,6 @@ def test_a_pod_of_a_stateful_set_does_not_silently_train_alone(messages: Message
     joined = ClusterConfig(service="digits", resolver="kubernetes")
     assert detect({"HOSTNAME": "digits-1"}, joined, StrategyConfig("multi_worker")).cluster.name == "worker:0"
     laptop = detect({"HOSTNAME": "pc"}, settings, StrategyConfig("multi_worker"))
-    assert laptop.is_local
+    assert laptop.source == "local"
     messages.same("why", laptop.why)
-    assert detect({"HOSTNAME": "digits-1"}, settings, StrategyConfig("mirrored")).is_local
+    assert detect({"HOSTNAME": "digits-1"}, settings, StrategyConfig("mirrored")).source == "local"

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, RunConfig, TrainSpec, train_and_evaluate
 from runner.config import parsing
-from runner.system.console import NullProgress
+from runner.system.console import Progress
 from runner.task.build import build_job
 from runner.tracking.journal import NullJournal
 from tests.config.test_config import composed
@@ -162,7 +162,7 @@ def test_data_without_end_has_no_epochs(tmp_path: Path, messages: Messages) -> N
 
 def test_the_shipped_inputs_end_after_the_epochs_of_the_config(tmp_path: Path) -> None:
     config = parsing.parse(composed([f"model_dir={tmp_path}", "train.max_epochs=2", "input.train.batch_size=500"]))
-    job = build_job(config, NullJournal(), NullProgress())
+    job = build_job(config, NullJournal(), Progress())
     assert job.train_spec is not None
     run = job.estimator.train_run(job.train_spec.input_fn, max_steps=1000, max_epochs=job.train_spec.max_epochs)
     assert run is not None and (run.global_step, run.examples) == (6, 2 * 1437)

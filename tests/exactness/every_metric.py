@@ -213,14 +213,14 @@ def main() -> None:
         page = PAGE.read_text()
         PAGE.write_text(f"{page[: page.index(FIRST)]}{FIRST}\n\n{table()}\n\n{page[page.index(LAST) :]}")
         return
-    from runner.distribute.cluster import Cluster
     from runner.distribute.strategy import split_cpu
+    from runner.distribute.tf_config import read_tf_config
     from tests.exactness.product import strategy_of
 
     if name != "multi_worker":
         split_cpu(3)
     strategy = strategy_of(name)
-    settings = {"cluster": Cluster.from_tf_config(os.environ["TF_CONFIG"])} if name == "multi_worker" else {}
+    settings = {"cluster": read_tf_config(os.environ["TF_CONFIG"])} if name == "multi_worker" else {}
     print(json.dumps(evaluated(Path(folder), strategy, **settings)), flush=True)
 
 

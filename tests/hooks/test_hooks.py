@@ -420,7 +420,7 @@ def test_operations_that_hooks_fetch_run_once_a_step(tmp_path: Path) -> None:
 def test_fetching_by_name_does_not_trace_each_step_anew(tmp_path: Path) -> None:
     trainer = estimator(tmp_path)
     trainer.train(points(repeat=True), hooks=[Session(lambda: "my_loss:0")], steps=6)
-    (model,) = trainer._models.values()
+    (model,) = trainer._models._by_strategy.values()
     (program,) = model._programs.values()
     assert len(program._loops) <= 2
 

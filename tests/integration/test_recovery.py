@@ -22,7 +22,7 @@ import pytest
 
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
-from runner.distribute.cluster import Cluster
+from runner.distribute.tf_config import read_tf_config
 from tests.launch.test_gang import wait_until
 from tests.support.jobs import SMALL
 from tests.support.journal import events_in
@@ -60,7 +60,7 @@ def task(folder: Path, role: str) -> psutil.Process:
 
 def of_the_worker() -> float | None:
     """A notice of preemption, for the machine of the worker."""
-    place = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+    place = read_tf_config(os.environ["TF_CONFIG"])
     return 25.0 if not place.is_chief and Path("taken_away").exists() else None
 
 

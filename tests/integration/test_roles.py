@@ -30,7 +30,7 @@ from runner.distribute.errors import PeerLost
 from runner.estimator.evaluator import CheckpointFollower, TrainingWatch
 from runner.estimator.train_and_evaluate import follow
 from runner.hooks.hook import Interrupted
-from runner.system.console import NullProgress
+from runner.system.console import Progress
 from runner.task import commands
 from runner.task.commands import TaskContext
 from runner.task.stop_hook import StopRequest
@@ -318,7 +318,7 @@ def test_an_evaluator_of_which_the_others_do_not_know_is_refused(
 ) -> None:
     train(tmp_path / "run", 1)
     config = parsing.parse(composed(overrides(tmp_path, changes)))
-    around = TaskContext(NullJournal(), NullProgress(), StopRequest(()), 0.0, PLACE)
+    around = TaskContext(NullJournal(), Progress(), StopRequest(()), 0.0, PLACE)
     with messages.raised(ConfigError):
         commands.run(config, around)
 

@@ -302,7 +302,7 @@ def test_the_evaluators_supervisor_repeats_what_it_said(tmp_path: Path) -> None:
     evaluator = FollowerRendezvous(tmp_path, Cluster("evaluator", 0, tasks), 60, clock=lambda: next(seconds))
     evaluator.tell("ready")
     beats = []
-    for _ in range(20):
+    for _ in range(40):
         evaluator.look()
         beats.append(json.loads((tmp_path / "peers" / "evaluator.json").read_text())["beat"])
     assert len(set(beats)) >= 5

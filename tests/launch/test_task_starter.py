@@ -68,8 +68,8 @@ def test_tasks_start_cold_after_the_server_was_killed_which_is_said_once(
     starter: TaskStarter, capfd: pytest.CaptureFixture[str], messages: Messages
 ) -> None:
     assert start(starter, task()) == 40
-    pid = starter.server_pid
-    assert pid is not None
+    assert starter.server is not None
+    pid = starter.server.pid
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: is_gone(pid))
     assert [start(starter, task()) for _ in range(2)] == [2, 2]
@@ -87,8 +87,8 @@ def test_where_the_system_has_no_pidfd_tasks_start_cold_which_is_said_once(
 def test_a_stop_while_the_server_starts_does_not_wait_for_it() -> None:
     starter = TaskStarter(command=("-c", "import time; time.sleep(60)"))
     starter.prepare([task()])
-    pid = starter.server_pid
-    assert pid is not None
+    assert starter.server is not None
+    pid = starter.server.pid
     starter.wait([signal.SIGTERM])
     assert starter.start(task()).close() == 2  # cold: the caller stops it at once
     starter.close()
@@ -99,7 +99,7 @@ def test_a_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], 
     starter = TaskStarter(command=("-c", "import sys; sys.exit(4)"))
     assert start(starter, task()) == 2
     messages.same("stderr", line_of(capfd.readouterr().err, "run.preload"))
-    assert starter.server_pid is None and not starter.forks
+    assert starter.server is None and not starter.forks
 
 
 def config(strategy: str = "default", **run: Any) -> Config:

@@ -54,7 +54,7 @@ def variables(trainer: Estimator) -> dict[str, np.ndarray]:
 def in_memory(trainer: Estimator) -> dict[str, str]:
     """Hash of every variable that the estimator holds, all replicas of it."""
     hashes = {}
-    for model in trainer._models.values():
+    for model in trainer._models._by_strategy.values():
         for name, variable in model.store.saved.items():
             copies = getattr(variable, "values", None) or [variable]
             hashes[name] = hashlib.sha256(b"".join(copy.numpy().tobytes() for copy in copies)).hexdigest()
@@ -77,7 +77,7 @@ def test_names_of_variables_are_the_golden_ones(style: str, strategy: str, tmp_p
     assert trainer.get_variable_names() == GOLDEN_NAMES[style]
     trainer.evaluate(eval_input(8))
     list(trainer.predict(eval_input(8)))
-    (model,) = trainer._models.values()
+    (model,) = trainer._models._by_strategy.values()
     assert sorted(model.store.saved) == GOLDEN_NAMES[style], "evaluation and prediction asked for other names"
 
 
@@ -394,7 +394,7 @@ def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strate
 
     for _ in range(5):
         both()
-    (model,) = trainer._models.values()
+    (model,) = trainer._models._by_strategy.values()
     gc.collect()
     traces, before = len(model._programs), psutil.Process().memory_info().rss
     functions = [function for program in _inference(model) for function in _functions(program)]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runner.distribute.cluster import Cluster
+from runner.distribute.tf_config import read_tf_config
 from runner.system.child_process import end_with_parent
 from runner.system.heartbeat import Heartbeat
 from runner.tracking.run_lock import only_task_in
@@ -23,7 +23,7 @@ from tests.support.journal import journal_of
 end_with_parent(os.environ)
 heart = Heartbeat(os.environ)
 heart.start(0.05)
-place = Cluster.from_tf_config(os.environ.get("TF_CONFIG"))
+place = read_tf_config(os.environ.get("TF_CONFIG", ""))
 folder = Path.cwd()
 model_dir = folder / "run"
 generation = int(os.environ["RUNNER_GENERATION"])

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from runner import Every, Hook
-from runner.distribute.cluster import Cluster
+from runner.distribute.tf_config import read_tf_config
 from tests.support import chains, journal
 from tests.support.kills import END_SECS, Start
 from tests.support.processes import is_gone
@@ -158,7 +158,7 @@ def copy_of(folder: Path, workers: int) -> Path:
 
 
 if os.environ.get("TF_CONFIG") and Path("copies").exists():  # before the task restores
-    place = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+    place = read_tf_config(os.environ["TF_CONFIG"])
     if place.is_chief and not copy_of(Path.cwd(), place.num_workers).exists():
         shutil.copytree("run", copy_of(Path.cwd(), place.num_workers))
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.distribute.cluster import Cluster
 from runner.distribute.local_cluster import free_ports
+from runner.distribute.tf_config import read_tf_config
 
 NUM_WORKERS, NUM_PS = 2, 2
 
@@ -28,7 +28,7 @@ def serve_at(place: str) -> None:
     """The life of a server. Args: place: as TF_CONFIG says it."""
     from runner.distribute.grpc_server import serve, start_server
 
-    serve(start_server(Cluster.from_tf_config(place)))
+    serve(start_server(read_tf_config(place)))
 
 
 class Servers:

@@ -92,11 +92,11 @@ def main() -> None:
     starter = TaskStarter()
     starter.prepare([Task(ALONE, task_group.task_argv(asked.folder), task_group.task_env(ENV))])
     starter.wait([])
-    assert starter.server_pid is not None, "there is no server"
-    server = psutil.Process(starter.server_pid)
+    assert starter.server is not None, "there is no server"
+    server = psutil.Process(starter.server.pid)
     found = start_many(starter, server, asked.starts)
     found |= kill_many(starter, asked.folder, asked.kills, asked.seed)
-    assert starter.server_pid is not None, "the server was lost"
+    assert starter.server is not None, "the server was lost"
     time.sleep(0.5)
     found["left"] = [child.status() for child in server.children(recursive=True)]
     starter.close()

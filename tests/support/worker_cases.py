@@ -23,7 +23,7 @@ STRATEGY = build_strategy("multi_worker", virtual_devices=int(os.environ.get("RE
 from runner import Estimator, EstimatorSpec, EvalSpec, Input, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
 from runner.data.service import DataService  # noqa: E402
 from runner.distribute import reductions  # noqa: E402
-from runner.distribute.cluster import Cluster  # noqa: E402
+from runner.distribute.tf_config import read_tf_config  # noqa: E402
 from runner.estimator.early_stopping import EarlyStopping  # noqa: E402
 from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau  # noqa: E402
 from runner.hooks.hook import Hook, Run  # noqa: E402
@@ -44,7 +44,7 @@ from tests.support.sparse_models import (  # noqa: E402
 )
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
 
-CLUSTER = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+CLUSTER = read_tf_config(os.environ["TF_CONFIG"])
 WORKER, NUM_WORKERS = CLUSTER.worker_index, CLUSTER.num_workers
 
 _CASES: dict[str, Callable[[Path], dict[str, Any]]] = {}

@@ -15,8 +15,8 @@ from rich.text import Text
 from runner.system.console import (
     Epochs,
     LoopReport,
-    NullProgress,
     PlainProgress,
+    Progress,
     RichProgress,
     _filled,
     build_progress,
@@ -163,7 +163,7 @@ def test_no_color_takes_the_colours_away(monkeypatch: pytest.MonkeyPatch) -> Non
         ("auto", Terminal(), RichProgress),
         ("plain", Terminal(), PlainProgress),
         ("rich", io.StringIO(), RichProgress),
-        ("off", Terminal(), NullProgress),
+        ("off", Terminal(), Progress),
     ],
 )
 def test_the_mode_and_the_stream_decide(

@@ -14,7 +14,7 @@ from runner import EstimatorSpec, train_and_evaluate
 from runner.config import parsing
 from runner.data.inputs import build_input_pipeline
 from runner.data.sharding import WorkerPlace
-from runner.system.console import NullProgress
+from runner.system.console import Progress
 from runner.task.build import Job, build_job
 from runner.tracking.journal import NullJournal
 from tests.config.test_config import composed
@@ -31,7 +31,7 @@ def line(features: Any, labels: Any, mode: str) -> EstimatorSpec:
 
 def job(*overrides: str) -> Job:
     config = parsing.parse(composed(["model=custom", "model.fn=tests.task.test_build.line", *overrides]))
-    return build_job(config, NullJournal(), NullProgress())
+    return build_job(config, NullJournal(), Progress())
 
 
 def points(count: int) -> tuple[np.ndarray, np.ndarray]:

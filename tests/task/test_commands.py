@@ -66,7 +66,7 @@ def test_training_alone_has_no_metrics(tmp_path: Path) -> None:
     assert run(tmp_path, "command=train") == 0
     (result,) = results(tmp_path)
     assert result.pop("steps_per_sec") > 0 and result.pop("input_bound") is None
-    assert result.pop("stopped_early") is None
+    assert result.pop("stopped_early") is None and result.pop("interrupted") is False
     assert result == {"global_step": 4, "checkpoint": f"{tmp_path}/run/model.ckpt-4", "metrics": {}, "examples": 8}
     assert run(tmp_path, "command=train") == 0
     assert (results(tmp_path)[1]["steps_per_sec"], results(tmp_path)[1]["examples"]) == (None, 0)

@@ -43,7 +43,7 @@ def serving(env: Mapping[str, str] = ENV) -> Iterator[TaskStarter]:
     starter.prepare([task("", env)])
     starter.wait([])
     yield starter
-    pid = starter.server_pid
+    pid = starter.server.pid if starter.server else None
     starter.close()
     assert pid is None or not psutil.pid_exists(pid)  # it has ended, and is no zombie
 
@@ -62,8 +62,8 @@ def server() -> Iterator[TaskStarter]:
 
 
 def pid_of(starter: TaskStarter) -> int:
-    assert starter.server_pid is not None
-    return starter.server_pid
+    assert starter.server is not None
+    return starter.server.pid
 
 
 def fork(server: TaskStarter, code: str, env: Mapping[str, str] = ENV, prefix: str = "") -> Process:
@@ -244,7 +244,7 @@ def test_a_server_ends_with_the_process_that_started_it_and_after_its_children(t
         "context = serving(); server = context.__enter__()\n"
         f"process = server.start(task({child!r}))\n"
         f"while not os.path.exists({str(tmp_path / 'on')!r}): time.sleep(0.01)\n"
-        f"pathlib.Path({str(pids)!r} + '.tmp').write_text(f'{{server.server_pid}} {{process.pid}}')\n"
+        f"pathlib.Path({str(pids)!r} + '.tmp').write_text(f'{{server.server.pid}} {{process.pid}}')\n"
         f"os.rename({str(pids)!r} + '.tmp', {str(pids)!r}); time.sleep(60)"
     )
     started = psutil.Popen([sys.executable, "-c", parent], env=ENV)

@@ -78,9 +78,8 @@ def test_where_a_resumed_run_went_back_the_later_lines_count(tmp_path: Path, jou
 def test_the_journals_of_all_tasks_are_drawn(tmp_path: Path, journal: Lines) -> None:
     journal.metrics(1, {"train/loss": 1.0})
     Lines(tmp_path, "evaluator").metrics(1, {"eval/loss": 2.0})
-    assert {panel.title: list(panel.curves) for panel in panels_of(read_metrics(tmp_path))} == {
-        "loss": ["train", "eval"]
-    }
+    panels = panels_of(read_metrics(tmp_path))
+    assert {title: list(curves) for title, curves in panels.items()} == {"loss": ["train", "eval"]}
 
 
 def test_there_is_no_picture_of_nothing(tmp_path: Path, journal: Lines) -> None:

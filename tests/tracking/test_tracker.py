@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 
 from runner.config.schema import TrackingConfig
-from runner.tracking.mlflow_tracker import MlflowTracker, build_tracker, sqlite_path
+from runner.tracking.mlflow_tracker import MlflowTracker, experiment_name, sqlite_path, tracking_uri
 from runner.tracking.tracker import Point, Tracker, describe, points_of
 from tests.support.messages import Messages
 from tests.support.tiers import slow_but
@@ -226,8 +226,7 @@ def test_a_deleted_experiment_is_named(uri: str, messages: Messages) -> None:
 @pytest.mark.parametrize("folder", slow_but(["a b", "a%20b", "a?b", "a#b"], "a%20b", "a?b"))
 def test_the_database_is_in_the_folder_whatever_its_name(folder: str, tmp_path: Path) -> None:
     (tmp_path / folder).mkdir()
-    tracker = build_tracker(TrackingConfig("mlflow"), {}, tmp_path / folder)
-    assert isinstance(tracker, MlflowTracker)
+    tracker = MlflowTracker(tracking_uri(TrackingConfig("mlflow"), {}, tmp_path / folder), "runner")
     assert sqlite_path(tracker.uri) == tmp_path / folder / "mlflow.db"
     tracker._connect()
     assert {path.name for path in (tmp_path / folder).iterdir()} == {"mlflow.db", "mlflow.db.lock"}
@@ -337,8 +336,9 @@ def test_a_parent_and_children_share_a_process(uri: str) -> None:
 def test_several_first_starts_on_a_fresh_database_all_succeed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from runner.config.schema import TrackingConfig\n"
-        "from runner.tracking.mlflow_tracker import build_tracker; from runner.tracking.tracker import Point\n"
-        "t = build_tracker(TrackingConfig(), {}, Path('.').resolve())\n"
+        "from runner.tracking.mlflow_tracker import MlflowTracker, tracking_uri\n"
+        "from runner.tracking.tracker import Point\n"
+        "t = MlflowTracker(tracking_uri(TrackingConfig(), {}, Path('.').resolve()), 'runner')\n"
         "print(t.start(None, sys.argv[1], {'a': 1}, {}))\n"
         "t.log_points([Point('m', 1.0, 1, 1.0)]); t.end('FINISHED', 2.0)"
     )
@@ -431,9 +431,8 @@ def test_the_uri_is_config_then_environment_then_a_database_here() -> None:
     env = {"MLFLOW_TRACKING_URI": "http://server:5000", "MLFLOW_EXPERIMENT_NAME": "from env"}
 
     def built(uri: str | None, experiment: str | None, env: dict[str, str]) -> tuple[str, str]:
-        tracker = build_tracker(TrackingConfig("mlflow", uri, experiment), env, here)
-        assert isinstance(tracker, MlflowTracker)
-        return tracker.uri, tracker._experiment
+        settings = TrackingConfig("mlflow", uri, experiment)
+        return tracking_uri(settings, env, here), experiment_name(settings, env)
 
     assert built(None, None, {}) == ("sqlite:////work/dir/mlflow.db", "runner")
     assert built(None, None, env) == ("http://server:5000", "from env")

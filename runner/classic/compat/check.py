@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.classic.compat import estimator_paths, names, packages, python2
-from runner.classic.compat.differences import CHANGED, RULES, UNSUPPORTED, WITHOUT_FIX, instead_of
+from runner.classic.compat.differences import CHANGED, REMOVED, RULES, UNSUPPORTED, WITHOUT_FIX
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
-from runner.classic.compat.old_modules import space_of
+from runner.classic.compat.old_modules import space_of, text_of
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
 from runner.classic.contrib import names as contrib
@@ -264,14 +264,14 @@ def _gone(use: Use, installed: Installed) -> str | None:
     if use.is_private:
         instead = "use tf.keras or tf.estimator" if "keras" in name or "estimator" in name else "use the public name"
         exists = installed.has_private(name) or not installed.is_there
-        instead = instead_of(rest) or instead
+        instead = text_of(REMOVED, rest) or instead
         return None if exists else f"a private name that TensorFlow {VERSION} does not have: {instead}"
     estimator = _of_estimator(name)
     if estimator is not None:
         return estimator or None
     if not installed.is_there or installed.has(name):
         return None
-    hint = instead_of(use.api_name)
+    hint = text_of(REMOVED, use.api_name)
     if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
         hint = f"use tf.compat.v1.{rest}, or `import tensorflow.compat.v1 as tf` for all names of TensorFlow 1"
     if not hint and installed.lacks_keras_2(f"{V1}.{use.api_name}"):

@@ -233,13 +233,13 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-REMOVED: tuple[tuple[str, str], ...] = (
-    ("data.experimental.CheckpointInputPipelineHook", "remove it: every checkpoint holds the position in the input"),
-    ("examples.tutorials.mnist", "tf.keras.datasets.mnist.load_data() gives the data"),
-    ("train.SummaryWriter", "use tf.compat.v1.summary.FileWriter"),
-    ("python.pywrap_tensorflow.NewCheckpointReader", "use tf.compat.v1.train.NewCheckpointReader"),
-)
-"""(prefix of removed names, what to use instead); the first match counts."""
+REMOVED: Mapping[str, str] = {
+    "data.experimental.CheckpointInputPipelineHook": "remove it: every checkpoint holds the position in the input",
+    "examples.tutorials.mnist": "tf.keras.datasets.mnist.load_data() gives the data",
+    "train.SummaryWriter": "use tf.compat.v1.summary.FileWriter",
+    "python.pywrap_tensorflow.NewCheckpointReader": "use tf.compat.v1.train.NewCheckpointReader",
+}
+"""Removed name -> what to use instead of it, and of all names below it."""
 
 
 WITHOUT_FIX = (
@@ -249,9 +249,3 @@ WITHOUT_FIX = (
     "programs did not use this module",
 )
 """Ends of the texts about names that nothing replaces."""
-
-
-def instead_of(name: str) -> str:
-    """Return what to use instead of a removed name; "" if unknown."""
-    fits = (text for beginning, text in REMOVED if name == beginning or name.startswith(f"{beginning}."))
-    return next(fits, "")

@@ -19,7 +19,7 @@ from typing import Any
 
 from runner.classic.compat import names
 from runner.classic.compat.installed_names import defined_in
-from runner.classic.compat.old_modules import MODULE, SOURCE, NotServed, Space, load, within
+from runner.classic.compat.old_modules import MODULE, SOURCE, NotServed, Space, load, text_of, within
 from runner.config.error_messages import did_you_mean
 from runner.tf_private.replaced import Overlay
 
@@ -150,11 +150,6 @@ def _exact(create_estimator_spec: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _not_served(name: str) -> str:
-    """Return what to do instead of a name of _NOT_SERVED; "" for other names."""
-    return next((text for one, text in _NOT_SERVED.items() if f"{name}.".startswith(f"{one}.")), "")
-
-
 def _find(name: str) -> str | None:
     if name in _MODULES:
         return MODULE
@@ -163,7 +158,7 @@ def _find(name: str) -> str | None:
         return None
     ours = _PUBLIC.get(f"{module.partition('.')[0]}.{last}", _BY_LAST.get(last))  # a module's own names win
     file = _source_of(module)
-    return ours or (SOURCE if file.exists() and last in defined_in(file) and not _not_served(module) else None)
+    return ours or (SOURCE if file.exists() and last in defined_in(file) and not text_of(_NOT_SERVED, module) else None)
 
 
 def is_of_source(name: str) -> bool:
@@ -180,7 +175,7 @@ def _find_old(name: str) -> str | None:
 
 
 def _reason(name: str, shown: str) -> str:
-    instead = _not_served(name) or ("" if names.package() else names.NEEDS_PACKAGE)
+    instead = text_of(_NOT_SERVED, name) or ("" if names.package() else names.NEEDS_PACKAGE)
     hint = did_you_mean(name.rpartition(".")[2], _BY_LAST)
     return f"{shown} is not available: {instead}.{hint}" if instead else f"{shown} does not exist.{hint}"
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from runner.classic.compat.old_modules import nearest
 from runner.config.source_names import V1, canonical
 
 _LEGACY = "tf_keras/api/_v1/keras/__internal__/legacy"
@@ -90,9 +91,7 @@ class Installed:
     def _files(self, name: str) -> list[Path]:
         own = f"tensorflow/_api/v2/{name.removeprefix('tensorflow.').replace('.', '/')}"
         folders = ["tensorflow" if name == "tensorflow" else own]
-        fits = [module for module in _ELSEWHERE if name == module or name.startswith(f"{module}.")]
-        if fits:
-            module = max(fits, key=len)
+        if module := nearest(_ELSEWHERE, name):
             there = _ELSEWHERE[module] + name.removeprefix(module).replace(".", "/")
             has_keras_2 = (self._root / "tf_keras").exists()
             folders.append(there if has_keras_2 else there.replace(_KERAS_2, _KERAS_3))

@@ -17,7 +17,6 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runner.tf_private import tf_estimator
@@ -61,22 +60,17 @@ class Space(NamedTuple):
 _ROW = re.compile(r"^([^\s#].*) @ (\S+):(.*(?:\n .*)*)", re.MULTILINE)
 
 
-def places_in(table: str, tables: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> dict[str, str]:
+def places_in(table: str) -> dict[str, str]:
     """Return dotted name -> its place, "module:attribute", from a table of text.
 
     A row is `modules @ place: names`, and goes on in indented lines: each of the modules has these names ("." is the
     root), and they are at the place, "module" or "module:attribute". `a=b` stands for the name `a`, which the place
     calls `b`. Lines that begin with `#` are comments.
-
-    Args:
-      table: the rows.
-      tables: a place that is another table -> its names, and where they are.
     """
     found: dict[str, str] = {}
     for modules, place, names in _ROW.findall(table):
         for name, _, other in (one.partition("=") for one in names.split()):
-            of_place = tables[place] if place in tables else None
-            at = of_place[other or name] if of_place else f"{place}{'.' if ':' in place else ':'}{other or name}"
+            at = f"{place}{'.' if ':' in place else ':'}{other or name}"
             found |= {f"{module}.{name}".lstrip("."): at for module in modules.split()}
     return found
 
@@ -90,6 +84,21 @@ def within(names: Iterable[str], module: str) -> list[str]:
     """Return what `module` contains of dotted `names`, sorted."""
     prefix = f"{module}." if module else ""
     return sorted({name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)})
+
+
+def by_name(table: Mapping[str, str]) -> dict[str, str]:
+    """Return name -> its text, from a table of names separated by blanks -> the text of each of them."""
+    return {name: text for names, text in table.items() for name in names.split()}
+
+
+def nearest(names: Iterable[str], name: str) -> str | None:
+    """Return the longest of dotted `names` that is `name` itself or that `name` is below; None: there is none."""
+    return max((one for one in names if f"{name}.".startswith(f"{one}.")), key=len, default=None)
+
+
+def text_of(table: Mapping[str, str], name: str) -> str:
+    """Return the text about the dotted `name` in a table name -> text, by the name nearest to it; "": there is none."""
+    return table.get(nearest(table, name) or "", "")
 
 
 def all_of(place: str, root: str = MODULE) -> Space:
@@ -109,7 +118,7 @@ def all_of(place: str, root: str = MODULE) -> Space:
 
 def space_of(spaces: Mapping[str, Space], name: str) -> tuple[Space, str] | None:
     """Return (the smallest of the spaces that has the dotted `name`, the name below it); None: no space has it."""
-    root = max((one for one in spaces if f"{name}.".startswith(f"{one}.")), key=len, default=None)
+    root = nearest(spaces, name)
     return None if root is None else (spaces[root], name.removeprefix(root).removeprefix("."))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 from collections.abc import Collection
 from typing import Any
@@ -68,9 +69,7 @@ class _Uses(source_names.Uses):
         self._estimators: set[str] = set()
         self._sessions: set[str] = set()  # variables that hold sessions made in eager mode
         self._functions: list[str] = []
-        self._model_fns = 0
-        self._input_fns = 0
-        self._hooks = 0
+        self._around: collections.Counter[str] = collections.Counter()  # MODEL_FN, INPUT_FN or HOOK -> depth
         self._graphs = 0
 
     def use(self, line: int, column: int, name: str, **facts: Any) -> Use:
@@ -78,12 +77,9 @@ class _Uses(source_names.Uses):
 
     @property
     def _place(self) -> str:
-        if self._model_fns:
-            return MODEL_FN
-        if self._input_fns:
-            return INPUT_FN
-        if self._hooks:
-            return HOOK
+        for place in (MODEL_FN, INPUT_FN, HOOK):
+            if self._around[place]:
+                return place
         in_script = not self._functions or (len(self._functions) == 1 and self._functions[0] in self._of_the_script)
         return SCRIPT if in_script and not self._graphs else ELSEWHERE
 
@@ -94,11 +90,11 @@ class _Uses(source_names.Uses):
         is_model_fn = {"features", "mode"} <= arguments or node.name.endswith("model_fn")
         self._functions.append(node.name)
         is_input_fn = node.name.endswith("input_fn") and "erving" not in ast.unparse(node)
-        self._model_fns += is_model_fn
-        self._input_fns += is_input_fn
+        self._around[MODEL_FN] += is_model_fn
+        self._around[INPUT_FN] += is_input_fn
         self.generic_visit(node)
-        self._model_fns -= is_model_fn
-        self._input_fns -= is_input_fn
+        self._around[MODEL_FN] -= is_model_fn
+        self._around[INPUT_FN] -= is_input_fn
         self._functions.pop()
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
@@ -121,10 +117,10 @@ class _Uses(source_names.Uses):
             if name is not None:
                 self.add(base, name, is_base=True)
         is_hook = any(name is not None and name.endswith(("Hook", "Listener")) for _, name in bases)
-        self._hooks += is_hook
+        self._around[HOOK] += is_hook
         for child in [*node.decorator_list, *node.keywords, *node.body]:
             self.visit(child)
-        self._hooks -= is_hook
+        self._around[HOOK] -= is_hook
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -163,7 +159,7 @@ class _Uses(source_names.Uses):
         """Report whether this method call is a finding. In a hook, `session.run` is one only if it has a feed_dict."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
-        if function.attr == "run" and self._hooks:
+        if function.attr == "run" and self._around[HOOK]:
             return "feed_dict" in keywords or len(call.args) > 1
         if function.attr == "run" and self._place == SCRIPT:
             return ast.unparse(function.value) in self._sessions

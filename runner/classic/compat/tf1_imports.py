@@ -141,43 +141,29 @@ def as_version_1(tree: ast.AST) -> None:
     ast.fix_missing_locations(tree)
 
 
-_VALUE_OF = ast.parse("from runner.classic.compat.tf1_operators import value_of as _value_of_dimension").body[0]
+_DIMENSION = ast.parse("from runner.classic.compat.tf1_operators import dimension as _as_dimension").body[0]
 
 
 def with_values_of_dimensions(tree: ast.Module) -> None:
     """Change `x.shape[0].value` in a syntax tree, in place, so that it also works if `x.shape[0]` is a number."""
-    nodes = list(ast.walk(tree))
-    if not any(map(_is_value_of_element, nodes)):
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_value_of_element(node)]
+    for node in found:
+        made = ast.Call(ast.Name("_as_dimension", ast.Load()), [node.value], [])
+        node.value = ast.copy_location(made, node.value)
+    if not found:
         return
-    for node in nodes:
-        for field, value in ast.iter_fields(node):
-            if isinstance(value, list):
-                value[:] = map(_with_value, value)
-            else:
-                setattr(node, field, _with_value(value))
     place = 0
     for index, statement in enumerate(tree.body):  # only a docstring and __future__ imports may come before it
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if not is_text and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
             break
         place = index + 1
-    tree.body.insert(place, ast.copy_location(_VALUE_OF, tree.body[0]))
+    tree.body.insert(place, ast.copy_location(_DIMENSION, tree.body[0]))
     ast.fix_missing_locations(tree)
 
 
-def _with_value(node: Any) -> Any:
-    if not _is_value_of_element(node):
-        return node
-    return ast.copy_location(ast.Call(ast.Name("_value_of_dimension", ast.Load()), [node.value], []), node)
-
-
-def _is_value_of_element(node: Any) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "value"
-        and isinstance(node.ctx, ast.Load)
-        and isinstance(node.value, ast.Subscript)
-    )
+def _is_value_of_element(node: ast.Attribute) -> bool:
+    return node.attr == "value" and isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Subscript)
 
 
 def _meaning_1(statement: ast.stmt) -> Iterator[ast.stmt]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -46,11 +47,11 @@ def as_classic_input(input_fn: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(getattr(input_fn, "func", input_fn))(called)
 
 
-def value_of(element: Any) -> Any:
-    """Return `element.value` for an element of a shape in TensorFlow 1. An element that is a number or None, as in
-    TensorFlow 2, is returned unchanged.
+def dimension(element: Any) -> Any:
+    """Return an element of a shape as in TensorFlow 1, with the attribute `value`. In TensorFlow 2 an element is a
+    number or None.
     """
-    return element if element is None or type(element) is int else element.value
+    return types.SimpleNamespace(value=element) if element is None or type(element) is int else element
 
 
 def _operators() -> contextlib.AbstractContextManager[None]:

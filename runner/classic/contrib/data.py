@@ -1,4 +1,4 @@
-"""The names of `tf.contrib.data` that tf.data.experimental does not have, and `tf.contrib.lookup`."""
+"""The names of `tf.contrib.data` that tf.data.experimental does not have."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.tf_private import tf_estimator
-
 v1 = tf.compat.v1
-
-tables = tf_estimator.lookup_tables()
-"""`tf.contrib.lookup`: TensorFlow still has it in a private module."""
 
 Apply = Callable[[Any], Any]
 """A function from dataset to dataset, for `dataset.apply`."""

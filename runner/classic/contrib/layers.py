@@ -96,21 +96,6 @@ def bow_encoder(
         return tf.reduce_mean(tf.nn.embedding_lookup(embeddings, ids), axis=1)
 
 
-def safe_embedding_lookup_sparse(
-    embedding_weights: Any,
-    sparse_ids: Any,
-    sparse_weights: Any = None,
-    combiner: str | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> tf.Tensor:
-    """Call `tf.nn.safe_embedding_lookup_sparse`, with combiner None meaning "mean"; returns float `[batch,
-    dimension]`.
-    """
-    lookup = v1.nn.safe_embedding_lookup_sparse
-    return lookup(embedding_weights, sparse_ids, sparse_weights, combiner or "mean", *args, **kwargs)
-
-
 # --- feature columns --------------------------------------------------------------------------------------------------
 
 
@@ -203,11 +188,6 @@ def embedding_column(
     if initializer is None:
         initializer = v1.truncated_normal_initializer(0.0, 1 / float(sparse_id_column.num_buckets) ** 0.5)
     return columns.embedding_column(sparse_id_column, dimension, combiner, initializer, *args, **kwargs)
-
-
-def create_feature_spec_for_parsing(feature_columns: Iterable[Any]) -> dict[str, Any]:
-    """Return `tf.feature_column.make_parse_example_spec`."""
-    return columns.make_parse_example_spec(list(feature_columns))
 
 
 def _combined(column: Any, combiner: str) -> Any:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runner.classic.compat import names as estimator_names
-from runner.classic.compat.old_modules import MODULE, Space, modules_of, places_in, within
+from runner.classic.compat.names import EARLY_STOPPING
+from runner.classic.compat.old_modules import MODULE, Space, by_name, modules_of, places_in, text_of, within
 from runner.config.error_messages import did_you_mean
-
-_EARLY_STOPPING = " ".join(f"{name}=experimental.{name}" for name in estimator_names.EARLY_STOPPING)
 
 NAMES: Mapping[str, str] = places_in(
     f"""
@@ -67,18 +65,14 @@ framework @ tf_slim.ops.framework_ops: get_graph_from_inputs get_name_scope
 training @ tf_slim.training.training:
     add_gradients_summaries clip_gradient_norms clip_gradient_norms_fn create_train_op multiply_gradients
 # --- tf.estimator ---
-estimator @ tf.estimator:
-    {_EARLY_STOPPING} InMemoryEvaluatorHook=experimental.InMemoryEvaluatorHook add_metrics
-    make_stop_at_checkpoint_step_hook=experimental.make_stop_at_checkpoint_step_hook BaselineEstimator DNNEstimator
-    DNNLinearCombinedEstimator LinearEstimator call_logit_fn=experimental.call_logit_fn
-    dnn_logit_fn_builder=experimental.dnn_logit_fn_builder
-    linear_logit_fn_builder=experimental.linear_logit_fn_builder
-    build_raw_supervised_input_receiver_fn=experimental.build_raw_supervised_input_receiver_fn
+estimator @ tensorflow:compat.v1.estimator:
+    BaselineEstimator DNNEstimator DNNLinearCombinedEstimator LinearEstimator add_metrics
     binary_classification_head=BinaryClassHead logistic_regression_head=LogisticRegressionHead multi_head=MultiHead
     multi_class_head=MultiClassHead multi_label_head=MultiLabelHead
-tpu @ tf.estimator:
-    InputPipelineConfig=tpu.InputPipelineConfig RunConfig=tpu.RunConfig TPUConfig=tpu.TPUConfig
-    TPUEstimator=tpu.TPUEstimator TPUEstimatorSpec=tpu.TPUEstimatorSpec
+estimator @ tensorflow:compat.v1.estimator.experimental:
+    {" ".join(EARLY_STOPPING)} InMemoryEvaluatorHook build_raw_supervised_input_receiver_fn call_logit_fn
+    dnn_logit_fn_builder linear_logit_fn_builder make_stop_at_checkpoint_step_hook
+tpu @ tensorflow:compat.v1.estimator.tpu: InputPipelineConfig RunConfig TPUConfig TPUEstimator TPUEstimatorSpec
 # --- the rest of TensorFlow ---
 tpu @ tensorflow:compat.v1.tpu: CrossShardOptimizer bfloat16_scope
 rnn @ tensorflow:compat.v1.nn.rnn_cell:
@@ -102,27 +96,28 @@ feature_column @ tensorflow:compat.v1.feature_column:
     sequence_categorical_column_with_hash_bucket sequence_categorical_column_with_identity
     sequence_categorical_column_with_vocabulary_file sequence_categorical_column_with_vocabulary_list
     sequence_numeric_column
-layers @ tensorflow:compat.v1.feature_column: bucketized_column shared_embedding_columns
+layers @ tensorflow:compat.v1.nn: safe_embedding_lookup_sparse
+layers @ tensorflow:compat.v1.feature_column:
+    bucketized_column create_feature_spec_for_parsing=make_parse_example_spec shared_embedding_columns
 distribute @ tensorflow:distribute: OneDeviceStrategy get_strategy has_strategy
 distribute @ tensorflow:tpu.experimental: initialize_tpu_system
 summary @ tensorflow:summary: flush
 summary @ tensorflow:compat.v1.summary: all_summary_ops=all_v2_summary_ops initialize
-lookup @ runner.classic.contrib.data:tables:
+lookup @ runner.tf_private.v1:lookup_tables:
     FastHashSpec HashTable HasherSpec IdTableWithHashBuckets InitializableLookupTableBase LookupInterface
     KeyValueTensorInitializer MutableHashTable StrongHashSpec TextFileIdTableInitializer TextFileIndex
     TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
     index_to_string_table_from_file index_to_string_table_from_tensor
 # --- runner.classic.contrib itself ---
 layers @ runner.classic.contrib.layers:
-    bow_encoder create_feature_spec_for_parsing crossed_column embed_sequence embedding_column
-    one_hot_column real_valued_column safe_embedding_lookup_sparse sparse_column_with_hash_bucket
-    sparse_column_with_integerized_feature sparse_column_with_keys sparse_column_with_vocabulary_file
-    weighted_sparse_column
+    bow_encoder crossed_column embed_sequence embedding_column
+    one_hot_column real_valued_column sparse_column_with_hash_bucket sparse_column_with_integerized_feature
+    sparse_column_with_keys sparse_column_with_vocabulary_file weighted_sparse_column
 framework slim @ runner.classic.contrib.framework: assign_from_checkpoint assign_from_checkpoint_fn
 training @ runner.classic.contrib.training: HParams parse_values
 estimator @ runner.classic.contrib.estimator:
-    TowerOptimizer clip_gradients_by_norm export_all_saved_models forward_features poisson_regression_head
-    regression_head replicate_model_fn
+    TowerOptimizer clip_gradients_by_norm forward_features poisson_regression_head regression_head replicate_model_fn
+estimator @ runner.classic.estimator:Estimator: export_all_saved_models=experimental_export_all_saved_models
 opt @ runner.classic.contrib.opt:
     AdaMaxOptimizer AdamWOptimizer DecoupledWeightDecayExtension LARSOptimizer LazyAdamOptimizer
     MomentumWOptimizer NadamOptimizer extend_with_decoupled_weight_decay
@@ -146,110 +141,88 @@ seq2seq @ runner.classic.contrib.seq2seq:
     dynamic_decode sequence_loss tile_batch
 seq2seq @ runner.classic.contrib.attention:
     AttentionMechanism AttentionWrapper AttentionWrapperState BahdanauAttention LuongAttention
-""",
-    {"tf.estimator": estimator_names.V1_NAMES},
+"""
 )
 """`tf.contrib.<name>` -> "module:attribute"."""
 
-_PARTS_OF_TENSORFLOW: Mapping[str, str] = {"keras": "tensorflow:keras"}
-"""Part of contrib -> the module of today's TensorFlow that replaces it as a whole."""
-
-_GYM = "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate"
-_QUEUES = "queue runners do not run here: return a tf.data.Dataset from input_fn"
-_LOOP = "the runner replaces loops over a session: call Estimator.train with hooks for what the loop did"
-_FOREST = "use the package tensorflow_decision_forests"
-_PROBABILITY = "use the package tensorflow_probability"
-_ADDONS = "the package tensorflow_addons had it; copy its source into your project"
-
-GONE: tuple[tuple[str, str], ...] = (
-    ("all_reduce", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
-    ("autograph", "use tf.autograph"),
-    ("batching", "use tf.nondifferentiable_batch_function"),
-    ("bayesflow", _PROBABILITY),
-    ("boosted_trees", _FOREST),
-    ("cmake", "programs did not use this module"),
-    ("coder", "use the package tensorflow_compression"),
-    ("compiler", "use train.jit (RunConfig(jit=True)) or tf.function(jit_compile=True)"),
-    ("constrained_optimization", "use the package tensorflow_constrained_optimization"),
-    ("copy_graph", "graphs of a session are not supported"),
-    ("cudnn_rnn", "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can"),
-    ("distribute.DistributeConfig", "give RunConfig train_distribute= and eval_distribute="),
-    ("distributions", _PROBABILITY),
-    ("eager", "TensorFlow 2 is eager outside of model_fn: tf.Variable, tf.GradientTape, tf.data"),
-    ("factorization.KMeansClustering", "use sklearn.cluster.MiniBatchKMeans"),
-    ("factorization", "use sklearn.cluster or sklearn.decomposition"),
-    ("ffmpeg", "use tf.audio or the package tensorflow_io"),
-    ("gan", "use the package tensorflow_gan"),
-    ("graph_editor", "graphs of a session are not supported"),
-    ("hparams", "HParams is in contrib.training"),
-    ("image", _ADDONS),
-    ("input_pipeline", _QUEUES),
-    ("integrate", "use tfp.math.ode of the package tensorflow_probability, or scipy.integrate"),
-    ("kafka", "use the package tensorflow_io"),
-    ("kernel_methods", "use tf_keras.layers.experimental.RandomFourierFeatures"),
-    (
-        "feature_column.sequence_input_layer",
-        "use tf_keras.experimental.SequenceFeatures, whose variables have other names",
-    ),
-    ("learn.datasets", "use tf.keras.datasets"),
-    ("learn.preprocessing", "use tf.keras.layers.TextVectorization or sklearn.preprocessing"),
-    ("learn.learn_runner", "use tf.estimator.train_and_evaluate"),
-    ("learn.Experiment", "use tf.estimator.train_and_evaluate with TrainSpec and EvalSpec"),
-    ("learn.make_export_strategy", "use tf.estimator.FinalExporter or LatestExporter in EvalSpec(exporters=)"),
-    ("learn.monitors", "use hooks: tf.estimator.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"),
-    ("learn.run_n", "use tf.data and Estimator.predict"),
-    ("learn.read_batch_features", "use tf.data.experimental.make_batched_features_dataset"),
-    ("learn.io", "use tf.data.experimental.make_batched_features_dataset"),
-    ("learn", _GYM),
-    ("legacy_seq2seq", "use contrib.seq2seq"),
-    ("linear_optimizer", "use tf.estimator.LinearClassifier(optimizer='Ftrl')"),
-    ("lite", "use tf.lite"),
-    ("memory_stats", "use tf.config.experimental.get_memory_info"),
-    ("nccl", "a strategy sums gradients: use tf.distribute.MirroredStrategy"),
-    ("opt.ScipyOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
-    ("opt.ExternalOptimizerInterface", "it needs a session: use scipy.optimize.minimize on tf.function's gradients"),
-    ("opt.MovingAverageOptimizer", "use tf.train.ExponentialMovingAverage in model_fn"),
-    ("opt.ElasticAverageOptimizer", "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"),
-    ("opt.ModelAverageOptimizer", "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"),
-    ("periodic_resample", "reshape and transpose"),
-    ("quantize", "use the package tensorflow_model_optimization"),
-    ("quantization", "use the package tensorflow_model_optimization"),
-    ("resampler", _ADDONS),
-    ("rnn.NASCell", _ADDONS),
-    ("saved_model", "use tf.saved_model"),
-    ("slim.learning", _LOOP),
-    ("slim.evaluation", "use Estimator.evaluate"),
-    ("slim.queues", _QUEUES),
-    ("slim.data_provider", _QUEUES),
-    ("slim.dataset_data_provider", _QUEUES),
-    ("slim.parallel_reader", _QUEUES),
-    ("slim.prefetch_queue", _QUEUES),
-    ("specs", "call the layers directly"),
-    ("staging", "tf.data prefetches to devices"),
-    ("stateless", "use tf.random.stateless_uniform and the like"),
-    ("summary", "use tf.summary"),
-    ("tensor_forest", _FOREST),
-    ("tensorboard", "use the package tensorboard"),
-    ("tensorrt", "use tf.experimental.tensorrt.Converter"),
-    ("text", "use the package tensorflow_text"),
-    ("tfprof", "use tf.estimator.ProfilerHook, or the runner's run.profile"),
-    ("timeseries", "use the package tensorflow_probability: tfp.sts"),
-    ("tpu.keras_to_tpu_model", "use tf.distribute.TPUStrategy"),
-    ("tpu.TPUDistributionStrategy", "use tf.distribute.TPUStrategy"),
-    ("tpu.shard", "use tf.distribute.TPUStrategy"),
-    ("tpu", "use tf.compat.v1.estimator.tpu, or tf.compat.v1.tpu for lower-level functions"),
-    ("training.bucket", "use tf.data.experimental.bucket_by_sequence_length"),
-    ("training.bucket_by_sequence_length", "use tf.data.experimental.bucket_by_sequence_length"),
-    ("training.batch_sequences_with_states", _QUEUES),
-    ("training.rejection_sample", "use tf.data.experimental.rejection_resample"),
-    ("training.stratified_sample", "use tf.data.experimental.rejection_resample"),
-    ("training.train", _LOOP),
-    ("training.evaluate_once", "use Estimator.evaluate"),
-    ("training.evaluate_repeatedly", "use tf.estimator.train_and_evaluate"),
-    ("training.StopAfterNEvalsHook", "use Estimator.evaluate(steps=)"),
-    ("training.SummaryAtEndHook", "Estimator.evaluate writes the summaries of eval_metric_ops"),
+GONE: Mapping[str, str] = by_name(
+    {
+        "all_reduce nccl": "a strategy sums gradients: use tf.distribute.MirroredStrategy",
+        "autograph": "use tf.autograph",
+        "batching": "use tf.nondifferentiable_batch_function",
+        "bayesflow distributions": "use the package tensorflow_probability",
+        "boosted_trees tensor_forest": "use the package tensorflow_decision_forests",
+        "cmake": "programs did not use this module",
+        "coder": "use the package tensorflow_compression",
+        "compiler": "use train.jit (RunConfig(jit=True)) or tf.function(jit_compile=True)",
+        "constrained_optimization": "use the package tensorflow_constrained_optimization",
+        "copy_graph graph_editor": "graphs of a session are not supported",
+        "cudnn_rnn": "use tf.keras.layers.LSTM or tf.keras.layers.GRU: they use cuDNN where they can",
+        "distribute.DistributeConfig": "give RunConfig train_distribute= and eval_distribute=",
+        "eager": "TensorFlow 2 is eager outside of model_fn: tf.Variable, tf.GradientTape, tf.data",
+        "factorization": "use sklearn.cluster or sklearn.decomposition",
+        "factorization.KMeansClustering": "use sklearn.cluster.MiniBatchKMeans",
+        "feature_column.sequence_input_layer": (
+            "use tf_keras.experimental.SequenceFeatures, whose variables have other names"
+        ),
+        "ffmpeg": "use tf.audio or the package tensorflow_io",
+        "gan": "use the package tensorflow_gan",
+        "hparams": "HParams is in contrib.training",
+        "image resampler rnn.NASCell": "the package tensorflow_addons had it; copy its source into your project",
+        (
+            "input_pipeline slim.data_provider slim.dataset_data_provider slim.parallel_reader slim.prefetch_queue "
+            "slim.queues training.batch_sequences_with_states"
+        ): "queue runners do not run here: return a tf.data.Dataset from input_fn",
+        "integrate": "use tfp.math.ode of the package tensorflow_probability, or scipy.integrate",
+        "kafka": "use the package tensorflow_io",
+        "kernel_methods": "use tf_keras.layers.experimental.RandomFourierFeatures",
+        "learn": "tf.estimator has it: Estimator, TrainSpec, EvalSpec, train_and_evaluate",
+        "learn.datasets": "use tf.keras.datasets",
+        "learn.Experiment": "use tf.estimator.train_and_evaluate with TrainSpec and EvalSpec",
+        "learn.io learn.read_batch_features": "use tf.data.experimental.make_batched_features_dataset",
+        "learn.learn_runner training.evaluate_repeatedly": "use tf.estimator.train_and_evaluate",
+        "learn.make_export_strategy": "use tf.estimator.FinalExporter or LatestExporter in EvalSpec(exporters=)",
+        "learn.monitors": (
+            "use hooks: tf.estimator.LoggingTensorHook, tf.estimator.experimental.stop_if_no_decrease_hook"
+        ),
+        "learn.preprocessing": "use tf.keras.layers.TextVectorization or sklearn.preprocessing",
+        "learn.run_n": "use tf.data and Estimator.predict",
+        "legacy_seq2seq": "use contrib.seq2seq",
+        "linear_optimizer": "use tf.estimator.LinearClassifier(optimizer='Ftrl')",
+        "lite": "use tf.lite",
+        "memory_stats": "use tf.config.experimental.get_memory_info",
+        "opt.ElasticAverageOptimizer opt.ModelAverageOptimizer": (
+            "use a strategy: tf.distribute.MultiWorkerMirroredStrategy"
+        ),
+        "opt.ExternalOptimizerInterface opt.ScipyOptimizerInterface": (
+            "it needs a session: use scipy.optimize.minimize on tf.function's gradients"
+        ),
+        "opt.MovingAverageOptimizer": "use tf.train.ExponentialMovingAverage in model_fn",
+        "periodic_resample": "reshape and transpose",
+        "quantization quantize": "use the package tensorflow_model_optimization",
+        "saved_model": "use tf.saved_model",
+        "slim.evaluation training.evaluate_once": "use Estimator.evaluate",
+        "slim.learning training.train": (
+            "the runner replaces loops over a session: call Estimator.train with hooks for what the loop did"
+        ),
+        "specs": "call the layers directly",
+        "staging": "tf.data prefetches to devices",
+        "stateless": "use tf.random.stateless_uniform and the like",
+        "summary": "use tf.summary",
+        "tensorboard": "use the package tensorboard",
+        "tensorrt": "use tf.experimental.tensorrt.Converter",
+        "text": "use the package tensorflow_text",
+        "tfprof": "use tf.estimator.ProfilerHook, or the runner's run.profile",
+        "timeseries": "use the package tensorflow_probability: tfp.sts",
+        "tpu": "use tf.compat.v1.estimator.tpu, or tf.compat.v1.tpu for lower-level functions",
+        "tpu.TPUDistributionStrategy tpu.keras_to_tpu_model tpu.shard": "use tf.distribute.TPUStrategy",
+        "training.StopAfterNEvalsHook": "use Estimator.evaluate(steps=)",
+        "training.SummaryAtEndHook": "Estimator.evaluate writes the summaries of eval_metric_ops",
+        "training.bucket training.bucket_by_sequence_length": "use tf.data.experimental.bucket_by_sequence_length",
+        "training.rejection_sample training.stratified_sample": "use tf.data.experimental.rejection_resample",
+    }
 )
-"""(prefix of unsupported names, what to use instead); the first match counts."""
+"""Unsupported name -> what to use instead of it and of all names below it that are not in the table themselves."""
 
 _PRIVATE_MODULES = frozenset(
     """
@@ -292,19 +265,15 @@ def find(name: str) -> str | None:
     name = public(name)
     if name in MODULES:
         return MODULE
-    part, _, rest = name.partition(".")
-    if part in _PARTS_OF_TENSORFLOW:
-        return f"{_PARTS_OF_TENSORFLOW[part]}.{rest}".removesuffix(".")
+    if name.partition(".")[0] == "keras":  # today's tf.keras replaces it as a whole
+        return f"tensorflow:{name}"
     return NAMES.get(name)
 
 
 def instead_of(name: str) -> str:
     """Return what to use instead of an unsupported name."""
-    for beginning, text in GONE:
-        if f"{name}.".startswith(f"{beginning}."):
-            return text
     part, _, last = name.rpartition(".")
-    return did_you_mean(last, within(NAMES, part)).strip() or "the runner does not have it"
+    return text_of(GONE, name) or did_you_mean(last, within(NAMES, part)).strip() or "the runner does not have it"
 
 
 def _reason(name: str, shown: str) -> str:
@@ -313,7 +282,7 @@ def _reason(name: str, shown: str) -> str:
 
 
 MODULES = modules_of(NAMES)
-"""The supported modules of tf.contrib, except those in _PARTS_OF_TENSORFLOW."""
+"""The supported modules of tf.contrib, except keras."""
 
 ROOT = "tensorflow.contrib"
 SPACE = Space(find, _reason, lambda module: within(NAMES, public(module)), is_refused_late=True)

@@ -134,7 +134,23 @@ class FusedRNNCell(abc.ABC):
         """
 
 
-class LSTMBlockFusedCell(FusedRNNCell):
+class _OfWholeSequence(FusedRNNCell):
+    """A FusedRNNCell that takes a list of steps as one tensor."""
+
+    def __call__(
+        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
+    ) -> tuple[Any, Any]:
+        if isinstance(inputs, list | tuple):
+            outputs, state = self._run(tf.stack(inputs), initial_state, dtype, sequence_length, scope)
+            return tf.unstack(outputs), state
+        return self._run(tf.convert_to_tensor(inputs), initial_state, dtype, sequence_length, scope)
+
+    @abc.abstractmethod
+    def _run(self, inputs: tf.Tensor, initial_state: Any, dtype: Any, lengths: Any, scope: Any) -> tuple[Any, Any]:
+        """Do the same as a call; `lengths` is its `sequence_length`."""
+
+
+class LSTMBlockFusedCell(_OfWholeSequence):
     """An LSTM over a whole sequence in one op of TensorFlow, BlockLSTM.
 
     As in TensorFlow 1.15, contrib/rnn/python/ops/lstm_ops.py: outputs after the end of a sequence are 0, and the state
@@ -160,13 +176,7 @@ class LSTMBlockFusedCell(FusedRNNCell):
     def num_units(self) -> int:
         return self._num_units
 
-    def __call__(
-        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
-    ) -> tuple[Any, Any]:
-        if isinstance(inputs, list | tuple):
-            outputs, state = self(tf.stack(inputs), initial_state, dtype, sequence_length, scope)
-            return tf.unstack(outputs), state
-        inputs = tf.convert_to_tensor(inputs)
+    def _run(self, inputs: tf.Tensor, initial_state: Any, dtype: Any, lengths: Any, scope: Any) -> tuple[Any, Any]:
         batch, time, units = tf.shape(inputs)[1], tf.shape(inputs)[0], self._num_units
         reuse = True if self._scope is not None else self._reuse
         with v1.variable_scope(self._scope or scope, self._name, reuse=reuse) as self._scope:
@@ -174,7 +184,7 @@ class LSTMBlockFusedCell(FusedRNNCell):
         if initial_state is None:
             initial_state = (tf.zeros([batch, units], inputs.dtype), tf.zeros([batch, units], inputs.dtype))
         c, h = initial_state
-        lengths = None if sequence_length is None else tf.cast(sequence_length, tf.int64)
+        lengths = None if lengths is None else tf.cast(lengths, tf.int64)
         longest = tf.cast(time, tf.int64) if lengths is None else tf.reduce_max(lengths)
         made = tf.raw_ops.BlockLSTM(
             seq_len_max=longest, x=inputs, cs_prev=c, h_prev=h, **weights, forget_bias=self._forget_bias,
@@ -198,7 +208,7 @@ class LSTMBlockFusedCell(FusedRNNCell):
         return made
 
 
-class FusedRNNCellAdaptor(FusedRNNCell):
+class FusedRNNCellAdaptor(_OfWholeSequence):
     """Runs a cell over a whole sequence.
 
     Args:
@@ -209,38 +219,26 @@ class FusedRNNCellAdaptor(FusedRNNCell):
     def __init__(self, cell: Any, use_dynamic_rnn: bool = False) -> None:
         self._cell, self._use_dynamic_rnn = cell, use_dynamic_rnn
 
-    def __call__(
-        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
-    ) -> tuple[Any, Any]:
-        is_list = isinstance(inputs, list | tuple)
-        given: dict[str, Any] = dict(
-            sequence_length=sequence_length, initial_state=initial_state, dtype=dtype, scope=scope
-        )
+    def _run(self, inputs: tf.Tensor, initial_state: Any, dtype: Any, lengths: Any, scope: Any) -> tuple[Any, Any]:
+        given: dict[str, Any] = dict(sequence_length=lengths, initial_state=initial_state, dtype=dtype, scope=scope)
         if self._use_dynamic_rnn:
-            whole = tf.stack(inputs) if is_list else inputs
-            outputs, state = v1.nn.dynamic_rnn(self._cell, whole, time_major=True, **given)
-            return (tf.unstack(outputs) if is_list else outputs), state
-        outputs, state = v1.nn.static_rnn(self._cell, inputs if is_list else tf.unstack(inputs), **given)
-        return (outputs if is_list else tf.stack(outputs)), state
+            return v1.nn.dynamic_rnn(self._cell, inputs, time_major=True, **given)
+        outputs, state = v1.nn.static_rnn(self._cell, tf.unstack(inputs), **given)
+        return tf.stack(outputs), state
 
 
-class TimeReversedFusedRNN(FusedRNNCell):
+class TimeReversedFusedRNN(_OfWholeSequence):
     """Runs a FusedRNNCell over the reversed sequences, and reverses its outputs."""
 
     def __init__(self, cell: FusedRNNCell) -> None:
         self._cell = cell
 
-    def __call__(
-        self, inputs: Any, initial_state: Any = None, dtype: Any = None, sequence_length: Any = None, scope: Any = None
-    ) -> tuple[Any, Any]:
-        backwards = _reversed(inputs, sequence_length)
-        outputs, state = self._cell(backwards, initial_state, dtype, sequence_length, scope)
-        return _reversed(outputs, sequence_length), state
+    def _run(self, inputs: tf.Tensor, initial_state: Any, dtype: Any, lengths: Any, scope: Any) -> tuple[Any, Any]:
+        outputs, state = self._cell(_reversed(inputs, lengths), initial_state, dtype, lengths, scope)
+        return _reversed(outputs, lengths), state
 
 
-def _reversed(inputs: Any, lengths: Any) -> Any:
-    if isinstance(inputs, list | tuple):
-        return tf.unstack(_reversed(tf.stack(inputs), lengths))
+def _reversed(inputs: tf.Tensor, lengths: Any) -> tf.Tensor:
     if lengths is None:
         return tf.reverse(inputs, [0])
     return tf.reverse_sequence(inputs, lengths, seq_axis=0, batch_axis=1)

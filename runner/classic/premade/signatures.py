@@ -52,10 +52,7 @@ def _signature(arguments: str, reduction: str) -> Callable[..., dict[str, Any]]:
 
     It is made of source, as by collections.namedtuple, so that Python itself refuses missing and unknown arguments.
     """
-    function: Callable[..., dict[str, Any]] = eval(
-        f"(lambda self, {arguments}: locals())", {"RELU": tf.nn.relu, "REDUCTION": reduction}
-    )
-    return function
+    return eval(f"(lambda self, {arguments}: locals())", {"RELU": tf.nn.relu, "REDUCTION": reduction})
 
 
 def _of_v1(name: str, arguments: str) -> str:

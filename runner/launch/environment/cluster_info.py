@@ -28,7 +28,7 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """
     found = detect(env, config.cluster, config.strategy)
     run = dataclasses.replace(config, command="train_and_evaluate")
-    places = local_places(run, ports=range) if found.is_local else []
+    places = local_places(run, ports=range) if found.source == "local" else []
     this, starts = _this_process(found, places)
     facts = [
         ["strategy", str(config.strategy.name)],

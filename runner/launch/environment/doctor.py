@@ -31,7 +31,7 @@ from runner.system.files import free_bytes
 from runner.system.memory import free_memory
 from runner.system.redaction import masked_value
 from runner.system.start_status import START_STATUS, shows_live
-from runner.tracking.mlflow_tracker import build_tracker, experiment_name
+from runner.tracking.mlflow_tracker import MlflowTracker, experiment_name, tracking_uri
 from runner.tracking.tracker import describe
 
 PROBE_SECS = 180
@@ -102,7 +102,8 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
 def _sections(config: Config, env: Mapping[str, str]) -> Iterator[Section]:
     yield check_python(env)
     yield check_tensorflow(run_probe(env), env)
-    yield check_machine(Path.cwd())
+    folders = (Path.cwd(), Path(tempfile.gettempdir()))
+    yield check_machine(Path.cwd(), free_memory(), {folder: free_bytes(folder) for folder in folders})
     yield check_tracking(config.tracking, env, Path.cwd())
 
 
@@ -259,16 +260,12 @@ def _why_no_gpu(probe: Probe, env: Mapping[str, str], dev: Path) -> tuple[str, P
 # --- memory and disk -------------------------------------------------------------------------------------------------
 
 
-def check_machine(folder: Path, memory: int | None = None, free: Mapping[Path, int] | None = None) -> Section:
+def check_machine(folder: Path, memory: int, free: Mapping[Path, int]) -> Section:
     """Check that memory and disk suffice for a run started in `folder`.
 
     Args:
-      memory, free: free bytes of memory, and of the disk of each folder; None: those of this machine.
+      memory, free: free bytes of memory, and of the disk of each folder.
     """
-    if free is None:
-        free = {path: free_bytes(path) for path in (folder, Path(tempfile.gettempdir()))}
-    if memory is None:
-        memory = free_memory()
     rows = [("memory", f"{format_bytes(memory)} free")]
     problems = []
     if memory < FEW_BYTES:
@@ -293,7 +290,7 @@ def check_tracking(settings: TrackingConfig, env: Mapping[str, str], folder: Pat
     rows = [("tracking.backend", ", ".join(backend.name for backend in settings.backends) or "none")]
     if not settings.has_mlflow:
         return Section("tracking", rows)
-    tracker, problems = build_tracker(settings, env, folder), []
+    tracker, problems = MlflowTracker(tracking_uri(settings, env, folder), experiment_name(settings, env)), []
     shown = str(masked_value("tracking.uri", tracker.uri))
     try:
         answer = tracker.check()

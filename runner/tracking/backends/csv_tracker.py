@@ -67,7 +67,7 @@ class CsvTracker(Tracker):
     def log_points(self, points: Sequence[Point]) -> None:
         rows: dict[int, dict[str, float]] = {}
         for point in points:
-            rows.setdefault(point.step, {})[_column(point.name)] = point.value
+            rows.setdefault(point.step, {})[" ".join(point.name.split())] = point.value  # a heading is one line
         known = {*self._columns}
         new = [name for name in dict.fromkeys(name for row in rows.values() for name in row) if name not in known]
         if new or min(rows) <= self._last_step:
@@ -108,11 +108,6 @@ class CsvTracker(Tracker):
 
     def _write(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
         write_atomically(self._folder / name, _text(rows))
-
-
-def _column(name: str) -> str:
-    """Return the heading of a metric, in one line."""
-    return " ".join(name.split())
 
 
 def _row(step: int, values: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:

@@ -538,13 +538,13 @@ def test_what_cannot_be_made_outside_of_graphs_raises_there(monkeypatch: pytest.
             raise AssertionError(f"{name} gives {call(tensorflow().compat.v1)}")
 
 
-@pytest.mark.parametrize("beginning", [beginning for beginning, _ in REMOVED])
+@pytest.mark.parametrize("beginning", REMOVED)
 def test_what_is_called_removed_is_not_there(beginning: str) -> None:
     assert not resolves(beginning) and not resolves(f"compat.v1.{beginning}")
 
 
 def test_what_is_recommended_is_there() -> None:
-    texts = [rule.text for rule in RULES] + [text for _, text in (*REMOVED, *GONE)] + list(RUN_CONFIG.values())
+    texts = [rule.text for rule in RULES] + [text for table in (REMOVED, GONE, RUN_CONFIG) for text in table.values()]
     recommended = {name for text in texts for name in re.findall(r"\btf\.([\w.]*\w)", text)}
     assert len(recommended) > 15
     estimator = {
