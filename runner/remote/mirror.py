@@ -34,8 +34,10 @@ from runner.remote.store import (
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
-from runner.tracking.shipping import ShippingProcess, finish_all
+from runner.tracking.shipping import ShippingProcess, finishing
 
+SAY_SECS = 10.0
+"""Seconds between two lines about what the end of a run waits for."""
 _mirrors: dict[Path, Mirror] = {}
 """Local folder -> its mirror, for the URLs that this process has opened."""
 
@@ -235,16 +237,25 @@ class Mirror:
             self._is_last.set()
             self._thread.join(self._secs)
         else:
-            finish_all([self._process], stops)
+            says_at = SAY_SECS
+            for waited in finishing([self._process], stops):
+                if waited > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
+                    break
+                if waited > says_at and (left := self._left()):
+                    says_at += SAY_SECS
+                    say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
             self._process.end()
-        left = Note.read(self._folder).left(fingerprints(self._folder))
         if self._lease:
             self._lease.end()
-        if self.lost() or not left:
+        if self.lost() or not (left := self._left()):
             return self.lost()
-        size = format_bytes(sum(mark[0] for mark in left.values()))
         folder = relative(self._folder)
         by_hand = (
             f" The same command sends them, and so does: python -m {upload.MODULE} {folder}" if self._lease else ""
         )
-        return f"{len(left)} files, {size}, of {folder} are not in {self.url}.{by_hand}"
+        return f"{left}, of {folder} are not in {self.url}.{by_hand}"
+
+    def _left(self) -> str:
+        """Return how much the URL does not have; '': it has everything."""
+        left = Note.read(self._folder).left(fingerprints(self._folder))
+        return f"{len(left)} files, {format_bytes(sum(mark[0] for mark in left.values()))}" if left else ""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,8 +35,10 @@ NOT_ALL = 75
 """Exit code of a shipping process that could not ship everything."""
 ANSWER_SECS = 20
 """Seconds that the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
-MAX_DEATHS = 3
-"""Number of times that a tracker's process may die. Then it is not restarted: its imports slow training down."""
+MAX_DEATHS, STEADY_SECS = 3, 600.0
+"""Number of times that a tracker's process may die within STEADY_SECS of its start, one after the other. Then it is not
+restarted: its imports slow training down.
+"""
 GLANCE_SECS, LAST_WORDS_SECS = 0.05, 1.0
 MAX_NAMED = 5
 """Largest number of runs that are named in a message."""
@@ -90,7 +92,8 @@ class Shipping:
         """Wait until everything is shipped, the trackers no longer answer, or a further stop request comes into
         `stops`. Say which runs a tracker does not have, and how to ship them; return whether there are none.
         """
-        finish_all(self._processes.values(), stops)
+        for _ in finishing(self._processes.values(), stops):
+            pass
         for process in self._processes.values():
             if process.is_alive:
                 say(f"tracking: {of(process.name)}it does not answer; the run ends without waiting for it.")
@@ -205,8 +208,10 @@ class ShippingProcess:
             self._child.stdin.flush()
 
     def _tend(self) -> None:
-        for deaths in range(1, MAX_DEATHS + 1):
-            code = self._child.wait()
+        deaths = 0
+        while True:
+            began, code = time.monotonic(), self._child.wait()
+            deaths = 1 if time.monotonic() - began > STEADY_SECS else deaths + 1
             self._repeating.join(LAST_WORDS_SECS)  # a process that a user's class started may keep the pipe open
             if self._ended.is_set() or (self._is_finishing and code in (0, NOT_ALL)):
                 return
@@ -229,15 +234,16 @@ class ShippingProcess:
                     self._tell("")
 
 
-def finish_all(processes: Collection[ShippingProcess], stops: Sequence[int]) -> None:
-    """Let processes end when they have shipped everything, side by side. Return when they have ended, or at a further
-    stop request in `stops`.
+def finishing(processes: Collection[ShippingProcess], stops: Sequence[int]) -> Iterator[float]:
+    """Let processes end when they have shipped everything, side by side. Yield the seconds since then, at every
+    glance, until they have ended, or there is a further stop request in `stops`.
     """
-    already = len(stops)
+    already, began = len(stops), time.monotonic()
     for process in processes:
         process.finish()
     while any(process.is_alive for process in processes) and len(stops) == already:
         time.sleep(GLANCE_SECS)
+        yield time.monotonic() - began
 
 
 def heed_starter(heard: Callable[[str], None]) -> None:

@@ -7,21 +7,20 @@ import os
 import re
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
-from runner.remote.store import Store  # noqa: E402
-from tests.support import chains  # noqa: E402
-from tests.support.command_line import CommandLine  # noqa: E402
-from tests.support.object_store import BUCKET, S3, Hosts, folder_in, served  # noqa: E402
+from runner.remote.store import Store
+from tests.support import chains, networks
+from tests.support.command_line import CommandLine
+from tests.support.object_store import BUCKET, S3, Hosts, Start, folder_in, served
+from tests.support.processes import wait_until
 
 MAX_STEPS, SAVE_STEPS, KEEP = 400, 50, 3
 RUN = (
@@ -42,9 +41,7 @@ def server() -> Iterator[S3]:
 
 @pytest.fixture(autouse=True)
 def environment(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # an instance keeps the environment in which it was made
-    for name, value in {**server.env, "XDG_CACHE_HOME": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
+    server.use(monkeypatch, XDG_CACHE_HOME=str(tmp_path))
 
 
 def step_there(store: Store) -> int:
@@ -55,11 +52,9 @@ def step_there(store: Store) -> int:
         return 0
 
 
-def wait_until(condition: Callable[[], Any], secs: float = 120) -> None:
-    end = time.monotonic() + secs
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+def wait_for_steps(store: Store, number: int) -> None:
+    until = step_there(store) + number
+    wait_until(lambda: step_there(store) >= until)
 
 
 def bits(folder: Path) -> dict[str, bytes]:
@@ -147,6 +142,42 @@ def test_new_machines_go_on_from_the_bucket_to_the_same_bits(
         if name == "first":
             shutil.rmtree(tmp_path / name)
     assert bits(hosts.folder("chief")) == expected
+
+
+@pytest.mark.world
+@pytest.mark.skipif(bool(networks.MISSING), reason=networks.MISSING)
+@pytest.mark.timeout(900)
+def test_hosts_of_a_sagemaker_job_lose_a_worker_and_then_the_chief_and_come_to_the_same_bits(
+    tmp_path: Path, command_line: CommandLine
+) -> None:
+    names, url = ["algo-1", "algo-2", "algo-3"], f"s3://{BUCKET}/sagemaker/run"
+    job = {"TRAINING_JOB_NAME": "digits", "SM_HOSTS": json.dumps(names), "STEP_SECS": "0.1"}
+    words, starts, store = (*RUN, "input.train.batch_size=6"), dict[str, Start](), Store(url)
+    with networks.networks(names) as on, served(networks.HERE) as server:
+
+        def start(name: str) -> None:
+            home = tmp_path / name
+            (home / "tmp").mkdir(parents=True)
+            own = {**job, "SM_CURRENT_HOST": name, "HOME": str(home), "TMPDIR": str(home / "tmp")}
+            starts[name] = Start(server, home, f"model_dir={url}", *words, env={**server.env, **own}, on=on[name])
+
+        try:
+            for name in names:
+                start(name)
+            for lost in ("algo-3", "algo-1"):
+                wait_for_steps(store, 2 * SAVE_STEPS)
+                starts[lost].end_of_the_machine()
+                shutil.rmtree(tmp_path / lost)
+                start(lost)
+            assert [starts[name].end() for name in names] == [0, 0, 0]
+        finally:
+            said = {name: one.said.read_text() for name, one in starts.items()}
+            for one in starts.values():
+                one.end_of_the_machine()
+    assert said["algo-2"].count("training runs one step per loop") == 3, said  # three starts of its task
+    done = command_line("model_dir=run", "cluster.num_workers=3", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert bits(folder_in(tmp_path / "algo-1")) == bits(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

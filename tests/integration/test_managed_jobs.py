@@ -6,6 +6,7 @@ The commands are those of docs/how_to/managed_jobs.md.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,18 +77,17 @@ def test_several_hosts_of_sagemaker_need_a_folder_that_they_share(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-@pytest.fixture
-def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    fsspec = pytest.importorskip("fsspec")
+@pytest.fixture(params=["s3", pytest.param("gs", marks=pytest.mark.world)])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
-    from tests.support.object_store import BUCKET, served
+    from tests.support import emulators
+    from tests.support.object_store import BUCKET, ROOT, served
 
-    with served() as server:
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-        for name, value in {**server.env, "XDG_CACHE_HOME": str(tmp_path / "caches")}.items():
-            monkeypatch.setenv(name, value)
-        yield f"s3://{BUCKET}/job"
+    with served() if request.param == "s3" else emulators.started("fake-gcs-server", tmp_path) as server:
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        server.use(monkeypatch, XDG_CACHE_HOME=str(tmp_path / "caches"))
+        yield f"{request.param}://{BUCKET}/job"
 
 
 @pytest.mark.slow
@@ -99,7 +99,8 @@ def test_a_job_of_vertex_has_its_checkpoints_and_its_model_in_their_buckets(
     notebook = {"AIP_CHECKPOINT_DIR": f"{bucket}/checkpoints/", "AIP_MODEL_DIR": f"{bucket}/model/"}
     one = {"cluster": {"chief": ["localhost:1234"]}, "task": {"type": "chief", "index": 0}, "environment": "cloud"}
     job = {**notebook, "CLUSTER_SPEC": json.dumps(one), "TF_CONFIG": json.dumps(one), "CLOUD_ML_JOB_ID": "17"}
-    done = command_line(*TRAIN, *SMALL, cwd=tmp_path, **job)
+    # With the libraries of an emulator.
+    done = command_line(*TRAIN, *SMALL, cwd=tmp_path, PYTHONPATH=os.environ["PYTHONPATH"], **job)
     assert done.returncode == 0 and f"{bucket}/checkpoints" in done.stdout, done.stderr
     assert "model.ckpt-200.index" in Store(f"{bucket}/checkpoints").objects()
     assert any(name.endswith("saved_model.pb") for name in Store(f"{bucket}/model").objects())

@@ -16,16 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
-import runner  # noqa: E402
-from runner.checkpoint import layout  # noqa: E402
-from runner.remote.store import Note, Store, fingerprints  # noqa: E402
-from tests.support import chains  # noqa: E402
-from tests.support.command_line import CommandLine  # noqa: E402
-from tests.support.object_store import BUCKET, RUN, S3, Start, catches_up, folder_in, kills, served  # noqa: E402
+import runner
+from runner.checkpoint import layout
+from runner.config.schema import RunSettings
+from runner.remote.mirror import local_folder, mirror_of
+from runner.remote.store import Note, Store, fingerprints
+from tests.support import chains
+from tests.support.command_line import CommandLine
+from tests.support.object_store import BUCKET, RUN, S3, Start, catches_up, folder_in, kills, served
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "object_store.md").read_text()
 
@@ -38,10 +40,7 @@ def server() -> Iterator[S3]:
 
 @pytest.fixture(autouse=True)
 def environment(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.mode = "ok"
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # an instance keeps the environment in which it was made
-    for name, value in {**server.env, "XDG_CACHE_HOME": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
+    server.use(monkeypatch, XDG_CACHE_HOME=str(tmp_path))
 
 
 def place(request: pytest.FixtureRequest) -> str:
@@ -217,6 +216,25 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     # With time for it: a busy machine takes more than a second for its files.
     done = command_line(*words, "run.upload_secs=100", cwd=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "finished", done.stderr
+
+
+def test_the_end_says_what_it_waits_for_and_does_not_wait_for_ever_for_a_process_that_is_stopped(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("runner.remote.mirror.SAY_SECS", 0.5)
+    url, env = place(request), {**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1])}
+    folder = Path(local_folder("model_dir=", url, str(tmp_path)))
+    mirror = mirror_of(folder)
+    mirror.begin(env, RunSettings(upload_secs=2))
+    (sends,) = [one for one in psutil.Process().children() if "runner.remote.upload" in one.cmdline()]
+    sends.suspend()
+    (folder / "notes.txt").write_text("mine")
+    began = time.monotonic()
+    assert url in mirror.close() and time.monotonic() - began < 30
+    assert capfd.readouterr().err.count(f"1 files, 4 B, are still to be sent to {url}") in (3, 4)
+    assert not sends.is_running() and not Store(url).objects()
+    mirror.begin(env, RunSettings())
+    assert mirror.close() == "" and Store(url).fs.cat_file("notes.txt") == b"mine"
 
 
 @pytest.mark.slow

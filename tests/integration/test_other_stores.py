@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 import uuid
@@ -23,7 +22,7 @@ from runner.remote import store as stores  # noqa: E402
 from runner.remote.store import Lease, Note, Store  # noqa: E402
 from runner.remote.upload import Uploader  # noqa: E402
 from tests.support import chains  # noqa: E402
-from tests.support.emulators import LIBRARIES, Emulator, missing  # noqa: E402
+from tests.support.emulators import Emulator, started  # noqa: E402
 from tests.support.object_store import BUCKET, RUN, Start, catches_up, folder_in  # noqa: E402
 from tests.support.processes import wait_until  # noqa: E402
 
@@ -36,28 +35,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module", params=["fake-gcs-server", "azurite"])
 def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    yield from started(request.param, tmp_path_factory.mktemp(request.param))
+    with started(request.param, tmp_path_factory.mktemp(request.param)) as server:
+        yield server
 
 
 @pytest.fixture
 def without_conditions(tmp_path: Path) -> Iterator[Emulator]:
-    yield from started("gcp-storage-emulator", tmp_path)
-
-
-def started(name: str, folder: Path) -> Iterator[Emulator]:
-    if why := missing(name):
-        pytest.skip(why)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path, str(LIBRARIES)])
-        server = Emulator(name, folder)
-        for key, value in server.env.items():
-            patch.setenv(key, value)
-        fsspec.get_filesystem_class(server.scheme).clear_instance_cache()  # an instance keeps its environment
-        try:
-            server.start()
-            yield server
-        finally:
-            server.close()
+    with started("gcp-storage-emulator", tmp_path) as server:
+        yield server
 
 
 @pytest.fixture

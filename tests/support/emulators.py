@@ -13,9 +13,11 @@ import secrets
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import pytest
 
 from runner.distribute.local_cluster import free_ports
 from tests.support.object_store import BUCKET, ROOT, Proxy
@@ -36,11 +38,7 @@ def missing(name: str) -> str:
 
 
 class Emulator(Proxy):
-    """An emulator behind the proxy, with the bucket BUCKET.
-
-    Attributes:
-      scheme: of its URLs.
-    """
+    """An emulator behind the proxy, with the bucket BUCKET."""
 
     def __init__(self, name: str, folder: Path) -> None:
         (port,) = free_ports(1)
@@ -73,6 +71,22 @@ class Emulator(Proxy):
     def close(self) -> None:
         self._service.stop()
         super().close()
+
+
+@contextlib.contextmanager
+def started(name: str, folder: Path) -> Iterator[Emulator]:
+    """Start an emulator, whose log is in `folder`, and let this process use it. The test is skipped if it cannot be."""
+    if why := missing(name):
+        pytest.skip(why)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, str(LIBRARIES)])
+        server = Emulator(name, folder)
+        server.use(patch)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
 
 
 def _listens(port: int) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 import tensorflow as tf
 
 from runner.distribute.local_cluster import free_ports
@@ -57,6 +58,7 @@ class Proxy:
 
     Args:
       behind: host and port of the server.
+      host: the address on which it listens.
 
     Attributes:
       address: its URL.
@@ -64,11 +66,13 @@ class Proxy:
       mode: ok; away (no answer), one of FAILURES, slow (1 MB/s), cut (the connection ends within an answer).
       writes: the number of requests that write or delete an object.
       env: environment of processes that use it.
+      scheme: of its URLs.
     """
 
     env: dict[str, str]
+    scheme = "s3"
 
-    def __init__(self, behind: str) -> None:
+    def __init__(self, behind: str, host: str = "127.0.0.1") -> None:
         self.mode, self.writes, self.refused, self._behind = "ok", 0, "", behind
         server = self
 
@@ -111,10 +115,10 @@ class Proxy:
 
             def log_message(self, *arguments: Any) -> None: ...
 
-        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._proxy = ThreadingHTTPServer((host, 0), Handler)
         self._proxy.daemon_threads = True
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
-        self.address = f"http://127.0.0.1:{self._proxy.server_port}"
+        self.address = f"http://{host}:{self._proxy.server_port}"
 
     def _request(self, method: str, path: str, data: bytes, headers: dict[str, str]) -> tuple[int, list[Any], bytes]:
         connection = http.client.HTTPConnection(self._behind, timeout=60)
@@ -123,21 +127,30 @@ class Proxy:
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
 
+    def use(self, patch: pytest.MonkeyPatch, **env: str) -> None:
+        """Let this process use it, without a fault, and with further variables `env`."""
+        import fsspec
+
+        self.mode = "ok"
+        fsspec.get_filesystem_class(self.scheme).clear_instance_cache()  # an instance keeps its environment
+        for name, value in {**self.env, **env}.items():
+            patch.setenv(name, value)
+
     def close(self) -> None:
         self._proxy.shutdown()
         self._proxy.server_close()
 
 
 class S3(Proxy):
-    """moto's server behind the proxy, with the bucket BUCKET."""
+    """moto's server behind the proxy, which listens on `host`, with the bucket BUCKET."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         from moto.server import ThreadedMotoServer
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
         self._moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._moto.start()
-        super().__init__("{}:{}".format(*self._moto.get_host_and_port()))
+        super().__init__("{}:{}".format(*self._moto.get_host_and_port()), host)
         self._request("PUT", f"/{BUCKET}", b"", {})
         self.env = {**CREDENTIALS, "AWS_ENDPOINT_URL": self.address}
 
@@ -147,8 +160,8 @@ class S3(Proxy):
 
 
 @contextlib.contextmanager
-def served() -> Iterator[S3]:
-    server = S3()
+def served(host: str = "127.0.0.1") -> Iterator[S3]:
+    server = S3(host)
     try:
         yield server
     finally:
@@ -156,16 +169,22 @@ def served() -> Iterator[S3]:
 
 
 class Start:
-    """A start of `python -m runner` on a machine of its own, as far as its caches are concerned."""
+    """A start of `python -m runner` on a machine of its own, as far as its caches are concerned.
 
-    def __init__(self, server: Proxy, caches: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
-        """`env`: None: what `server` needs; else in its place."""
+    Args:
+      env: None: what `server` needs; else in its place.
+      on: what precedes the command, as in `tests.support.networks`.
+    """
+
+    def __init__(
+        self, server: Proxy, caches: Path, *words: str, env: Mapping[str, str] | None = None, on: Sequence[str] = ()
+    ) -> None:
         caches.mkdir(parents=True, exist_ok=True)
         self.said = caches / "said.txt"
         env = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **(env or server.env)}
         with open(self.said, "a") as said:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "runner", *words], cwd=caches, stdin=subprocess.DEVNULL, stdout=said,
+                [*on, sys.executable, "-m", "runner", *words], cwd=caches, stdin=subprocess.DEVNULL, stdout=said,
                 stderr=said, env={**env, "XDG_CACHE_HOME": str(caches)},
             )  # fmt: skip
 

@@ -257,6 +257,18 @@ def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
     messages.same("stderr", capsys.readouterr().err)
 
 
+def test_a_process_that_dies_now_and_then_is_started_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.tracking.shipping.STEADY_SECS", 0.0)
+    rare = f"open('deaths', 'a').write('x')\nif os.path.getsize('deaths') <= {MAX_DEATHS + 1}: os._exit(1)\n"
+    (folder / "rare.py").write_text(f"import os; from mine import Records\n{rare}class Rare(Records): pass\n")
+    started(folder, "rare.Rare")
+    noted(folder, range(1, 4)).event("first_step", step=1)
+    following = shipping_of(folder)
+    wait_until(lambda: points(folder) == [1, 2, 3], 60)
+    note_end(folder)
+    assert following.close() and calls(folder, "end") == [["FINISHED"]]
+
+
 def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Path) -> None:
     (folder / "hangs.py").write_text(
         "import time; from mine import Records\nclass Hangs(Records):\n    def log_points(self, points):\n"
