@@ -8,7 +8,6 @@ import io
 import math
 import re
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -241,9 +240,14 @@ def _filled(facts: Sequence[str], width: int, between: str = "  ") -> list[str]:
       width: the width.
       between: separates two facts. At the end of a line that another line follows, it stands without its spaces.
     """
-    text = between.join(fact.replace(" ", "\xa0") for fact in facts)  # textwrap breaks no line there
-    lines = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\xa0", " ") for line in lines]
+    lines: list[str] = []
+    for number, fact in enumerate(facts):
+        end = between.rstrip() if number < len(facts) - 1 else ""
+        if lines and len(lines[-1]) + len(between) - len(between.rstrip()) + len(fact) + len(end) <= width:
+            lines[-1] += f"{between[len(between.rstrip()) :]}{fact}{end}"
+        else:
+            lines.append(f"{fact}{end}")
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
