@@ -72,11 +72,19 @@ class StopRequests:
         self._watched.append(process)
         self._answer = answer
         if self.came:
-            process.ask_to_stop()
+            self._ask(process)
         try:
             yield
         finally:
             self._watched.remove(process)
+            if self._before and not self._watched:
+                # The minute is for saving: what follows, such as sending it to a bucket, has a limit of its own.
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _ask(self, process: Stoppable) -> None:
+        process.ask_to_stop()
+        if self._before:  # otherwise nobody handles the timer's signal
+            signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.came.append(number)
@@ -88,5 +96,4 @@ class StopRequests:
         if self._watched:
             say_at_once(f"\nStopping: {self._answer}. Press Ctrl-C again to quit immediately.\n")
         for process in self._watched:
-            process.ask_to_stop()
-        signal.setitimer(signal.ITIMER_REAL, GRACE_SECS)
+            self._ask(process)

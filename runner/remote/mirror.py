@@ -238,12 +238,13 @@ class Mirror:
             self._thread.join(self._secs)
         else:
             says_at = SAY_SECS
-            for waited in finishing([self._process], stops):
-                if waited > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
-                    break
-                if waited > says_at and (left := self._left()):
-                    says_at += SAY_SECS
-                    say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
+            with suppress(KeyboardInterrupt):  # of a script; a command makes a stop request of it
+                for waited in finishing([self._process], stops):
+                    if waited > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
+                        break
+                    if waited > says_at and (left := self._left()):
+                        says_at += SAY_SECS
+                        say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
             self._process.end()
         if self._lease:
             self._lease.end()

@@ -36,8 +36,8 @@ NOT_ALL = 75
 ANSWER_SECS = 20
 """Seconds that the end of a run waits for a tracker that does not answer: a frozen server or a locked database."""
 MAX_DEATHS, STEADY_SECS = 3, 600.0
-"""Number of times that a tracker's process may die within STEADY_SECS of its start, one after the other. Then it is not
-restarted: its imports slow training down.
+"""Number of times that a tracker's process may die with less than STEADY_SECS in between. Then it is not restarted: its
+imports slow training down.
 """
 GLANCE_SECS, LAST_WORDS_SECS = 0.05, 1.0
 MAX_NAMED = 5

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -218,18 +219,22 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "finished", done.stderr
 
 
-def test_the_end_says_what_it_waits_for_and_does_not_wait_for_ever_for_a_process_that_is_stopped(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["its time is over", "Ctrl-C in a script"])
+def test_the_end_says_what_it_waits_for_and_ends_also_if_the_process_that_sends_is_stopped(
+    is_interrupted: bool, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setattr("runner.remote.mirror.SAY_SECS", 0.5)
     url, env = place(request), {**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1])}
     folder = Path(local_folder("model_dir=", url, str(tmp_path)))
     mirror = mirror_of(folder)
-    mirror.begin(env, RunSettings(upload_secs=2))
+    mirror.begin(env, RunSettings(upload_secs=100 if is_interrupted else 2))
     (sends,) = [one for one in psutil.Process().children() if "runner.remote.upload" in one.cmdline()]
     sends.suspend()
     (folder / "notes.txt").write_text("mine")
     began = time.monotonic()
+    if is_interrupted:
+        threading.Timer(2.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert url in mirror.close() and time.monotonic() - began < 30
     assert capfd.readouterr().err.count(f"1 files, 4 B, are still to be sent to {url}") in (3, 4)
     assert not sends.is_running() and not Store(url).objects()

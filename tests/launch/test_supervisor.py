@@ -334,6 +334,30 @@ def test_a_notice_comes_to_a_handler_of_before_when_the_run_has_ended(number: si
     assert (came, stops.came) == (["saved", "submitit"], [number])
 
 
+class Saves:
+    asked = killed = 0
+
+    def ask_to_stop(self) -> None:
+        self.asked += 1
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+def test_the_minute_after_a_request_is_for_saving_and_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.launch.stop_requests.GRACE_SECS", 0.2)
+    first, second = Saves(), Saves()
+    with StopRequests() as stops:
+        with stops.watch(first, "saving"):
+            signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.5)  # the upload
+        assert stops.came == [signal.SIGTERM]
+        with stops.watch(second, "saving"):
+            time.sleep(0.5)
+    assert stops.came == [signal.SIGTERM, signal.SIGALRM]
+    assert (first.asked, first.killed, second.asked, second.killed) == (1, 0, 1, 1)
+
+
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, messages: Messages) -> None:
     process = supervised(tmp_path, IGNORES)
     process.send_signal(signal.SIGINT)
