@@ -9,6 +9,7 @@ bench` alone does not.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -101,7 +102,7 @@ def beside_an_upload(steps: Callable[[], None], count: int, store: Store, folder
 
     def case() -> dict[str, Times]:
         Note(store.url, "benchmark").save(folder)
-        words = [sys.executable, "-m", MODULE, str(folder), "--lease", str(lease.number)]
+        words = [sys.executable, "-m", MODULE, str(folder), "--lease", json.dumps([lease.number])]
         sending = subprocess.Popen(words, stdin=subprocess.PIPE)
         while not Note.read(folder).files:  # it has begun
             time.sleep(0.01)

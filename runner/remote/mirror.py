@@ -9,15 +9,16 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import hashlib
+import json
 import os
 import shutil
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from runner.config.mistakes import NotAllowed
+from runner.config.mistakes import ConfigError, NotAllowed
 from runner.config.schema import RunSettings
 from runner.remote import upload
 from runner.remote.store import (
@@ -34,6 +35,7 @@ from runner.remote.store import (
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
+from runner.tracking.run_lock import alone_in
 from runner.tracking.shipping import ShippingProcess, finishing
 
 SAY_SECS = 10.0
@@ -171,12 +173,15 @@ class Mirror:
         self._key = key.rpartition("(")[2]
         with reaching(f"{key}{self.url}"):
             store = Store(self.url, self._key)
-            self._folder.mkdir(parents=True, exist_ok=True)
+            # As private as the files with secrets that it has: a copy, and what is fetched, has no mode of its own.
+            self._folder.mkdir(0o700, parents=True, exist_ok=True)
             with lock_of(self._folder):
                 if Note.read(self._folder).url != self.url:  # else it is the uploader's
                     Note(self.url).save(self._folder)
                 if not store.is_current(self._folder):
-                    store.fetch(self._folder)
+                    # A worker's folder never is, and is not touched while it is used.
+                    with suppress(ConfigError), alone_in(self._folder, timeout_secs=0):
+                        store.fetch(self._folder)
 
     def begin(self, env: Mapping[str, str], settings: RunSettings, worker: int = 0) -> None:
         """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process. If
@@ -188,7 +193,7 @@ class Mirror:
           worker: index of the worker whose folder this is, if the chief is on another host: the lease is the chief's.
 
         Raises:
-          ConfigError: another run holds the lease, or the bucket cannot be reached.
+          ConfigError: another run holds the lease or, for a worker, this folder; or the bucket cannot be reached.
         """
         with self._lock:
             if self.url and not self.has_begun:
@@ -196,18 +201,25 @@ class Mirror:
 
     def _begin(self, env: Mapping[str, str], settings: RunSettings, worker: int) -> None:
         store, folder = Store(self.url, self._key), self._folder
-        with reaching(f"{self._key}{self.url}"), lock_of(folder):
+        with reaching(f"{self._key}{self.url}"), lock_of(folder), ExitStack() as begun:
+            if worker:  # else its supervisor does, later
+                begun.enter_context(alone_in(folder, "run.local_dir"))
             note = dataclasses.replace(Note.read(folder, self.url), worker=worker)
             if not worker:
                 # A new one if it is about to fetch: one that is killed before that is not up to date.
                 note.folder = (note.folder if store.is_current(folder) else "") or uuid.uuid4().hex
                 self._lease = Lease.take(store, note.folder, settings.lease_secs)
+                begun.callback(self._lease.end)
                 if not store.is_current(folder, self._lease.number - 1):  # only now: until then another could write
                     store.fetch(folder)
                 there, noted = store.objects(), Note.read(folder, self.url).files
                 # Without what a person removed there. A worker on another host has sent what is not noted.
                 note.files = {name: mark for name, mark in noted.items() if name in there}
+            elif Note.read(folder).worker != worker:
+                store.fetch(folder)  # it may have been the chief's, and have sent what is now another's
+                note.folder, note.files = "", Note.read(folder).files
             note.save(folder)
+            self._begun = begun.pop_all()
         shutil.rmtree(folder / LEASES, ignore_errors=True)  # messages of an earlier start
         (folder / LEASES / PEERS_FOLDER).mkdir(parents=True)
         self.has_begun, self._secs, self._is_last = True, settings.upload_secs, threading.Event()
@@ -217,8 +229,8 @@ class Mirror:
             )
             self._thread.start()
             return
-        number = self._lease.number if self._lease else 0
-        words = ("-m", upload.MODULE, str(folder), "--lease", str(number), "--secs", str(self._secs))
+        lease = json.dumps([self._lease.number, self._lease.facts] if self._lease else [0])
+        words = ("-m", upload.MODULE, str(folder), "--lease", lease, "--secs", str(self._secs))
         self._process = ShippingProcess("", env, words, "remote: ")
 
     def lost(self) -> str:
@@ -246,8 +258,7 @@ class Mirror:
                         says_at += SAY_SECS
                         say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
             self._process.end()
-        if self._lease:
-            self._lease.end()
+        self._begun.close()
         if self.lost() or not (left := self._left()):
             return self.lost()
         folder = relative(self._folder)

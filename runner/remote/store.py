@@ -26,6 +26,7 @@ from filelock import FileLock
 
 from runner.config.mistakes import ConfigError, NotAllowed, NotFound
 from runner.system.files import StorageError, read_dataclass, write_atomically, write_json
+from runner.system.standard_streams import say
 from runner.system.urls import STORES
 from runner.tracking.run_record import RUN_FILE
 from runner.tracking.tracker import describe
@@ -37,7 +38,7 @@ STATE_FILE = "checkpoint"
 LAST_FILES = (STATE_FILE, RUN_FILE, "study.journal")
 """Files that speak of others: which checkpoint is the newest, that a run or a trial is over. They are read first and
 sent last."""
-LEASES = ".lease"
+LEASES, UNSENT = ".lease", ".unsent"
 # In LEASES of a cluster of several hosts, in the bucket and on each host: the chief's message, and the others' answers.
 CALL_FILE, PEERS_FOLDER = "generation.json", "peers"
 _ATTEMPTS = 5
@@ -134,21 +135,28 @@ def local_files(folder: Path) -> dict[str, Path]:
     """
     found = {}
     for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") or name == ".hydra"]
-        for name in names:
-            if not name.startswith("."):
-                found[os.path.relpath(os.path.join(root, name), folder)] = Path(root, name)
+        folders[:] = filter(_is_sent, folders)
+        for name in filter(_is_sent, names):
+            found[os.path.relpath(os.path.join(root, name), folder)] = Path(root, name)
     return found
+
+
+def _is_sent(part: str) -> bool:
+    """Report whether files or folders of this name are sent; in the bucket, objects of other names are not ours."""
+    return bool(part) and (not part.startswith(".") or part == ".hydra")
 
 
 def upload_order(name: str) -> tuple[int, bool, bool, str]:
     """Sort names so that a reader sees whole checkpoints: an index after the data, that of a checkpoint after those of
     its input state, for it makes the checkpoint one, and a file of LAST_FILES (then the first value is not 0) after all
-    others.
+    others. And whole SavedModels: TensorFlow loads one without the index of its variables as one without variables.
     """
     is_index, last = name.endswith(".index"), os.path.basename(name)
     place = 1 + LAST_FILES.index(last) if last in LAST_FILES else 0
-    return place, is_index and ".input-" not in name, is_index, name
+    makes_whole = last.startswith("saved_model.pb") or (
+        is_index and "/variables/" not in name and ".input-" not in name
+    )
+    return place, makes_whole, is_index, name
 
 
 class Store:
@@ -179,9 +187,11 @@ class Store:
         self.url, self.what, self.fs = url, f"{key}{url}", DirFileSystem(root, fs)
 
     def objects(self) -> dict[str, Mapping[str, Any]]:
-        """Return name -> what the store says of each object, without leases."""
+        """Return name -> what the store says of each object that a folder could have sent."""
         found = self.fs.find("", detail=True)
-        return {name: info for name, info in found.items() if name and not name.startswith(f"{LEASES}/")}
+        return {
+            name: info for name, info in found.items() if info["type"] == "file" and all(map(_is_sent, name.split("/")))
+        }
 
     def places(self) -> list[str]:
         """Return the URLs below this one that have leases of their own."""
@@ -227,7 +237,8 @@ class Store:
     def fetch(self, folder: Path, but: Collection[str] | None = None) -> None:
         """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.
 
-        What the bucket does not have is removed: it belongs to a run that was continued elsewhere.
+        What the bucket does not have is removed: it belongs to a run that was continued elsewhere. What was not sent of
+        that is moved into UNSENT.
 
         Args:
           folder: the local folder.
@@ -240,9 +251,11 @@ class Store:
             self._fetch(folder, but)
 
     def _fetch(self, folder: Path, but: Collection[str] | None) -> None:
-        staging = folder / ".fetching"
+        staging, unsent = folder / ".fetching", folder / UNSENT
         shutil.rmtree(staging, ignore_errors=True)
         note, here = Note.read(folder, self.url), fingerprints(folder)
+        # Not of a folder that an interrupted fetch has left: there it is what was fetched.
+        left = note.left(here) if note.folder and but is None else {}
         kept = set() if but is None else note.own(here) - {*but}
         note.folder = note.folder if but is not None else ""  # no longer up to date
         note.save(folder)
@@ -257,6 +270,12 @@ class Store:
         wanted = sorted(there.keys() - states.keys() - same)
         if wanted:
             self.fs.get(wanted, [str(staging / name) for name in wanted])
+        if left:
+            shutil.rmtree(unsent, ignore_errors=True)
+            say(f"remote: another has written to {self.url} since {folder} did; its {len(left)} unsent files: {unsent}")
+        for name in sorted(left, key=upload_order, reverse=True):
+            (unsent / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / name, unsent / name)
         for name in sorted(here.keys() - there.keys() - kept, key=upload_order, reverse=True):
             (folder / name).unlink(missing_ok=True)  # the state files and indexes first
         for name in sorted({*wanted, *states}, key=upload_order):
@@ -283,13 +302,14 @@ class Lease:
     Attributes:
       number: the number of its object.
       folder: identifies the folder of its holder.
+      facts: who holds it, as in its object.
       lost: why this run no longer may write; '' while it may.
     """
 
-    def __init__(self, store: Store, number: int, secs: float = 0, facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, store: Store, number: int, facts: Mapping[str, Any] = {}) -> None:
         self.store, self.number, self.lost = store, number, ""
-        self._secs, self._facts, self._ended = secs, dict(facts or {}), threading.Event()
-        self.folder = self._facts.get("folder")
+        self.facts, self._ended = dict(facts), threading.Event()
+        self.folder = self.facts.get("folder")
         self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
 
     @classmethod
@@ -316,8 +336,8 @@ class Lease:
             except FileExistsError:
                 if (holder := store.lease(number + 1)) != facts:  # another start was faster
                     raise ConfigError(_in_use(store.what, holder)) from None
-                lease = cls(store, number + 1, secs, facts)  # also if an answer was lost, and the library tried again
-                lease._thread.start()
+                lease = cls(store, number + 1, facts)  # also if an answer was lost, and the library tried again
+                lease.keep()
                 return lease
         raise NotAllowed(
             f"{store.what}: this store lets two runs create the same object, so it cannot keep them apart. "
@@ -335,17 +355,24 @@ class Lease:
             self.lost = _in_use(self.store.what, self.store.lease(number), " This run no longer writes there.")
             raise LeaseLostError(self.lost)
 
+    def keep(self) -> None:
+        """Renew it in a thread of this process until `end`. The process that sends does so, too: it works until the
+        last file, and s3fs in a script no longer finds a host by name at `atexit`.
+        """
+        self._thread.start()
+
     def _keep(self) -> None:
-        while not self._facts.get("is_over"):
-            self._facts["is_over"] = self._ended.wait(self._secs / 4)
+        while not self.facts.get("is_over"):
+            self.facts["is_over"] = self._ended.wait(self.facts["secs"] / 4)
             with contextlib.suppress(Exception):  # the store is away: the lease grows older; or `lost` says why
                 self.check()
-                self.store.fs.pipe_file(_name_of(self.number), json.dumps(self._facts).encode())
+                self.store.fs.pipe_file(_name_of(self.number), json.dumps(self.facts).encode())
 
     def end(self) -> None:
         """Let others take the lease: at once, or when it expires if the store does not answer soon."""
         self._ended.set()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._thread.join(5)
 
 
 def _name_of(number: int) -> str:

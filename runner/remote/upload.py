@@ -215,7 +215,7 @@ class Courier:
         ((_, data),) = heard.values()
         path, call, uploader = self._folder / CALL_FILE, json.loads(data), self._uploader
         number, before = self._store.highest(), uploader.lease
-        lease = Lease(self._store, number, facts=self._store.lease(number))
+        lease = Lease(self._store, number, self._store.lease(number))
         phase, known = call["phase"], json.loads(path.read_bytes()) if path.exists() else {}
         if before.number not in (0, lease.number) and phase != "gather":
             return  # it does not mean this process, which was stopped while others took over
@@ -231,11 +231,14 @@ class Courier:
         write_atomically(path, data)
 
 
-def follow(folder: Path, lease: Lease, is_last: threading.Event) -> int:
+def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bool = False) -> int:
     """Send what is new in `folder` every few seconds, until `is_last` is set and everything is sent.
 
+    Args:
+      is_alone: no other host sends now, so nothing more comes for a checkpoint without the state of a worker's input.
+
     Returns:
-      0: everything is sent; NOT_ALL: another run has the lease, or the folder is gone.
+      0: everything is sent; NOT_ALL: another run has the lease, the folder is gone, or such a checkpoint is left.
     """
     uploader, is_behind = Uploader(folder, lease), False
     courier = Courier(uploader)
@@ -247,8 +250,10 @@ def follow(folder: Path, lease: Lease, is_last: threading.Event) -> int:
                 courier.hear()  # first: what the chief calls may come with another lease
                 courier.say()
             if ends or time.monotonic() >= sends_at:
-                if uploader.send() and ends and not uploader.held:
-                    return FINISHED
+                if uploader.send() and ends and (is_alone or not uploader.held):
+                    if uploader.held:
+                        say(f"remote: {', '.join(sorted(uploader.held))}: the state of a worker's input is missing")
+                    return NOT_ALL if uploader.held else FINISHED
                 sends_at = time.monotonic() + PERIOD_SECS
             wait, is_behind = GLANCE_SECS if ends else RETRY_SECS if uploader.has_others else PERIOD_SECS, False
         except (LeaseLostError, FolderLostError) as error:
@@ -270,22 +275,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Send what is left of a folder; with `--lease`, follow it until standard input ends or has an empty line."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="Send a run's folder to its bucket.")
     parser.add_argument("folder", type=Path, help="the local folder of a run with a URL as model_dir")
-    parser.add_argument("--lease", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--lease", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--secs", type=float, default=RunSettings.upload_secs, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     keep_saying()
     folder, is_last = options.folder.absolute(), threading.Event()
+    note = Note.read(folder)
     if options.lease is not None:
+        lease = Lease(Store(note.url), *options.lease)
+        if lease.facts:  # it is the chief's
+            lease.keep()
 
         def heard(line: str) -> None:
             if not line:
                 is_last.set()
                 time.sleep(options.secs)
+                lease.end()
                 os._exit(NOT_ALL)  # a file may be under way
 
         heed_starter(heard)
-        return follow(folder, Lease(Store(Note.read(folder).url), options.lease), is_last)
-    note = Note.read(folder)
+        code = follow(folder, lease, is_last)
+        lease.end()
+        return code
     try:
         with reaching(note.url):
             if not note.folder or not (store := Store(note.url)).is_current(folder):
@@ -295,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"upload: {error}")
         return USER_ERROR
     is_last.set()
-    code = follow(folder, lease, is_last)
+    code = follow(folder, lease, is_last, is_alone=True)
     lease.end()
     return code
 

@@ -219,6 +219,39 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     assert done.returncode == 0 and json.loads(done.stdout)["status"] == "finished", done.stderr
 
 
+def test_objects_that_no_run_could_have_sent_are_neither_fetched_nor_removed(
+    server: S3, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    boto3 = pytest.importorskip("boto3")
+    url, client = place(request), boto3.client("s3")
+    key = url.removeprefix(f"s3://{BUCKET}/")
+    # Folders of the S3 console, hidden files of others, and a name that would lead out of the local folder.
+    foreign = {f"{key}/{name}" for name in ("", "export/", ".keep", "data/.gitkeep", "notes//x", "a/../../../out.txt")}
+    for name in (*foreign, f"{key}/export/7/words"):
+        client.put_object(Bucket=BUCKET, Key=name, Body=b"" if name.endswith("/") else b"theirs")
+    folder = Path(local_folder("model_dir=", url, str(tmp_path / "caches")))
+    mirror = mirror_of(folder)
+    mirror.begin({**os.environ, "PYTHONPATH": str(Path(runner.__file__).parents[1])}, RunSettings())
+    (folder / "config.yaml").write_text("a: 1")
+    assert mirror.close() == ""
+    there = {one["Key"] for one in client.list_objects_v2(Bucket=BUCKET, Prefix=key)["Contents"]}
+    assert there == {*foreign, *(f"{key}/{name}" for name in ("config.yaml", "export/7/words", ".lease/00000001"))}
+    local = {path.name for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")}
+    assert local == {"config.yaml", "words"} and folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_script_holds_its_lease_until_its_last_file_is_sent_and_then_ends_it(
+    server: S3, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url, by_name = place(request), server.address.replace("127.0.0.1", "localhost")  # as all real stores
+    script = "from runner.remote import mirror\nfolder = mirror.local_folder('model_dir=', {0!r})\n"
+    script += "mirror.writing(folder)\nopen(folder + '/notes.txt', 'w').write('mine')\n"
+    env = {**os.environ, "AWS_ENDPOINT_URL": by_name, "PYTHONPATH": str(Path(runner.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script.format(url)], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Store(url).lease(1)["is_over"] and Store(url).fs.cat_file("notes.txt") == b"mine"
+
+
 @pytest.mark.parametrize("is_interrupted", [False, True], ids=["its time is over", "Ctrl-C in a script"])
 def test_the_end_says_what_it_waits_for_and_ends_also_if_the_process_that_sends_is_stopped(
     is_interrupted: bool, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

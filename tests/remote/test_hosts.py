@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,14 @@ pytest.importorskip("fsspec")
 
 from runner.checkpoint import layout, manifest, retention
 from runner.checkpoint.retention import Keep
+from runner.config.mistakes import ConfigError
+from runner.config.schema import RunSettings
+from runner.remote import store as stores
+from runner.remote import upload
+from runner.remote.mirror import Mirror
 from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Note, Store
 from runner.remote.upload import Courier, Uploader
+from runner.tracking.shipping import NOT_ALL
 from tests.remote.test_object_store import fetched, names
 
 KEEP = Keep(2)
@@ -179,3 +186,57 @@ def test_a_worker_that_was_stopped_while_others_took_over_sends_nothing(
     other.say(run="b", phase="gather", generation=2)  # now it may join, with what the bucket has
     assert worker.heard() == "gather" and not worker.checkpoints()
     assert not any(".input-1." in name for name in names(store))
+
+
+def test_a_worker_s_folder_is_its_own_while_it_runs(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "follow", lambda *args: 0)
+    chief, folder = Host(store, tmp_path / "chief"), tmp_path / "worker"
+    chief.save(1)
+    (chief.folder / "config.yaml").write_text("a: 1")
+    chief.send()
+    mirror = Mirror(folder, store.url)
+    mirror.open("model_dir=")
+    mirror.begin(os.environ, RunSettings(upload_secs=1), worker=1)
+    (folder / "events.worker-1.jsonl").write_text("a line")
+    (folder / "model.ckpt-2.index").write_text("not in the bucket yet")
+    Mirror(folder, store.url).open("model_dir=")  # as `runner.load` of another process on this host
+    assert (folder / "events.worker-1.jsonl").exists() and (folder / "model.ckpt-2.index").exists()
+    with pytest.raises(ConfigError, match=f"run.local_dir={folder} is in use"):  # a home that two hosts share
+        Mirror(folder, store.url).begin(os.environ, RunSettings(), worker=2)
+    mirror.close()
+    Mirror(folder, store.url).open("model_dir=")
+    assert not (folder / "model.ckpt-2.index").exists() and (folder / "config.yaml").read_text() == "a: 1"
+
+
+def test_a_worker_that_was_the_chief_of_an_earlier_start_gets_the_files_of_the_new_one(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "follow", lambda *args: 0)
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # the lease of the first is over
+    first = Host(store, tmp_path / "first")
+    (first.folder / "config.yaml").write_text("a: 1")
+    first.send()
+    mirror = Mirror(first.folder, store.url)
+    mirror.open("model_dir=")
+    mirror.begin(os.environ, RunSettings(upload_secs=1), worker=1)
+    chief = Host(store, tmp_path / "chief")
+    chief.uploader.fetch()
+    (chief.folder / "config.yaml").write_text("a: 2, of another length")
+    chief.send()
+    Uploader(first.folder, Lease(store, 0)).fetch()
+    assert (first.folder / "config.yaml").read_text() == "a: 2, of another length"
+    mirror.close()
+
+
+def test_by_hand_a_checkpoint_without_the_state_of_a_worker_is_named_and_not_waited_for(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # the chief's process has ended
+    chief = Host(store, tmp_path / "chief")
+    chief.say(phase="gather")
+    chief.save(1)
+    assert upload.main([str(chief.folder)]) == NOT_ALL
+    assert "model.ckpt-1.index: the state of a worker's input is missing" in capsys.readouterr().err
+    assert "model.ckpt-1.data-00000-of-00001" in names(store) and not fetched(store, tmp_path / "reader")

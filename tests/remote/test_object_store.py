@@ -344,6 +344,51 @@ def test_a_process_that_fetches_removes_nothing_of_one_that_begins_meanwhile(
 
 
 @pytest.mark.usefixtures("elsewhere")
+def test_what_was_not_sent_is_set_aside_when_another_has_written(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "here"
+    save(folder, 1)
+    sending = uploader(store, folder)
+    while not sending.send():
+        pass
+    save(folder, 2)
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # the machine of the first is lost
+    other = tmp_path / "other"
+    other.mkdir()
+    store.fetch(other)
+    save(other, 3)
+    uploader(store, other).send()
+    mine = (folder / "model.ckpt-2.index").read_bytes()
+    Mirror(folder, store.url).open("model_dir=")
+    assert layout.latest_checkpoint(folder) == str(folder / "model.ckpt-3") and not list(folder.glob("model.ckpt-2*"))
+    assert (folder / ".unsent" / "model.ckpt-2.index").read_bytes() == mine
+    assert layout.latest_checkpoint(folder / ".unsent") == str(folder / ".unsent" / "model.ckpt-2")
+    assert str(folder / ".unsent") in capsys.readouterr().err
+    said = names(store)
+    Mirror(folder, store.url).open("model_dir=")
+    assert not capsys.readouterr().err and names(store) == said
+
+
+def test_a_start_whose_fetch_fails_holds_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    store, folder = Store(f"memory://{uuid.uuid4().hex}/run"), tmp_path / "here"
+    store.fs.pipe_file("events.chief-0.jsonl", b"")
+    folder.mkdir()
+    monkeypatch.setattr(Store, "fetch", fail)
+    with pytest.raises(ConfigError, match="full"):
+        Mirror(folder, store.url).begin(os.environ, RunSettings())
+    Lease.take(store, "next", 60).end()
+
+
+def test_a_saved_model_is_sent_after_its_variables_and_removed_before_them() -> None:
+    files = ["saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index", "assets/words"]
+    there = sorted((f"export/7/{name}" for name in files), key=stores.upload_order)
+    assert there[-2:] == ["export/7/variables/variables.index", "export/7/saved_model.pb"]
+
+
 def test_of_16_starts_at_once_one_wins(store: Store) -> None:
     ends: list[str] = []
     barrier = threading.Barrier(16)
