@@ -116,8 +116,8 @@ layers @ runner.classic.contrib.layers:
 framework slim @ runner.classic.contrib.framework: assign_from_checkpoint assign_from_checkpoint_fn
 training @ runner.classic.contrib.training: HParams parse_values
 estimator @ runner.classic.contrib.estimator:
-    TowerOptimizer clip_gradients_by_norm forward_features poisson_regression_head regression_head replicate_model_fn
-estimator @ runner.classic.estimator:Estimator: export_all_saved_models=experimental_export_all_saved_models
+    TowerOptimizer clip_gradients_by_norm export_all_saved_models forward_features poisson_regression_head
+    regression_head replicate_model_fn
 opt @ runner.classic.contrib.opt:
     AdaMaxOptimizer AdamWOptimizer DecoupledWeightDecayExtension LARSOptimizer LazyAdamOptimizer
     MomentumWOptimizer NadamOptimizer extend_with_decoupled_weight_decay
