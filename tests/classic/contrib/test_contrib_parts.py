@@ -117,8 +117,8 @@ def test_export_all_saved_models_has_the_parameters_of_1_15(tmp_path: Path) -> N
 def test_tables_of_words() -> None:
     def build() -> Any:
         lookup = tf.contrib.lookup
-        table = lookup.index_table_from_tensor(["a", "b"], num_oov_buckets=2)
-        words = lookup.index_to_string_table_from_tensor(["a", "b"], default_value="?")
+        table = lookup.index_table_from_tensor(mapping=["a", "b"], num_oov_buckets=2)
+        words = lookup.index_to_string_table_from_tensor(mapping=["a", "b"], default_value="?")
         pairs = lookup.HashTable(lookup.KeyValueTensorInitializer(["x"], [5], value_dtype=tf.int64), -1)
         return (
             table.lookup(tf.constant(["b", "a"])),
