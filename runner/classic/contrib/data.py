@@ -1,4 +1,4 @@
-"""The names of `tf.contrib.data` that tf.data.experimental does not have."""
+"""The names of `tf.contrib.data` that tf.data.experimental does not have, and tables of `tf.contrib.lookup`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-v1 = tf.compat.v1
+from runner.tf_private.v1 import lookup_tables
 
 Apply = Callable[[Any], Any]
 """A function from dataset to dataset, for `dataset.apply`."""
@@ -25,7 +25,7 @@ def padded_batch_and_drop_remainder(batch_size: Any, padded_shapes: Any, padding
 
 def sloppy_interleave(map_func: Callable[..., Any], cycle_length: int, block_length: int = 1) -> Apply:
     """Return `tf.data.experimental.parallel_interleave(sloppy=True)`."""
-    return v1.data.experimental.parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
+    return tf.data.experimental.parallel_interleave(map_func, cycle_length, block_length, sloppy=True)
 
 
 def assert_element_shape(expected_shapes: Any) -> Apply:
@@ -39,3 +39,13 @@ def assert_element_shape(expected_shapes: Any) -> Apply:
             tf.ensure_shape, element[0] if len(element) == 1 else element, expected_shapes
         )
     )
+
+
+def index_table_from_tensor(mapping: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a table from the words in `mapping` to their positions; TensorFlow calls it `vocabulary_list`."""
+    return lookup_tables.index_table_from_tensor(mapping, *args, **kwargs)
+
+
+def index_to_string_table_from_tensor(mapping: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return a table from positions to the words in `mapping`; TensorFlow calls it `vocabulary_list`."""
+    return lookup_tables.index_to_string_table_from_tensor(mapping, *args, **kwargs)

@@ -100,3 +100,8 @@ def _dense(name: str, feature: Any, defaults: Any) -> Any:
         return feature
     default = defaults.get(name) if isinstance(defaults, Mapping) else defaults
     return tf.sparse.to_dense(feature, default_value=default)
+
+
+def export_all_saved_models(estimator: Estimator, *args: Any, **kwargs: Any) -> bytes:
+    """Call `Estimator.experimental_export_all_saved_models`."""
+    return estimator.experimental_export_all_saved_models(*args, **kwargs)

@@ -29,8 +29,7 @@ framework slim @ tf_slim.ops.variables:
 framework slim @ tf_slim.ops.arg_scope:
     add_arg_scope arg_scope arg_scope_func_key arg_scoped_arguments current_arg_scope has_arg_scope
 framework slim @ tensorflow:compat.v1.train: get_global_step get_or_create_global_step
-framework @ tensorflow:compat.v1.train: init_from_checkpoint list_variables
-framework @ tensorflow:train: load_checkpoint load_variable
+framework @ tensorflow:compat.v1.train: init_from_checkpoint list_variables load_checkpoint load_variable
 framework @ runner.tf_private.v1: deprecated deprecated_arg_values deprecated_args
 framework @ tensorflow:compat.v1: argsort sort is_tensor nest
 losses slim.losses @ tf_slim.losses:
@@ -106,8 +105,7 @@ summary @ tensorflow:compat.v1.summary: all_summary_ops=all_v2_summary_ops initi
 lookup @ runner.tf_private.v1:lookup_tables:
     FastHashSpec HashTable HasherSpec IdTableWithHashBuckets InitializableLookupTableBase LookupInterface
     KeyValueTensorInitializer MutableHashTable StrongHashSpec TextFileIdTableInitializer TextFileIndex
-    TextFileInitializer TextFileStringTableInitializer index_table_from_file index_table_from_tensor
-    index_to_string_table_from_file index_to_string_table_from_tensor
+    TextFileInitializer TextFileStringTableInitializer index_table_from_file index_to_string_table_from_file
 # --- runner.classic.contrib itself ---
 layers @ runner.classic.contrib.layers:
     bow_encoder crossed_column embed_sequence embedding_column
@@ -116,8 +114,8 @@ layers @ runner.classic.contrib.layers:
 framework slim @ runner.classic.contrib.framework: assign_from_checkpoint assign_from_checkpoint_fn
 training @ runner.classic.contrib.training: HParams parse_values
 estimator @ runner.classic.contrib.estimator:
-    TowerOptimizer clip_gradients_by_norm forward_features poisson_regression_head regression_head replicate_model_fn
-estimator @ runner.classic.estimator:Estimator: export_all_saved_models=experimental_export_all_saved_models
+    TowerOptimizer clip_gradients_by_norm export_all_saved_models forward_features poisson_regression_head
+    regression_head replicate_model_fn
 opt @ runner.classic.contrib.opt:
     AdaMaxOptimizer AdamWOptimizer DecoupledWeightDecayExtension LARSOptimizer LazyAdamOptimizer
     MomentumWOptimizer NadamOptimizer extend_with_decoupled_weight_decay
@@ -126,6 +124,7 @@ rnn @ runner.classic.contrib.rnn:
     TimeReversedFusedRNN stack_bidirectional_dynamic_rnn stack_bidirectional_rnn
 data @ runner.classic.contrib.data:
     assert_element_shape batch_and_drop_remainder padded_batch_and_drop_remainder sloppy_interleave
+lookup @ runner.classic.contrib.data: index_table_from_tensor index_to_string_table_from_tensor
 learn @ runner.classic.contrib.learn: ModeKeys RunConfig select_last_activations
 distribute @ runner.classic.contrib.distribute:
     AllReduceCrossDeviceOps CollectiveAllReduceStrategy MirroredStrategy TPUStrategy

@@ -219,11 +219,15 @@ class FusedRNNCellAdaptor(_OfWholeSequence):
     def __init__(self, cell: Any, use_dynamic_rnn: bool = False) -> None:
         self._cell, self._use_dynamic_rnn = cell, use_dynamic_rnn
 
+    def __call__(self, inputs: Any, *others: Any, **named: Any) -> tuple[Any, Any]:
+        if isinstance(inputs, list | tuple) and not self._use_dynamic_rnn:  # its steps may be nested, so no tensor
+            return v1.nn.static_rnn(self._cell, inputs, *others, **named)  # has the same parameters in the same order
+        return super().__call__(inputs, *others, **named)
+
     def _run(self, inputs: tf.Tensor, initial_state: Any, dtype: Any, lengths: Any, scope: Any) -> tuple[Any, Any]:
-        given: dict[str, Any] = dict(sequence_length=lengths, initial_state=initial_state, dtype=dtype, scope=scope)
         if self._use_dynamic_rnn:
-            return v1.nn.dynamic_rnn(self._cell, inputs, time_major=True, **given)
-        outputs, state = v1.nn.static_rnn(self._cell, tf.unstack(inputs), **given)
+            return v1.nn.dynamic_rnn(self._cell, inputs, lengths, initial_state, dtype, time_major=True, scope=scope)
+        outputs, state = self(tf.unstack(inputs), initial_state, dtype, lengths, scope)
         return tf.stack(outputs), state
 
 

@@ -91,11 +91,34 @@ def test_heads_are_those_of_tf_estimator() -> None:
     assert tf.contrib.learn.RunConfig(gpu_memory_fraction=0.5, save_checkpoints_steps=3).save_checkpoints_steps == 3
 
 
+def test_export_all_saved_models_has_the_parameters_of_1_15(tmp_path: Path) -> None:
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        y = tf.get_variable("w", initializer=2.0) * features["x"]
+        train_op = tf.train.GradientDescentOptimizer(0.0).minimize(tf.reduce_sum(y), tf.train.get_global_step())
+        return tf.estimator.EstimatorSpec(mode, predictions={"y": y}, loss=tf.reduce_sum(y), train_op=train_op)
+
+    estimator = tf.estimator.Estimator(model_fn, str(tmp_path / "run"))
+    estimator.train(lambda: tf.data.Dataset.from_tensors({"x": [1.0]}), steps=1)
+    (tmp_path / "words").touch()
+    path = tf.contrib.estimator.export_all_saved_models(
+        estimator=estimator,
+        export_dir_base=str(tmp_path / "exported"),
+        input_receiver_fn_map={
+            "infer": tf.estimator.export.build_raw_serving_input_receiver_fn({"x": tf.TensorSpec([None])})
+        },
+        assets_extra={"words": str(tmp_path / "words")},
+        as_text=True,
+        checkpoint_path=estimator.latest_checkpoint(),
+    )
+    exported = Path(path.decode())
+    assert (exported / "saved_model.pbtxt").exists() and (exported / "assets.extra" / "words").exists()
+
+
 def test_tables_of_words() -> None:
     def build() -> Any:
         lookup = tf.contrib.lookup
-        table = lookup.index_table_from_tensor(["a", "b"], num_oov_buckets=2)
-        words = lookup.index_to_string_table_from_tensor(["a", "b"], default_value="?")
+        table = lookup.index_table_from_tensor(mapping=["a", "b"], num_oov_buckets=2)
+        words = lookup.index_to_string_table_from_tensor(mapping=["a", "b"], default_value="?")
         pairs = lookup.HashTable(lookup.KeyValueTensorInitializer(["x"], [5], value_dtype=tf.int64), -1)
         return (
             table.lookup(tf.constant(["b", "a"])),
@@ -348,6 +371,28 @@ def test_block_cells_are_an_lstm() -> None:
         np.testing.assert_allclose(made[1].h, h, atol=1e-5)
     np.testing.assert_allclose(backwards[0][::-1], lstm(inputs[::-1], kernel, np.array([4, 4]))[0], atol=1e-5)
     assert np.abs(slope[0]).max() > 0
+
+
+class OfPairs(tf.nn.rnn_cell.RNNCell):
+    """Its inputs and outputs are pairs of tensors of different sizes."""
+
+    state_size, output_size = 1, (1, 2)
+
+    def call(self, inputs: Any, state: Any) -> Any:
+        one, two = inputs
+        return (one + state, two * state), state + 1.0
+
+
+def test_a_list_of_steps_goes_to_static_rnn_as_it_is() -> None:
+    def build() -> Any:
+        steps = [(tf.fill([1, 1], float(time)), tf.fill([1, 2], 10.0)) for time in range(3)]
+        return tf.contrib.rnn.FusedRNNCellAdaptor(OfPairs())(steps, dtype=tf.float32)
+
+    outputs, state = in_a_graph(build)
+    assert [(one.tolist(), two.tolist()) for one, two in outputs] == [
+        ([[0.0]], [[0.0, 0.0]]), ([[2.0]], [[10.0, 10.0]]), ([[4.0]], [[20.0, 20.0]]),
+    ]  # fmt: skip
+    assert type(outputs) is list and type(outputs[0]) is tuple and state.tolist() == [[3.0]]
 
 
 def test_stacked_bidirectional_networks_name_their_layers() -> None:
