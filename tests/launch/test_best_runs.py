@@ -34,6 +34,7 @@ def test_it_ranks_the_runs_of_a_folder_and_shows_how_their_settings_differ(tmp_p
     write_run(tmp_path / "outputs/sweeps/a/b", same, "model.params.rate=0.2", accuracy=0.625, loss=0.2, status="failed")
     write_run(tmp_path / "outputs/diverged", same, accuracy="nan", loss="nan")
     write_run(tmp_path / "outputs/other", same, rmse=1.0)
+    write_run(tmp_path / "outputs/one/.unsent", same, accuracy=0.875, loss=0.05)  # no run of its own
     result = best(tmp_path, "sweep.metric=eval/accuracy")
     assert (result.returncode, result.stderr) == (0, "")
     assert [line.split() for line in result.stdout.splitlines()[2:]] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
       ConfigError: no run there has the metric.
     """
     folder, metric = Path(config.model_dir or "outputs"), config.sweep.metric or "eval/loss"
-    found = {path.parent: read_summary(path) for path in sorted(folder.glob(f"**/{SUMMARY_FILE}"))}
+    files = glob.glob(f"**/{SUMMARY_FILE}", root_dir=folder, recursive=True)  # not in hidden folders, such as .unsent
+    found = {path.parent: read_summary(path) for path in sorted(folder / file for file in files)}
     runs = {relative(run): summary for run, summary in found.items() if summary.get("metrics")}
     values = {run: float(one["metrics"][metric]) for run, one in runs.items() if metric in one["metrics"]}
     if not values:
