@@ -59,7 +59,7 @@ def detect(env: Mapping[str, str], settings: ClusterConfig, strategy: StrategyCo
         return _from_tf_config(env, settings, name)
     if slurm.is_in_step(env):
         return _from_slurm(env, settings, name)
-    if len(managed_jobs.sagemaker_hosts(env)) > 1:
+    if len(managed_jobs.sagemaker_hosts(env)[0]) > 1:
         return _from_sagemaker(env, settings, name)
     if name in CLUSTER_STRATEGIES and kubernetes.is_in_set(env, settings.service):
         return _from_kubernetes(env, settings, name)
@@ -88,7 +88,7 @@ def _from_slurm(env: Mapping[str, str], settings: ClusterConfig, strategy: str) 
 
 
 def _from_sagemaker(env: Mapping[str, str], settings: ClusterConfig, strategy: str) -> Detected:
-    hosts, host = managed_jobs.sagemaker_hosts(env), env.get("SM_CURRENT_HOST", "")
+    hosts, host = managed_jobs.sagemaker_hosts(env)
     if host not in hosts:
         raise ConfigError(f"SM_CURRENT_HOST={host} is not in SM_HOSTS of a training job: {', '.join(hosts) or 'none'}.")
     addresses = [f"{name}:{settings.port or kubernetes.PORT}" for name in hosts]

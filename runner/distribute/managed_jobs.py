@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from runner.config.schema import ConfigError
+from runner.system.files import read_json
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 """The folder of each host that SageMaker copies to S3 while a job runs, and back when it is started again."""
+RESOURCES = "/opt/ml/input/config/resourceconfig.json"
+"""The file of SageMaker with the hosts of a job, also in images without its toolkit, which sets the SM_ variables."""
 
 _OF_VERTEX = {"model_dir": "AIP_CHECKPOINT_DIR", "export.dir": "AIP_MODEL_DIR"}
-_OF_SAGEMAKER = {"export.dir": "SM_MODEL_DIR"}
 
 
 def folders(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -24,20 +27,25 @@ def folders(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     Raises:
       ConfigError: as `sagemaker_hosts`.
     """
-    hosts, is_vertex = sagemaker_hosts(env), "CLUSTER_SPEC" in env or "CLOUD_ML_JOB_ID" in env
-    names = _OF_VERTEX if is_vertex else _OF_SAGEMAKER if hosts else {}
+    (hosts, _), is_vertex = sagemaker_hosts(env), "CLUSTER_SPEC" in env or "CLOUD_ML_JOB_ID" in env
+    names = _OF_VERTEX if is_vertex else {"export.dir": "SM_MODEL_DIR"} if hosts else {}
+    env = {"SM_MODEL_DIR": "/opt/ml/model", **env}
     found = {key: (env[name], name) for key, name in names.items() if env.get(name)}
     return {"model_dir": (CHECKPOINTS, "SageMaker"), **found} if len(hosts) == 1 else found
 
 
-def sagemaker_hosts(env: Mapping[str, str]) -> list[str]:
-    """Return the names of the hosts of this SageMaker training job, in the same order on each; []: this is none.
+def sagemaker_hosts(env: Mapping[str, str]) -> tuple[list[str], str]:
+    """Return (the names of the hosts of this SageMaker training job, in the same order on each; that of this host);
+    ([], ''): this is none.
 
     Raises:
       ConfigError: SM_HOSTS is no list of names.
     """
-    given = env.get("SM_HOSTS", "[]") if env.get("TRAINING_JOB_NAME") else "[]"
+    if not env.get("TRAINING_JOB_NAME"):
+        return [], ""
+    known = {} if "SM_HOSTS" in env else read_json(Path(RESOURCES)) or {}
+    given = env.get("SM_HOSTS") or json.dumps(known.get("hosts", []))
     try:
-        return sorted(json.loads(given))
+        return sorted(json.loads(given)), env.get("SM_CURRENT_HOST", known.get("current_host", ""))
     except (ValueError, TypeError):
         raise ConfigError(f'SM_HOSTS={given} is no list of names. SageMaker writes ["algo-1", "algo-2"].') from None

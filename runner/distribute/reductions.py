@@ -326,7 +326,8 @@ class Reductions:
         on_cpu = on_cpu and not isinstance(chosen, tf.distribute.HierarchicalCopyAllReduce)
 
         def reduce(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> list[Any]:
-            aside = [on_cpu or self._is_sparse(value) for value, _ in pairs]
+            locals_of = self._strategy.experimental_local_results
+            aside = [on_cpu or isinstance(locals_of(value)[0], tf.IndexedSlices) for value, _ in pairs]
             ours = [pair for pair, is_ours in zip(pairs, aside, strict=True) if is_ours]
             others = [pair for pair, is_ours in zip(pairs, aside, strict=True) if not is_ours]
             our_sums = iter(on_one_device.batch_reduce(op, ours) if ours else ())
@@ -385,9 +386,6 @@ class Reductions:
             with tf.device(local.device):
                 parts.append(function(local))
         return self._per_replica(parts) if len(parts) > 1 else parts[0]
-
-    def _is_sparse(self, value: Any) -> bool:
-        return isinstance(self._strategy.experimental_local_results(value)[0], tf.IndexedSlices)
 
     def all_reduce(self, grads_and_vars: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Sum (gradient, variable) pairs over replicas, and their rows; optimizers of Keras 3 and tf_keras call it."""

@@ -262,8 +262,10 @@ def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[s
     for text in overrides:
         key, _, value = masked_override(text).lstrip("+").partition("=")
         last = key.rpartition(".")[2]
+        # A number of many digits rounded to four, for display; the params of the job's run have all digits.
+        value = f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value
         if not varying or key in varying:
-            words.append(f"{last if last_words.count(last) <= 1 else key}={_short(value)}")
+            words.append(f"{last if last_words.count(last) <= 1 else key}={value}")
     return ", ".join(words) or "defaults"
 
 
@@ -273,8 +275,3 @@ def _varying(argv: tuple[str, ...], swept: frozenset[str]) -> frozenset[str]:
     typed = [text for text in argv if "=" in text and not text.startswith("-")]
     parsed: list[Any] = OverridesParser.create().parse_overrides(typed)
     return swept.union(override.key_or_group for override in parsed if override.is_sweep_override())
-
-
-def _short(value: str) -> str:
-    """Return a number of many digits rounded to four, for display; the params of the job's run have all digits."""
-    return f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value

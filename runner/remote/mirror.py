@@ -174,7 +174,8 @@ class Mirror:
         with reaching(f"{key}{self.url}"):
             store = Store(self.url, self._key)
             # As private as the files with secrets that it has: a copy, and what is fetched, has no mode of its own.
-            self._folder.mkdir(0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.chmod(0o700)
             with lock_of(self._folder):
                 if Note.read(self._folder).url != self.url:  # else it is the uploader's
                     Note(self.url).save(self._folder)
@@ -258,9 +259,10 @@ class Mirror:
                         says_at += SAY_SECS
                         say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
             self._process.end()
+        lost, left = self.lost(), self._left()
         self._begun.close()
-        if self.lost() or not (left := self._left()):
-            return self.lost()
+        if lost or not left:
+            return lost
         folder = relative(self._folder)
         by_hand = (
             f" The same command sends them, and so does: python -m {upload.MODULE} {folder}" if self._lease else ""

@@ -254,28 +254,34 @@ class Store:
         staging, unsent = folder / ".fetching", folder / UNSENT
         shutil.rmtree(staging, ignore_errors=True)
         note, here = Note.read(folder, self.url), fingerprints(folder)
-        # Not of a folder that an interrupted fetch has left: there it is what was fetched.
-        left = note.left(here) if note.folder and but is None else {}
         kept = set() if but is None else note.own(here) - {*but}
-        note.folder = note.folder if but is not None else ""  # no longer up to date
-        note.save(folder)
-        found = self.objects()
-        # Before the others, which are then at least as new.
-        names = [name for name in found if upload_order(name)[0] and name not in kept]
-        states = {name: self.fs.cat_file(name) for name in names}
-        found = self.objects() if states else found
-        there = {name: mark_of(info) for name, info in found.items() if name not in kept}
-        before = note.files
-        same = {name for name, mark in there.items() if mark and before.get(name) == [*here.get(name, []), mark]}
-        wanted = sorted(there.keys() - states.keys() - same)
-        if wanted:
-            self.fs.get(wanted, [str(staging / name) for name in wanted])
+        # Not of a folder that an interrupted fetch has left: there it is what was fetched.
+        left = note.left(here) if but is None and (note.folder or note.worker) else {}
         if left:
-            shutil.rmtree(unsent, ignore_errors=True)
             say(f"remote: another has written to {self.url} since {folder} did; its {len(left)} unsent files: {unsent}")
         for name in sorted(left, key=upload_order, reverse=True):
             (unsent / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / name, unsent / name)
+        note.folder = note.folder if but is not None else ""  # no longer up to date
+        note.save(folder)
+        before = note.files
+
+        def marks() -> dict[str, str]:
+            return {name: mark_of(info) for name, info in self.objects().items() if name not in kept}
+
+        def unchanged(marks: Mapping[str, str]) -> set[str]:
+            return {name for name, mark in marks.items() if mark and before.get(name) == [*here.get(name, []), mark]}
+
+        # The state files before the others, which are then at least as new. One that is unchanged is not written: a
+        # task here may be writing the next.
+        first = marks()
+        of_states = {name: mark for name, mark in first.items() if upload_order(name)[0]}
+        states = {name: self.fs.cat_file(name) for name in of_states.keys() - unchanged(first)}
+        there = {name: mark for name, mark in marks().items() if not upload_order(name)[0]} | of_states
+        same = unchanged(there)
+        wanted = sorted(there.keys() - states.keys() - same)
+        if wanted:
+            self.fs.get(wanted, [str(staging / name) for name in wanted])
         for name in sorted(here.keys() - there.keys() - kept, key=upload_order, reverse=True):
             (folder / name).unlink(missing_ok=True)  # the state files and indexes first
         for name in sorted({*wanted, *states}, key=upload_order):

@@ -217,7 +217,8 @@ class Courier:
         number, before = self._store.highest(), uploader.lease
         lease = Lease(self._store, number, self._store.lease(number))
         phase, known = call["phase"], json.loads(path.read_bytes()) if path.exists() else {}
-        if before.number not in (0, lease.number) and phase != "gather":
+        is_passed = before.number not in (0, lease.number) and phase != "gather"
+        if is_passed and phase == "go":
             return  # it does not mean this process, which was stopped while others took over
         if any(known.get(key) != call[key] for key in ("run", "generation", "phase")):
             if phase == "go":
@@ -227,7 +228,7 @@ class Courier:
             uploader.lease = lease
             while phase == "gather" and not uploader.send():
                 pass
-        uploader.lease = lease
+        uploader.lease = before if is_passed else lease
         write_atomically(path, data)
 
 

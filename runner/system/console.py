@@ -461,7 +461,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
         ("lost workers", summary.get("lost_workers")),
         ("input-bound", _input_bound(summary.get("input_bound"))),
-        ("time", ", ".join(f"{name} {_format_phase(secs)}" for name, secs in phases.items())),
+        ("time", ", ".join(f"{name} {format_secs(s) if s >= 60 else f'{s:.1f} s'}" for name, s in phases.items())),
         ("strategy", None if replicas is None else strategy),
         ("devices", summary.get("devices")),
         *((name, summary.get(name)) for name in ("checkpoint", "predictions", "exports", "mlflow_run_id")),
@@ -480,8 +480,3 @@ def _input_bound(share: float | None) -> str | None:
     if share is None:
         return None
     return f"{100 * share:.0f} %{', see docs/how_to/training.md#input' if share > _INPUT_BOUND else ''}"
-
-
-def _format_phase(secs: float) -> str:
-    """Return `0.4 s` below a minute, `2:03:07` above."""
-    return f"{secs:.1f} s" if secs < 60 else format_secs(secs)

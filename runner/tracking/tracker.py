@@ -12,9 +12,10 @@ from runner.system.redaction import mask_text
 
 _ADVICE = {
     "401": "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN.",
+    "Invalid Host": "It does not know its name in this address: start it with --allowed-hosts=<host>:<port>.",
     "403": "This user may only read there: ask for the right to edit, or choose another tracking.experiment.",
 }
-"""HTTP status with which MLflow's server refuses a request -> what to do."""
+"""HTTP status, or words, with which MLflow's server refuses a request -> what to do."""
 
 MAX_LINE = 400
 """Largest number of characters of an error in a message."""
@@ -190,7 +191,8 @@ def describe(error: Exception) -> str:
     request = re.match(r"API request to (\w+://[^/\s]+)\S* failed with exception", line)
     broken = re.search(r"too many (\d+) error responses", line)
     if refused and refused[2] in _ADVICE:
-        line = f"MLflow's server refuses {refused[1]} (HTTP {refused[2]}). {_ADVICE[refused[2]]}"
+        advice = _ADVICE["Invalid Host" if "Invalid Host" in line else refused[2]]
+        line = f"MLflow's server refuses {refused[1]} (HTTP {refused[2]}). {advice}"
     elif request and broken:
         line = f"{request[1]} answers with HTTP {broken[1]}: its log has the reason."
     elif request:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.config.schema import ClusterConfig, ConfigError, StrategyConfig
+from runner.distribute import managed_jobs
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import Detected, detect
 from runner.distribute.managed_jobs import folders
@@ -475,6 +477,20 @@ def test_a_managed_job_offers_folders_and_nothing_else_does(env: dict[str, str],
     assert {key: source for key, (_, source) in offered.items()} == expected
     for value, source in offered.values():
         assert value == (env[source] if source in env else "/opt/ml/checkpoints")
+
+
+def test_an_image_without_the_toolkit_of_sagemaker_has_the_hosts_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "resourceconfig.json"
+    monkeypatch.setattr(managed_jobs, "RESOURCES", str(file))
+    job = {"TRAINING_JOB_NAME": "digits"}
+    assert folders(job) == {} and found(job).cluster == Cluster()
+    file.write_text(
+        json.dumps({"current_host": "algo-2", "hosts": ["algo-1", "algo-2"], "network_interface_name": "eth0"})
+    )
+    assert found(job).cluster.name == "worker:0" and folders(job) == {"export.dir": ("/opt/ml/model", "SM_MODEL_DIR")}
+    assert found({}).cluster == Cluster() and folders({}) == {}
 
 
 def test_the_tf_config_of_vertex_gives_the_roles() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,50 @@ def test_a_worker_that_was_stopped_while_others_took_over_sends_nothing(
     assert not any(".input-1." in name for name in names(store))
 
 
+def test_a_state_that_the_chief_saves_while_it_fetches_stays(
+    hosts: tuple[Host, Host], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # the first chief is lost
+    _, worker = hosts
+    for host in hosts:
+        host.save(1)
+        host.send()
+    hosts[0].send()
+    folder = tmp_path / "new"
+    folder.mkdir()
+    Note(store.url).save(folder)
+    store.fetch(folder)
+    chief = Host(store, folder)
+    chief.say(phase="go", generation=2)
+    worker.save(2)
+    worker.uploader.lease = chief.uploader.lease
+    worker.send()
+    real, saved = Store.objects, list[int]()
+
+    def objects(store: Store) -> dict[str, Any]:
+        found = real(store)
+        if len(saved) < 2:
+            saved.append(1)
+            if len(saved) == 2:
+                chief.save(2)
+        return found
+
+    monkeypatch.setattr(Store, "objects", objects)
+    chief.send()
+    assert layout.latest_checkpoint(folder) == str(folder / "model.ckpt-2")
+    assert fetched(store, tmp_path / "reader") == "model.ckpt-2"
+
+
+def test_a_worker_hears_the_end_also_after_another_command_took_the_lease(
+    hosts: tuple[Host, Host], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief, worker = hosts
+    chief.say(phase="ended")
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)
+    Lease.take(store, "an evaluation", 60)
+    assert worker.heard() == "ended"
+
+
 def test_a_worker_s_folder_is_its_own_while_it_runs(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +252,7 @@ def test_a_worker_s_folder_is_its_own_while_it_runs(
         Mirror(folder, store.url).begin(os.environ, RunSettings(), worker=2)
     mirror.close()
     Mirror(folder, store.url).open("model_dir=")
+    assert (folder / ".unsent" / "events.worker-1.jsonl").read_text() == "a line"
     assert not (folder / "model.ckpt-2.index").exists() and (folder / "config.yaml").read_text() == "a: 1"
 
 

@@ -360,6 +360,17 @@ def test_what_was_not_sent_is_set_aside_when_another_has_written(
     save(other, 3)
     uploader(store, other).send()
     mine = (folder / "model.ckpt-2.index").read_bytes()
+    real, calls = type(store.fs).get, list[int]()
+
+    def get(fs: Any, *args: Any) -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise FileNotFoundError if len(calls) == 1 else ConnectionResetError
+        real(fs, *args)
+
+    monkeypatch.setattr(type(store.fs), "get", get)  # what is fetched expires, and then the store fails
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        Mirror(folder, store.url).open("model_dir=")
     Mirror(folder, store.url).open("model_dir=")
     assert layout.latest_checkpoint(folder) == str(folder / "model.ckpt-3") and not list(folder.glob("model.ckpt-2*"))
     assert (folder / ".unsent" / "model.ckpt-2.index").read_bytes() == mine
@@ -381,6 +392,16 @@ def test_a_start_whose_fetch_fails_holds_no_lease(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match="full"):
         Mirror(folder, store.url).begin(os.environ, RunSettings())
     Lease.take(store, "next", 60).end()
+
+
+def test_a_run_that_is_wholly_sent_has_not_lost_its_lease(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "here").mkdir()
+    mirror = Mirror(folder, store.url)
+    mirror.begin(os.environ, RunSettings())
+    monkeypatch.setattr(Lease, "end", lambda lease: setattr(lease, "lost", "another began a second later"))
+    assert mirror.close() == ""
 
 
 def test_a_saved_model_is_sent_after_its_variables_and_removed_before_them() -> None:

@@ -381,13 +381,19 @@ def test_a_server_that_is_away_is_named_with_the_reason(messages: Messages) -> N
     messages.same(type(raised.value).__name__, describe(raised.value))
 
 
-@pytest.mark.parametrize("status", [401, 403, 503])
-def test_a_server_that_refuses_says_why(status: int, messages: Messages) -> None:
+@pytest.mark.parametrize(
+    "status, words",
+    [
+        (401, "words of MLflow"), (403, "words of MLflow"), (503, "words of MLflow"),
+        (403, "Invalid Host header - possible DNS rebinding attack detected"),
+    ],
+)  # fmt: skip
+def test_a_server_that_refuses_says_why(status: int, words: str, messages: Messages) -> None:
     class Refusing(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(b"words of MLflow")
+            self.wfile.write(words.encode())
 
         def log_message(self, *args: Any) -> None:
             pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,9 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
       ConfigError: no run there has the metric.
     """
     folder, metric = Path(config.model_dir or "outputs"), config.sweep.metric or "eval/loss"
-    files = glob.glob(f"**/{SUMMARY_FILE}", root_dir=folder, recursive=True)  # not in hidden folders, such as .unsent
-    found = {path.parent: read_summary(path) for path in sorted(folder / file for file in files)}
+    files = sorted(folder.glob(f"**/{SUMMARY_FILE}"))
+    # Without copies, as those in .unsent.
+    found = {file.parent: read_summary(file) for file in files if "/." not in f"/{file.relative_to(folder)}"}
     runs = {relative(run): summary for run, summary in found.items() if summary.get("metrics")}
     values = {run: float(one["metrics"][metric]) for run, one in runs.items() if metric in one["metrics"]}
     if not values:
