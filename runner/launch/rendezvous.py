@@ -147,7 +147,8 @@ class LeaderRendezvous(Rendezvous):
                 self._say(phase="go", nonces={name: answer.nonce for name, answer in answers.items()})
                 return failed
             if self._clock() > until:
-                listed = ", ".join(f"{name} ({self._address(name)})" for name in missing)
+                places = [self._others[name] for name in missing]
+                listed = ", ".join(f"{one.name} ({one.tasks[one.task_type][one.task_index]})" for one in places)
                 reason = f"{listed} did not join within {patience:g} s. {_same_folder(self._model_dir)}"
                 return GangResult(FAILED, self._place_of(missing[0]), reason)
             time.sleep(GLANCE_SECS)
@@ -217,10 +218,6 @@ class LeaderRendezvous(Rendezvous):
         names = (*self._others, EVALUATOR)
         answers = {name: read_dataclass(Answer, _answer_file(self._folder, name)) for name in names}
         return {name: answer for name, answer in answers.items() if _same(answer, self._call)}
-
-    def _address(self, name: str) -> str:
-        place = self._others[name]
-        return str(place.tasks[place.task_type][place.task_index])
 
     def _place_of(self, name: str) -> Cluster:
         return self._others.get(name, Cluster(EVALUATOR, 0, self._place.tasks))
