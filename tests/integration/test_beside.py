@@ -84,4 +84,5 @@ def test_a_model_converted_to_onnx_answers_as_the_export_does(tmp_path: Path) ->
     ask += "print(onnxruntime.InferenceSession('line.onnx').run(['y'], {'x': x})[0].tolist())"
     y = json.loads(run(tmp_path, "-c", ask).splitlines()[-1])
     served = tf.saved_model.load(str(tmp_path / "saved_model")).signatures["serving_default"]
-    np.testing.assert_allclose(y, served(x=tf.constant(x))["y"], rtol=1e-5)
+    # The answer at 0 is what is left of terms of about 1, whose last bits ONNX Runtime may add in another order.
+    np.testing.assert_allclose(y, served(x=tf.constant(x))["y"], rtol=1e-5, atol=1e-6)
