@@ -97,8 +97,11 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
     }
 
 
-STEPS = 20_000
-SWEEP = ("-m", *RUN, f"train.max_steps=20,{STEPS}", "checkpoint.save_steps=500", "tracking.backend=csv")
+STEPS = 1000
+SWEEP = (
+    "-m", *RUN, "model.fn=tests.support.object_store.delayed", f"train.max_steps=20,{STEPS}",
+    "checkpoint.save_steps=20", "tracking.backend=csv",
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -107,7 +110,8 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
 ) -> None:
     url = place(request)
     words = (*SWEEP, f"sweep.dir={url}")
-    first = Start(server, tmp_path / "first", *words)
+    # On the first machine the second job takes minutes, so that it is killed within it.
+    first = Start(server, tmp_path / "first", *words, env={**server.env, "STEP_SECS": "0.2"})
     end = time.monotonic() + 200
     while not {"finished", "running"} <= set(_status_of_jobs(url).values()) and time.monotonic() < end:
         time.sleep(0.1)
@@ -149,9 +153,11 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
 
 
 def _status_of_jobs(url: str) -> dict[str, str]:
-    """Return job -> status of its training, of the jobs at `url` that have a checkpoint."""
+    """Return job -> status of its training, of the jobs at `url` that have a checkpoint and, sent later, a status."""
     store = Store(url)
-    jobs = [name.partition("/")[0] for name in store.objects() if name.endswith("/checkpoint")]
+    objects = store.objects()
+    jobs = [name.removesuffix("/run.json") for name in objects if name.endswith("/run.json")]
+    jobs = [job for job in jobs if f"{job}/checkpoint" in objects]
     return {job: json.loads(store.fs.cat_file(f"{job}/run.json"))["training"] for job in jobs}
 
 
