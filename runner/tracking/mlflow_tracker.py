@@ -224,22 +224,32 @@ class MlflowTracker(Tracker):
             folder = Path(scratch) / "model"
             with warnings.catch_warnings(record=True):  # advice for hand-written models
                 _save_model(model, folder)
-            run = self._client.get_run(self._run_id)
-            params = {name: value for name, value in run.data.params.items() if name.startswith("model.params.")}
-            entity = self._client.create_logged_model(
-                self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
-                model_type="SavedModel",
-            )  # fmt: skip
-            self._client.log_model_artifacts(entity.model_id, str(folder))
-        self._client.finalize_logged_model(entity.model_id, "READY")
-        self._client.log_outputs(self._run_id, [LoggedModelOutput(entity.model_id, model.step)])
+            run, model_id = self._client.get_run(self._run_id), self._model_id_of(model)
+            if model_id is None:
+                params = {name: value for name, value in run.data.params.items() if name.startswith("model.params.")}
+                model_id = self._client.create_logged_model(
+                    self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
+                    model_type="SavedModel", tags={"path": clean_text(model.path, MAX_TAG)},
+                ).model_id  # fmt: skip
+            # Last comes the output, which MLflow does not take twice: what has one is whole.
+            if model_id not in [one.model_id for one in run.outputs.model_outputs]:
+                self._client.log_model_artifacts(model_id, str(folder))
+                self._client.finalize_logged_model(model_id, "READY")
+                self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, model.step)])
         evaluated = self._evaluated_at(model.step, run.data.metrics)
         # The run already has these values in MLflow, which keeps one value per step and time.
-        self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, entity.model_id) for m in evaluated])
+        self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, model_id) for m in evaluated])
         if model.registered_name is not None:
             shown = ", ".join(f"{metric.key} {metric.value:.4g}" for metric in evaluated)
             about = f"Step {model.step} of run {run.info.run_name}" + (f": {shown}" if shown else "")
-            self._register(model, entity.model_id, about)
+            self._register(model, model_id, about)
+
+    def _model_id_of(self, model: ExportedModel) -> str | None:
+        """Return the id under which the run has `model`, maybe a part of it; None: it has not."""
+        of_run = f"source_run_id = '{self._run_id}'"
+        found = self._client.search_logged_models([self._experiment_id], of_run)  # the newest first
+        path = clean_text(model.path, MAX_TAG)
+        return next((one.model_id for one in found if one.tags.get("path") == path), None)
 
     def _evaluated_at(self, step: int, names: Iterable[str]) -> list[Any]:
         """Return the last value of each metric from evaluations of the checkpoint of `step`."""
@@ -249,14 +259,32 @@ class MlflowTracker(Tracker):
 
     def _register(self, model: ExportedModel, model_id: str, about: str) -> None:
         """Make the model a version of a registered model, with its alias and a description."""
+        import mlflow
+
+        mlflow.set_tracking_uri(
+            self.uri
+        )  # MLflow 3 looks there, and not where its client is, for the model of a version
         name = model.registered_name
         with _allowing("RESOURCE_ALREADY_EXISTS"):
             self._client.create_registered_model(name)
-        version = self._client.create_model_version(
-            name, f"models:/{model_id}", self._run_id, {"step": str(model.step)}, description=about, model_id=model_id
-        )
+        source = f"models:/{model_id}"
+        of_run = self._client.search_model_versions(f"run_id = '{self._run_id}'")
+        found = [one for one in of_run if (one.name, one.source) == (name, source)]
+        version = found[0] if found else self._client.create_model_version(
+            name, source, self._run_id, {"step": str(model.step)}, description=about, model_id=model_id
+        )  # fmt: skip
         if model.alias is not None:
             self._client.set_registered_model_alias(name, model.alias, version.version)
+
+    def is_refusal(self, error: Exception) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        if isinstance(error, MlflowException):
+            status = error.get_http_status_code()
+        else:  # of requests; boto3 and others have no such response
+            status = getattr(getattr(error, "response", None), "status_code", 500)
+        # A plain ValueError or TypeError is a fault of code.
+        return status < 500 or (type(error).__module__ == "builtins" and not isinstance(error, OSError))
 
     def end(self, status: str, time: float) -> None:
         self._monitoring.close()  # first: until then a thread of MLflow logs to the run

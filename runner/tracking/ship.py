@@ -258,8 +258,10 @@ class RunShipper:
         self._save()
         if line["tags"].get("host") and not self._has_looked:
             self._has_looked = True
-            with self._warning("cannot look for runs that were killed"):
+            try:
                 close_abandoned(tracker, line["tags"]["host"])
+            except Exception as error:
+                self._warn("cannot look for runs that were killed", error)
         self._deadline.expect()
 
     def _run_of(self, parent: Path) -> str:
@@ -278,8 +280,8 @@ class RunShipper:
     def _end(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         """Add the tags, files and models of the end of a start, and end the run.
 
-        One of them may be refused, which must not keep the run open. So what failed is repeated when the tracker has
-        answered to the end.
+        What the tracker refuses is repeated when it has answered to the end, and then left out. If nobody answers, all
+        of this is repeated later; but an earlier start does not keep the tracker from the next one.
         """
         tags = dict(line.get("tags", {}))
         if not self._is_guest and not line.get("is_kept"):
@@ -293,12 +295,15 @@ class RunShipper:
                 things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
             things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
-            failed = []
+            failed, is_answered = [], True
             for thing in things:
                 try:
-                    thing()
-                except Exception:  # it is repeated, and then reported
-                    failed.append(thing)
+                    if is_answered:  # boto3 takes 10 s to give up a file (measured)
+                        thing()
+                        continue
+                except Exception as error:  # it is repeated, and then reported
+                    is_answered = tracker.is_refusal(error)
+                failed.append(thing)
             if line.get("is_kept"):
                 tracker.leave(self._shipped.status or line["recorded"], line["time"])
             elif self._is_guest:
@@ -307,9 +312,14 @@ class RunShipper:
                 tracker.end(line["recorded"], line["time"])
                 self._shipped.status = line["recorded"]
             self._deadline.expect()
+            is_last = len(starts_and_ends(self.folder, self._offset(self._bounds))) == 1
             for thing in failed:
-                with self._warning("the run is recorded without a file, model or text"):
+                try:
                     thing()
+                except Exception as error:
+                    if is_last and not tracker.is_refusal(error):
+                        raise
+                    self._warn("the run is recorded without a file, model or text", error)
         tracker.close()
         self._tracker, self._start, self._shipped.started, self._shipped.models = None, None, None, []
 
@@ -336,6 +346,9 @@ class RunShipper:
         if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
             return
         model = ExportedModel(**{**facts, "path": Path(facts["path"])})
+        if not model.path.exists():
+            say(f"tracking: {of(self._name)}{model.path} is not recorded, because it no longer exists.")
+            return
         self._deadline.expect(size_of(model.path))
         tracker.log_model(model)
         self._deadline.expect()
@@ -433,13 +446,8 @@ class RunShipper:
             self._tracker.close()
             self._tracker = None
 
-    @contextmanager
-    def _warning(self, what: str) -> Iterator[None]:
-        """Turn an error inside this context into a warning that begins with `what`."""
-        try:
-            yield
-        except Exception as error:
-            say(f"tracking: {of(self._name)}{what}: {mask_text(describe(error), secrets_of(asdict(self._settings)))}")
+    def _warn(self, what: str, error: Exception) -> None:
+        say(f"tracking: {of(self._name)}{what}: {mask_text(describe(error), secrets_of(asdict(self._settings)))}")
 
 
 def size_of(path: Path) -> int:

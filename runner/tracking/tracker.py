@@ -127,6 +127,10 @@ class Tracker:
     def close(self) -> None:
         """Release everything, whether or not everything was recorded. Called last."""
 
+    def is_refusal(self, error: Exception) -> bool:
+        """Report whether `error`, which one of these methods raised, will be raised again: nobody was away or full."""
+        return True
+
     def address(self) -> str | None:
         """Return where the user finds the run: a URL, or the command that shows it; more of them on lines of their own.
 

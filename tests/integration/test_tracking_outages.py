@@ -207,6 +207,33 @@ def test_the_last_lines_say_which_runs_a_server_does_not_have(
     assert server.points("mine") == list(range(1, 41)) and server.runs()["mine"].info.status == "FINISHED"
 
 
+def test_files_whose_bucket_was_away_are_sent_by_the_printed_command(
+    tmp_path: Path, mlflow_database: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("moto")
+    from tests.support.object_store import CREDENTIALS, served
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("in the bucket", artifact_location="s3://bucket/files")
+    with served() as bucket:
+        bucket.mode = "away"
+        for name, value in {**CREDENTIALS, "MLFLOW_S3_ENDPOINT_URL": bucket.address, "AWS_MAX_ATTEMPTS": "1"}.items():
+            monkeypatch.setenv(name, value)
+        run = command(tmp_path, uri, "model_dir=mine", "tracking.experiment='in the bucket'", steps=5)
+        _, said = run.communicate(timeout=240)
+        assert run.returncode == 0, said
+        (at_the_end,) = client.search_runs([experiment])
+        assert at_the_end.info.status == "FINISHED" and "endpoint URL" in said
+        bucket.mode = "ok"
+        assert shipped(tmp_path, printed_command(said)) == 0
+        files = {file.path for file in client.list_artifacts(at_the_end.info.run_id)}
+    assert {"config.yaml", "summary.json", "learning_curves.png"} <= files
+    history = client.get_metric_history(at_the_end.info.run_id, "train/loss")
+    assert [metric.step for metric in history] == [1, 2, 3, 4, 5]
+    assert client.get_run(at_the_end.info.run_id).info.status == "FINISHED"
+
+
 def test_the_import_of_mlflow_does_not_count_as_no_answer(server: Server, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import time, wrapt\nwrapt.register_post_import_hook(lambda module: time.sleep(22), 'mlflow')\n"

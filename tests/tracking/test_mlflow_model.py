@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.tracker import ExportedModel, Tracker, exported_models
@@ -60,6 +62,73 @@ def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> 
     assert result.returncode == 0, result.stderr
     for answer in json.loads(result.stdout.splitlines()[-1]):
         np.testing.assert_array_equal(np.array(answer, "float32"), predicted(words, words_once))
+
+
+@pytest.mark.usefixtures("mlflow_database")
+@pytest.mark.parametrize("fails", ["log_model_artifacts", "log_outputs", "create_model_version"])
+def test_a_model_that_is_sent_once_more_because_nobody_answered_stands_there_once(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "saved_model.pb").write_bytes(b"a model")
+    tensors = {"x": ("float32", [-1])}
+    model = ExportedModel("best", tmp_path / "export", tensors, tensors, 7, "digits", "champion")
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/another.db")  # a setting of the run is before it
+
+    def tracker(run_id: str | None) -> MlflowTracker:
+        tracker = MlflowTracker(f"sqlite:///{tmp_path}/mlflow.db", "models")
+        tracker.start(run_id, "run", {}, {})
+        return tracker
+
+    def away(*arguments: Any, **settings: Any) -> None:
+        raise MlflowException("away", error_code=TEMPORARILY_UNAVAILABLE)
+
+    first = tracker(None)
+    run_id = first._run_id
+    with monkeypatch.context() as patch, pytest.raises(MlflowException) as raised:
+        patch.setattr(MlflowClient, fails, away)
+        first.log_model(model)
+    assert not first.is_refusal(raised.value)
+    tracker(run_id).log_model(model)
+    tracker(run_id).log_model(model)
+
+    client = MlflowClient(tracking_uri=first.uri)
+    (output,) = client.get_run(str(run_id)).outputs.model_outputs
+    (logged,) = client.search_logged_models([client.get_run(str(run_id)).info.experiment_id])
+    assert (logged.model_id, str(logged.status), output.step) == (output.model_id, "READY", 7)
+    (version,) = client.search_model_versions("name='digits'")
+    assert version.source == f"models:/{logged.model_id}"
+    assert client.get_model_version_by_alias("digits", "champion").version == version.version
+    (copy,) = (tmp_path / "mlartifacts").rglob("saved_model.pb")
+    assert copy.read_bytes() == b"a model"
+
+
+def test_what_a_store_that_is_away_full_or_closed_says_is_no_refusal(
+    tmp_path: Path, mlflow_database: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("moto")
+    from tests.support.object_store import CREDENTIALS, served
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    MlflowClient(tracking_uri=uri).create_experiment("in the bucket", artifact_location="s3://bucket/files")
+    tracker = MlflowTracker(uri, "in the bucket")
+    (tmp_path / "file.txt").touch()
+    with served() as server:
+        for name, value in {**CREDENTIALS, "MLFLOW_S3_ENDPOINT_URL": server.address, "AWS_MAX_ATTEMPTS": "1"}.items():
+            monkeypatch.setenv(name, value)
+        run_id = tracker.start(None, "run", {}, {})
+        for server.mode in ("away", "500", "full", "quota", "denied"):
+            with pytest.raises(Exception) as raised:
+                tracker.log_file(tmp_path / "file.txt")
+            assert not tracker.is_refusal(raised.value), server.mode
+        server.mode = "ok"
+        tracker.log_file(tmp_path / "file.txt")
+        assert [file.path for file in MlflowClient(tracking_uri=uri).list_artifacts(str(run_id))] == ["file.txt"]
+    with pytest.raises(MlflowException) as refused:
+        for value in "ab":  # MLflow refuses the change of a param
+            MlflowClient(tracking_uri=uri).log_param(str(run_id), "name", value)
+    assert tracker.is_refusal(refused.value) and tracker.is_refusal(ValueError("a fault of code"))
 
 
 def test_what_is_gone_or_has_no_default_signature_is_left_out(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class RecordingTracker(Tracker):
         self.models: list[str] = []
         self.left: str | None = None
         self.refuses = ""
+        self.is_away = False
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         self.started_with.append(run_id)
@@ -74,6 +75,9 @@ class RecordingTracker(Tracker):
 
     def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
         self.settled[run_id] = (status, tags, time)
+
+    def is_refusal(self, error: Exception) -> bool:
+        return not self.is_away
 
     def _maybe_fail(self, method: str) -> None:
         if method == self.refuses:
@@ -216,6 +220,46 @@ def test_what_a_tracker_refuses_does_not_keep_the_run_open(
     assert tracker.files == ["notes.txt"] * (refused != "log_file")
     assert tracker.models == ["m"] * (refused != "log_model")
     messages.same("stderr", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("unanswered", ["log_file", "log_model"])
+def test_what_nobody_answers_at_the_end_is_sent_later_and_keeps_no_later_start_from_the_tracker(
+    unanswered: str, tmp_path: Path, journal: Lines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ship(tmp_path, tracker := RecordingTracker())
+    (tmp_path / "notes.txt").touch()
+    model = {"name": "m", "path": str(tmp_path), "inputs": {}, "outputs": {}}
+    note_end(tmp_path, files=["notes.txt"], models=[model])
+    tracker.refuses, tracker.is_away = unanswered, True
+    with pytest.raises(ConnectionError):
+        go_on(tmp_path, tracker)
+    assert tracker.status == "FINISHED" and not Shipped.read(tmp_path, "mlflow").is_complete(tmp_path)
+    tracker.refuses = ""
+    go_on(tmp_path, tracker)
+    assert Shipped.read(tmp_path, "mlflow").is_complete(tmp_path)
+    assert "notes.txt" in tracker.files and tracker.models == ["m"]
+
+    started(tmp_path)
+    note_end(tmp_path, files=["notes.txt"])
+    tracker.refuses, tracker.files = "log_file", []
+    with pytest.raises(ConnectionError):
+        go_on(tmp_path, tracker)
+    journal.metrics(1, {"train/loss": 1.0})
+    started(tmp_path)
+    go_on(tmp_path, tracker)
+    assert [point.step for point in tracker.points] == [1] and tracker.files == []
+    assert capsys.readouterr().err.count("recorded without a file") == 1
+
+
+def test_a_model_that_was_deleted_before_it_was_sent_is_said(
+    tmp_path: Path, journal: Lines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ship(tmp_path, tracker := RecordingTracker())
+    model = {"name": "m", "path": str(tmp_path / "gone"), "inputs": {}, "outputs": {}}
+    note_end(tmp_path, models=[model])
+    go_on(tmp_path, tracker)
+    assert tracker.status == "FINISHED" and tracker.models == []
+    assert f"{tmp_path / 'gone'} is not recorded" in capsys.readouterr().err
 
 
 def test_curves_that_cannot_be_drawn_do_not_keep_the_run_open(
