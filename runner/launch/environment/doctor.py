@@ -297,8 +297,6 @@ def check_tracking(settings: TrackingConfig, env: Mapping[str, str], folder: Pat
     except Exception as error:  # of MLflow, of a database, of the network
         answer = "no"
         do = "training continues meanwhile, and is recorded later; or choose tracking=csv or tracking.uri=..."
-        if isinstance(error, PermissionError):
-            do = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
         problems.append(Problem(f"runs cannot be recorded in {shown}: {describe(error)}", do))
     rows += [("runs go to", shown), ("experiment", experiment_name(settings, env)), ("reachable", answer)]
     return Section("tracking", rows, problems)
