@@ -15,6 +15,8 @@ from runner.system.files import read_json
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 """The folder of each host that SageMaker copies to S3 while a job runs, and back when it is started again."""
+MODEL = "/opt/ml/model"
+"""The folder of each host that SageMaker packs as the model of a job."""
 RESOURCES = "/opt/ml/input/config/resourceconfig.json"
 """The file of SageMaker with the hosts of a job, also in images without its toolkit, which sets the SM_ variables."""
 
@@ -28,10 +30,11 @@ def folders(env: Mapping[str, str]) -> dict[str, tuple[str, str]]:
       ConfigError: as `sagemaker_hosts`.
     """
     (hosts, _), is_vertex = sagemaker_hosts(env), "CLUSTER_SPEC" in env or "CLOUD_ML_JOB_ID" in env
-    names = _OF_VERTEX if is_vertex else {"export.dir": "SM_MODEL_DIR"} if hosts else {}
-    env = {"SM_MODEL_DIR": "/opt/ml/model", **env}
-    found = {key: (env[name], name) for key, name in names.items() if env.get(name)}
-    return {"model_dir": (CHECKPOINTS, "SageMaker"), **found} if len(hosts) == 1 else found
+    names = {"export.dir": "SM_MODEL_DIR"} if hosts else _OF_VERTEX if is_vertex else {}
+    found = {"export.dir": (MODEL, "SageMaker")} if hosts else {}
+    if len(hosts) == 1:
+        found["model_dir"] = (CHECKPOINTS, "SageMaker")
+    return found | {key: (env[name], name) for key, name in names.items() if env.get(name)}
 
 
 def sagemaker_hosts(env: Mapping[str, str]) -> tuple[list[str], str]:

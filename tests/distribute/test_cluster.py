@@ -489,7 +489,7 @@ def test_an_image_without_the_toolkit_of_sagemaker_has_the_hosts_of_its_file(
     file.write_text(
         json.dumps({"current_host": "algo-2", "hosts": ["algo-1", "algo-2"], "network_interface_name": "eth0"})
     )
-    assert found(job).cluster.name == "worker:0" and folders(job) == {"export.dir": ("/opt/ml/model", "SM_MODEL_DIR")}
+    assert found(job).cluster.name == "worker:0" and folders(job) == {"export.dir": ("/opt/ml/model", "SageMaker")}
     assert found({}).cluster == Cluster() and folders({}) == {}
 
 
