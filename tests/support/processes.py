@@ -17,15 +17,20 @@ STARTED = weakref.WeakSet["subprocess.Popen[Any]"]()
 
 
 def end_all_of(process: subprocess.Popen[Any]) -> None:
-    """Kill `process` and all that it has started, at once, as the end of their machine would."""
+    """Kill `process` and all that it has started, at once, as the end of their machine would, and wait until all are
+    gone.
+    """
     if process.poll() is not None:  # its number may be another process's by now
         return
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(process.pid)
         first.suspend()  # it starts no more
-        for one in (*first.children(recursive=True), first):
+        others = first.children(recursive=True)
+        for one in (*others, first):
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
+        process.wait()
+        wait_until(lambda: all(is_gone(one.pid) for one in others))
     process.wait()
 
 
