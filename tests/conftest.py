@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.processes import STARTED, end_all_of
 
 if TYPE_CHECKING:
     from tests.support.command_line import CommandLine
@@ -99,6 +103,40 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 
 sys.addaudithook(_refuse_processes)
+_start = subprocess.Popen.__init__
+
+
+@functools.wraps(_start)
+def _start_and_note(process: subprocess.Popen[Any], *arguments: Any, **settings: Any) -> None:
+    _start(process, *arguments, **settings)
+    STARTED.add(process)
+
+
+subprocess.Popen.__init__ = _start_and_note  # type: ignore[assignment, method-assign]
+
+
+def _end_what_a_failure_leaves() -> Iterator[Any]:
+    """End the processes that a test, or the beginning of a fixture, has started and not ended when it fails.
+
+    They would take time of other tests, and the first that collects garbage would be told of them in its place.
+    """
+    before = set(STARTED)
+    try:
+        return (yield)
+    except BaseException:
+        for process in set(STARTED) - before:
+            end_all_of(process)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[Any]:
+    return (yield from _end_what_a_failure_leaves())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Iterator[Any]:
+    return (yield from _end_what_a_failure_leaves())
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def test_freeze_graph_reads_it(tmp_path: Path) -> None:
         "input_checkpoint": tmp_path / "model.ckpt-2", "output_node_names": "probabilities", "output_graph": out,
     }  # fmt: skip
     argv = [sys.executable, "-m", "tensorflow.python.tools.freeze_graph"]
-    subprocess.run([*argv, *(f"--{name}={value}" for name, value in flags.items())], check=True, timeout=120)
+    subprocess.run([*argv, *(f"--{name}={value}" for name, value in flags.items())], check=True, timeout=240)
     frozen = v1.GraphDef.FromString(out.read_bytes())
     kernel = next(node for node in frozen.node if node.name == "dense/kernel")
     value = tf.make_ndarray(kernel.attr["value"].tensor)

@@ -104,7 +104,7 @@ def test_help_is_answered_before_hydra_is_imported(tmp_path: Path, messages: Mes
         (["--help"], 0, "HEAD"), (["-h", "run.seed"], 0, "run.seed=1"), (["--help", "checkpiont"], 2, "set()"),
     ):  # fmt: skip
         asked = subprocess.run(
-            [sys.executable, "-c", code, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
         )
         assert (asked.returncode, asked.stdout.splitlines()[0]) == (code_of_it, first), asked.stderr
         assert asked.stdout.endswith("\nset()\n") or asked.stdout == "set()\n"

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from tests.support import chains
+from tests.support.processes import end_all_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +49,8 @@ def start(folder: Path, strategy: str, *settings: str) -> subprocess.Popen[str]:
 
 def kill(process: subprocess.Popen[str]) -> None:
     """Kill the supervisor and its tasks at once; the next start finds the folder free."""
-    processes = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for one in processes:
-        one.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes[1:], timeout=60)
-    process.communicate(timeout=60)
+    end_all_of(process)
+    process.communicate()
 
 
 def walk(folder: Path, rng: random.Random, strategies: Sequence[str], *settings: str) -> None:

@@ -282,7 +282,7 @@ def run_script(
     tasks: Sequence[dict[str, str]],
     *words: str,
     prefixes: Sequence[Sequence[str]] = (),
-    timeout: int = 60,
+    timeout: int = 240,
 ) -> int:
     """Runs the batch script as Slurm does, with `words` behind it. Its exit code.
 

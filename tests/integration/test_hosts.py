@@ -79,7 +79,6 @@ def whole(store: Store) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_hosts_without_a_common_folder_come_to_the_bits_of_those_with_one(
     server: S3, tmp_path: Path, command_line: CommandLine, expected: dict[str, bytes]
 ) -> None:
@@ -131,7 +130,6 @@ def test_hosts_without_a_common_folder_come_to_the_bits_of_those_with_one(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_new_machines_go_on_from_the_bucket_to_the_same_bits(
     server: S3, tmp_path: Path, expected: dict[str, bytes]
 ) -> None:

@@ -74,9 +74,7 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
 ) -> None:
     url = place(request)
     first = Start(server, tmp_path / "first", f"model_dir={url}", *RUN, "train.max_steps=100000")
-    end = time.monotonic() + 120
-    while "checkpoint" not in Store(url).objects() and time.monotonic() < end:
-        time.sleep(0.2)
+    wait_until(lambda: "checkpoint" in Store(url).objects())
     second = command_line(f"model_dir={url}", *RUN, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "second"))
     assert second.returncode == 2 and f"process {first.popen.pid}" in second.stderr, second.stderr
     first.end_of_the_machine()
@@ -112,9 +110,7 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
     words = (*SWEEP, f"sweep.dir={url}")
     # On the first machine the second job takes minutes, so that it is killed within it.
     first = Start(server, tmp_path / "first", *words, env={**server.env, "STEP_SECS": "0.2"})
-    end = time.monotonic() + 200
-    while not {"finished", "running"} <= set(_status_of_jobs(url).values()) and time.monotonic() < end:
-        time.sleep(0.1)
+    wait_until(lambda: {"finished", "running"} <= set(_status_of_jobs(url).values()), 200)
     refused = command_line(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "refused"))
     assert refused.returncode == 2 and f"sweep.dir={url} is in use" in refused.stderr, refused.stderr
     first.end_of_the_machine()
@@ -195,21 +191,15 @@ def test_what_is_not_sent_in_time_is_code_3_and_the_same_command_or_a_person_sen
     command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = place(request)
-    words = (f"model_dir={url}", *RUN, "run.upload_secs=1", "run.lease_secs=4", "run.output=json")
-    stop = threading.Event()
-
-    def take_away() -> None:
-        while "checkpoint" not in Store(url).objects() and not stop.wait(0.1):
-            pass
-        server.mode = "away"
-
-    thread = threading.Thread(target=take_away)
-    thread.start()
-    # A process, with whose end its lease does.
-    first = Start(server, tmp_path, *words)
+    words = (
+        f"model_dir={url}", *RUN, "model.fn=tests.support.object_store.delayed", "run.upload_secs=1",
+        "run.lease_secs=4", "run.output=json",
+    )  # fmt: skip
+    # A process, with whose end its lease does. Its steps after the first checkpoint take longer than it is looked for.
+    first = Start(server, tmp_path, *words, env={**server.env, "STEP_SECS": "0.5"})
+    wait_until(lambda: "checkpoint" in Store(url).objects())
+    server.mode = "away"
     assert first.end() == 3, first.said.read_text()
-    stop.set()
-    thread.join()
     summary = json.loads((folder_in(tmp_path) / "summary.json").read_text())
     assert (summary["status"], summary["global_step"]) == ("upload_incomplete", chains.TOTAL)
     again = command_line(*words, cwd=tmp_path)
@@ -308,9 +298,11 @@ def test_a_run_goes_on_while_its_store_takes_nothing_and_then_sends_everything(
 
     thread = threading.Thread(target=fail_for_a_while)
     thread.start()
-    done = command_line(f"model_dir={url}", *RUN, cwd=tmp_path)
-    stop.set()
-    thread.join()
+    try:
+        done = command_line(f"model_dir={url}", *RUN, cwd=tmp_path)
+    finally:
+        stop.set()
+        thread.join()
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "training continues" in line]
     assert line.startswith("remote: ") and url in line
@@ -364,9 +356,7 @@ def test_of_16_starts_at_once_one_wins(server: S3, tmp_path: Path, request: pyte
         Start(server, tmp_path / str(number), f"model_dir={url}", *RUN, "train.max_steps=100000")
         for number in range(16)
     ]
-    end = time.monotonic() + 300
-    while sum(start.popen.poll() is None for start in starts) > 1 and time.monotonic() < end:
-        time.sleep(0.2)
+    wait_until(lambda: sum(start.popen.poll() is None for start in starts) <= 1, 300)
     (winner,) = [start for start in starts if start.popen.poll() is None]
     for start in starts:
         if start is not winner:
@@ -383,9 +373,7 @@ def test_a_holder_that_is_stopped_past_the_expiry_and_continued_sends_nothing(
     store = Store(url)
     words = (f"model_dir={url}", *RUN, "run.lease_secs=4")
     first = Start(server, tmp_path / "first", *words, "train.max_steps=100000")
-    end = time.monotonic() + 120
-    while "checkpoint" not in store.objects() and time.monotonic() < end:
-        time.sleep(0.2)
+    wait_until(lambda: "checkpoint" in store.objects())
     supervisor = psutil.Process(first.popen.pid)
     stopped = [supervisor, *supervisor.children(recursive=True)]
     for process in stopped:

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+import runner
 from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
 from runner.distribute.tf_config import read_tf_config
@@ -37,14 +38,22 @@ MAX_STEPS, SAVE_STEPS = 2400, 200
 RUN = [
     *(setting for setting in SMALL if not setting.startswith("train.max_steps")), f"train.max_steps={MAX_STEPS}",
     f"checkpoint.save_steps={SAVE_STEPS}", "train.steps_per_loop=20", "eval.start_delay_secs=1000", "model_dir=run",
-    "strategy=multi_worker",
+    "strategy=multi_worker", f"train.hooks=[{{fn: {__name__}.Slow}}]",
 ]  # fmt: skip
 
 
-def start(folder: Path, *changes: str) -> subprocess.Popen[str]:
+class Slow(runner.Hook):
+    """Each loop takes $LOOP_SECS: what a test wants to do to a run, it does before the end."""
+
+    def after_step(self, run: Any, result: Any) -> None:
+        time.sleep(float(os.environ.get("LOOP_SECS", 0)))
+
+
+def start(folder: Path, *changes: str, loop_secs: float = 0.0) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "runner", *RUN, *changes], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "-m", "runner", *RUN, *changes], cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LOOP_SECS": str(loop_secs)},
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -67,9 +76,9 @@ def of_the_worker() -> float | None:
 def disturb(folder: Path, role: str, number: signal.Signals | None, rng: Any) -> None:
     """Sends a signal to a task, somewhere after the next checkpoint of the run; None: a notice of preemption."""
     trained = len(noted(folder, "first_step"))
-    wait_until(lambda: len(noted(folder, "first_step")) > trained, 60)
+    wait_until(lambda: len(noted(folder, "first_step")) > trained)
     saved = len(noted(folder, "checkpoint"))
-    wait_until(lambda: len(noted(folder, "checkpoint")) > saved, 30)
+    wait_until(lambda: len(noted(folder, "checkpoint")) > saved)
     time.sleep(rng.uniform(0, 0.1))
     if number is None:
         (folder / "taken_away").touch()
@@ -84,7 +93,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
     alone = start(undisturbed, "run.preload=false")  # each task imports TensorFlow itself
     assert (alone.communicate(timeout=240)[1], alone.returncode)[1] == 0
     rng = random.Random()
-    process = start(disturbed, f"run.preemption_notice={__name__}.of_the_worker")
+    process = start(disturbed, f"run.preemption_notice={__name__}.of_the_worker", loop_secs=0.1)
     disturb(disturbed, "worker", signal.SIGKILL, rng)
     disturb(disturbed, "chief", signal.SIGKILL, rng)
     disturb(disturbed, "worker", signal.SIGSTOP, rng)
@@ -129,8 +138,8 @@ def test_an_evaluation_is_given_up_by_all_when_one_task_is_preempted_and_made_by
 def test_only_a_frozen_worker_of_a_parameter_server_run_is_started_again(tmp_path: Path) -> None:
     """The coordinator waits for it in TensorFlow, without a heartbeat; training goes on from where it was."""
     served = ["strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1", "run.freeze_secs=15"]
-    process = start(tmp_path, *served, "train.max_steps=1000")
-    wait_until(lambda: len(noted(tmp_path, "first_step")) > 0, 90)
+    process = start(tmp_path, *served, "train.max_steps=1000", loop_secs=0.1)
+    wait_until(lambda: len(noted(tmp_path, "first_step")) > 0)
     task(tmp_path, "worker").suspend()
     said = process.communicate(timeout=240)[1]
     (restart,) = noted(tmp_path, "restart", "supervisor")

@@ -60,6 +60,8 @@ for step in range(1, {steps} + 1):
     if step == 1:
         journal.event("first_step", step=1)
     time.sleep({secs})
+while Path("hold").exists():  # the test has something to do before the end
+    time.sleep(0.02)
 journal.event("result", global_step={steps}, metrics={{"eval/loss": 0.5}}, checkpoint="c")
 """
 
@@ -150,7 +152,7 @@ def printed_command(said: str) -> list[str]:
 
 def shipped(tmp_path: Path, argv: list[str]) -> int:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(argv, cwd=tmp_path, env=env, timeout=120).returncode
+    return subprocess.run(argv, cwd=tmp_path, env=env, timeout=240).returncode
 
 
 SWEEP = ("-m", "model.params.learning_rate=0.1,0.2,0.3,0.4", "sweep.dir=s")
@@ -159,7 +161,7 @@ SWEEP = ("-m", "model.params.learning_rate=0.1,0.2,0.3,0.4", "sweep.dir=s")
 @pytest.mark.parametrize("how", ["the same command", "the printed command"])
 def test_a_sweep_whose_server_was_away_is_completed(how: str, server: Server, tmp_path: Path) -> None:
     sweep = command(tmp_path, server.address, *SWEEP, steps=50)
-    wait_until(lambda: len(list((tmp_path / "s").glob("*/summary.json"))) == 2)
+    wait_until(lambda: len(list((tmp_path / "s").glob("*/summary.json"))) >= 2)
     server.signal(signal.SIGKILL)
     out, said = sweep.communicate(timeout=240)
     assert sweep.returncode == 0, said
@@ -194,10 +196,12 @@ def test_a_sweep_whose_server_was_away_is_completed(how: str, server: Server, tm
 def test_the_last_lines_say_which_runs_a_server_does_not_have(
     server: Server, tmp_path: Path, messages: Messages
 ) -> None:
-    run = command(tmp_path, server.address, "model_dir=mine", secs=0.15)
+    (tmp_path / "hold").touch()
+    run = command(tmp_path, server.address, "model_dir=mine")
     wait_until(lambda: (tmp_path / "mine" / "shipped.mlflow.json").exists())
     server.signal(signal.SIGKILL)
-    _, said = run.communicate(timeout=120)
+    (tmp_path / "hold").unlink()
+    _, said = run.communicate(timeout=240)
     assert run.returncode == 0
     for line in said.splitlines()[-2:]:
         messages.same("stderr", line, hide=r"(?<=127\.0\.0\.1:)\d+|(?<= reached: )[^.]*")
@@ -240,11 +244,12 @@ def test_the_import_of_mlflow_does_not_count_as_no_answer(server: Server, tmp_pa
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     run = command(tmp_path, server.address, "model_dir=mine", steps=3, PYTHONPATH=path)
-    _, said = run.communicate(timeout=120)
+    _, said = run.communicate(timeout=240)
     assert run.returncode == 0 and "tracking: " not in said
     assert server.points("mine") == [1, 2, 3] and server.runs()["mine"].info.status == "FINISHED"
 
 
+@pytest.mark.alone
 def test_a_server_that_never_answers_delays_no_job(silent: str, tmp_path: Path) -> None:
     began = time.time()
     sweep = command(tmp_path, silent, "-m", "model.params.learning_rate=0.1,0.2", "sweep.dir=s", steps=10)
@@ -298,8 +303,8 @@ def test_a_frozen_server_does_not_refuse_the_next_start(server: Server, tmp_path
     time.sleep(1.0)
     server.signal(signal.SIGCONT)
     for script in (first, second):
-        assert "in use" not in script.communicate(timeout=120)[1]
-    wait_until(lambda: server.runs()["run"].info.status == "FINISHED", 30)
+        assert "in use" not in script.communicate(timeout=240)[1]
+    wait_until(lambda: server.runs()["run"].info.status == "FINISHED")
     assert server.points("run") == list(range(1, 11))
 
 
@@ -307,6 +312,7 @@ def has_more(folder: Path, step: int) -> bool:
     return Shipped.read(folder, "mlflow").last_steps.get("train/loss", 0) > step
 
 
+@pytest.mark.alone
 def test_a_run_whose_shipping_process_is_killed_is_recorded_once(server: Server, tmp_path: Path) -> None:
     run = command(tmp_path, server.address, "model_dir=mine", steps=100, secs=0.1)
     known = 0
@@ -316,7 +322,7 @@ def test_a_run_whose_shipping_process_is_killed_is_recorded_once(server: Server,
         children = psutil.Process(run.pid).children()
         (shipper,) = (child for child in children if "runner.tracking.ship" in child.cmdline())
         shipper.kill()
-    _, said = run.communicate(timeout=120)
+    _, said = run.communicate(timeout=240)
     assert run.returncode == 0 and said.count("was killed by SIGKILL") == 1
     assert server.points("mine") == list(range(1, 101)) and server.runs()["mine"].info.status == "FINISHED"
     times = [line["time"] for line in recorded(tmp_path / "mine")]

@@ -39,7 +39,7 @@ JOIN = "journal.event('joined')\n"
 FINISH = JOIN + "finish(global_step=7, checkpoint='c', metrics={'eval/accuracy': 0.5})\n"
 PREEMPTED = JOIN + "on_sigterm(3); wait_for('chief.pid')\njournal.event('asked_to_stop'); os.kill(os.getpid(), 15)\n"
 SILENT_SECS = r"(?<=no heartbeat for )\d+"
-UNTIL_ASKED = JOIN + "on_sigterm(3); started(); time.sleep(60)\n"
+UNTIL_ASKED = JOIN + "on_sigterm(3); started(); time.sleep(600)\n"
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_the_chief_tells_what_the_summary_says_and_all_must_finish(
 
 
 def test_servers_are_ended_when_the_chief_has_finished(run: Callable[..., int], tmp_path: Path) -> None:
-    serves = JOIN + "started(); time.sleep(60)\n"
+    serves = JOIN + "started(); time.sleep(600)\n"
     waits = "wait_for('worker:0.pid'); wait_for('ps:0.pid')\n"
     codes = {"chief": waits + FINISH, "worker:0": serves, "ps:0": serves}
     assert run(codes, "parameter_server", num_workers=1) == 0
@@ -133,7 +133,7 @@ def test_a_mistake_that_all_tasks_find_is_said_once(
 def test_tasks_that_do_not_find_the_others_in_time_are_named(
     run: Callable[..., int], tmp_path: Path, messages: Messages
 ) -> None:
-    hangs = "started(); time.sleep(60)\n"
+    hangs = "started(); time.sleep(600)\n"
     codes = {"chief": UNTIL_ASKED, "worker:0": hangs, "worker:1": UNTIL_ASKED}
     assert run(codes, num_workers=3, start_timeout_secs=8) == 1
     messages.same("error", summary_in(tmp_path / "run")["error"])
@@ -182,7 +182,7 @@ def test_ctrl_c_asks_all_to_save_and_exits_with_3(tmp_path: Path, messages: Mess
 
 def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
     ignores = JOIN + "signal.signal(signal.SIGTERM, lambda *_: (folder / f'{place.name}.asked').touch())\n"
-    ignores += "started()\nwhile True: time.sleep(60)\n"
+    ignores += "started()\nwhile True: time.sleep(600)\n"
     process = supervised(tmp_path, {"chief": ignores, "worker:0": ignores}, "multi_worker")
     pids = started(tmp_path, "chief", "worker:0")
     process.send_signal(signal.SIGINT)
@@ -195,7 +195,7 @@ def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
 
 
 def test_servers_go_on_until_the_coordinator_has_saved(tmp_path: Path) -> None:
-    serves = JOIN + "on_sigterm(0); started(); time.sleep(60)\n"
+    serves = JOIN + "on_sigterm(0); started(); time.sleep(600)\n"
     codes = {"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": serves, "ps:0": serves}
     process = supervised(tmp_path, codes, "parameter_server", num_workers=1)
     started(tmp_path, "chief", "worker:0", "ps:0")
@@ -214,8 +214,8 @@ def test_one_task_that_is_preempted_stops_all(run: Callable[..., int], tmp_path:
 
 
 def test_a_server_that_is_preempted_has_the_coordinator_save(run: Callable[..., int], tmp_path: Path) -> None:
-    serves = JOIN + "started(); time.sleep(60)\n"
-    asks = JOIN + "wait_for('chief.pid'); heart.ask_to_stop(); time.sleep(60)\n"
+    serves = JOIN + "started(); time.sleep(600)\n"
+    asks = JOIN + "wait_for('chief.pid'); heart.ask_to_stop(); time.sleep(600)\n"
     codes = {"chief": JOIN + "save(5)\n" + UNTIL_ASKED, "worker:0": serves, "ps:0": asks}
     assert run(codes, "parameter_server", num_workers=1) == 3
     assert (tmp_path / "chief.asked").exists()
@@ -224,7 +224,7 @@ def test_a_server_that_is_preempted_has_the_coordinator_save(run: Callable[..., 
 
 def test_no_task_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     """Each stops itself when its lifeline ends, as `runner.task` does."""
-    serves = JOIN + "started(); time.sleep(60)\n"
+    serves = JOIN + "started(); time.sleep(600)\n"
     codes = {"chief": UNTIL_ASKED, "worker:0": serves, "ps:0": serves, "evaluator": UNTIL_ASKED}
     process = supervised(tmp_path, codes, "parameter_server", num_workers=1, evaluator=True)
     pids = started(tmp_path, *codes)
@@ -310,9 +310,9 @@ def test_a_worker_beside_parameter_servers_is_started_again_alone(run: Callable[
     dies_once = JOIN + (
         "if not (folder / 'died').exists():\n"
         "    wait_for('chief.pid'); (folder / 'died').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "(folder / 'back').write_text(os.environ['TF_CONFIG']); time.sleep(60)\n"
+        "(folder / 'back').write_text(os.environ['TF_CONFIG']); time.sleep(600)\n"
     )
-    serves = JOIN + "(folder / 'ps').write_text(os.environ['TF_CONFIG']); time.sleep(60)\n"
+    serves = JOIN + "(folder / 'ps').write_text(os.environ['TF_CONFIG']); time.sleep(600)\n"
     codes = {"chief": JOIN + "started(); wait_for('back')\n" + FINISH, "worker:0": dies_once, "ps:0": serves}
     assert run(codes, "parameter_server", num_workers=1) == 0
     assert summary_in(tmp_path / "run")["restarts"] == 1
@@ -322,7 +322,7 @@ def test_a_worker_beside_parameter_servers_is_started_again_alone(run: Callable[
 
 
 def test_a_lost_parameter_server_starts_all_again(run: Callable[..., int], tmp_path: Path) -> None:
-    serves = JOIN + "time.sleep(60)\n"
+    serves = JOIN + "time.sleep(600)\n"
     lost = JOIN + "if generation == 1: wait_for('chief.pid'); (folder / 'lost1').touch(); os.kill(os.getpid(), 9)\n"
     codes = {"chief": CHIEF.format(last=2, step=3), "worker:0": serves, "ps:0": lost + serves}
     assert run(codes, "parameter_server", num_workers=1) == 0
@@ -340,8 +340,8 @@ def test_a_frozen_task_is_found_and_named(
     """The others notice nothing, as beside parameter servers."""
     monkeypatch.setattr(gang, "SILENCE_SECS", 6.0)  # a process takes a second to its first sign on a busy machine
     monkeypatch.setattr(gang, "SETTLE_SECS", 0.5)
-    freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)\n"
-    waits = JOIN + "if generation == 1: time.sleep(60)\n"
+    freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)\n"
+    waits = JOIN + "if generation == 1: time.sleep(600)\n"
     assert run({"chief": waits + FINISH, "worker:0": freezes}) == 0
     messages.same("stderr", line_of(capfd.readouterr().err, "froze"), hide=SILENT_SECS)
     assert is_gone(started(tmp_path, "worker:0")[0])
@@ -360,9 +360,9 @@ def test_a_frozen_worker_is_replaced_though_the_coordinator_that_waits_for_it_is
         "    waits = json.loads((folder / 'chief.pid').read_text())['pid']\n"
         "    os.kill(waits, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP)\n"
         "os.kill(json.loads((folder / 'chief.pid').read_text())['pid'], signal.SIGCONT)\n"
-        "(folder / 'again').touch(); time.sleep(60)\n"
+        "(folder / 'again').touch(); time.sleep(600)\n"
     )
-    serves = JOIN + "started(); time.sleep(60)\n"
+    serves = JOIN + "started(); time.sleep(600)\n"
     codes = {"chief": JOIN + chief + FINISH, "worker:0": JOIN + frozen, "ps:0": serves}
     assert run(codes, "parameter_server", num_workers=1) == 0
     (restart,) = [line for line in noted(tmp_path, "supervisor") if line.get("event") == "restart"]
@@ -375,7 +375,7 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.setattr(gang, "SETTLE_SECS", 1.0)
-    freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(60)\n"
+    freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)\n"
     loses = JOIN + "if generation == 1: wait_for('worker:0.pid'); sys.exit(75)\n"
     assert run({"chief": loses + FINISH, "worker:0": freezes}) == 0
     messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"], hide=SILENT_SECS)
@@ -406,7 +406,7 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(
 COUNTS = JOIN + "workers = 1 + len(place.tasks.get('worker', ()))\nstep = 10 * (4 - workers)\n"
 GOES_ON_ALONE = COUNTS + (
     "(folder / f'workers{generation}').write_text(str(workers))\n"
-    "if workers > 1 and not (folder / 'healed').exists(): save(step); time.sleep(60)\n"
+    "if workers > 1 and not (folder / 'healed').exists(): save(step); time.sleep(600)\n"
     "finish(global_step=40, checkpoint='c')\n"
 )
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -473,7 +473,7 @@ def test_with_too_few_workers_left_the_run_ends_and_its_resume_starts_all_again(
     ("code", "settings"),
     [
         (dying(2, "os.kill(os.getpid(), signal.SIGSTOP)\n"), {}),
-        ("time.sleep(60)\n", {"start_timeout_secs": 8}),
+        ("time.sleep(600)\n", {"start_timeout_secs": 8}),
         ("not started", {}),
     ],
     ids=["it freezes", "it does not connect", "it cannot be started"],
@@ -496,7 +496,7 @@ def test_a_worker_that_freezes_or_cannot_start_counts_as_lost(
 
 
 def test_the_loss_of_an_evaluator_takes_no_worker_away(run: Callable[..., int], tmp_path: Path) -> None:
-    waits = JOIN + "time.sleep(60)\n"
+    waits = JOIN + "time.sleep(600)\n"
     codes = {"chief": waits, "worker:0": waits, "evaluator": KILLED}
     assert run(codes, min_workers=1, max_restarts=0, evaluator=True) == 1
     assert summary_in(tmp_path / "run")["lost_workers"] == []

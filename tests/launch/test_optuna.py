@@ -206,7 +206,7 @@ def test_a_killed_study_goes_on(tmp_path: Path) -> None:
     process.wait()
     process.stderr.close()
     quick = command(tmp_path, BEST_AT_03 + "finish()", *arguments)
-    ended = subprocess.run(quick, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(quick, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240)
     result = Outcome(tmp_path, ended)
     assert result.code == 0, result.err
     assert len(result.jobs) == 5
@@ -221,7 +221,7 @@ def test_ctrl_c_says_what_is_left(tmp_path: Path, messages: Messages) -> None:
     stop = "len(list(model_dir.parent.glob('*/run.json'))) == 2 and os.kill(os.getppid(), 15)"
     code = f"{BEST_AT_03}{stop}\ntime.sleep(0.5)\nfinish()"
     ended = subprocess.run(
-        command(tmp_path, code, *arguments), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60
+        command(tmp_path, code, *arguments), cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240
     )
     messages.same(f"exit {ended.returncode}", line_of(ended.stdout, "4 of 5"))
 
@@ -255,7 +255,7 @@ def test_optuna_is_imported_only_where_it_is_chosen(tmp_path: Path, messages: Me
 
     def ran(*arguments: str) -> Any:
         called = command(tmp_path, "finish()", "tracking=none", *arguments)
-        return subprocess.run(called, cwd=tmp_path, env=hidden, capture_output=True, text=True, timeout=60)
+        return subprocess.run(called, cwd=tmp_path, env=hidden, capture_output=True, text=True, timeout=240)
 
     assert ran("model.params.learning_rate=0.1,0.2").returncode == 0
     missing = ran("hydra/sweeper=optuna", RATE)

@@ -103,7 +103,7 @@ def test_a_task_that_is_killed_has_all_start_again_in_the_next_generation(tmp_pa
 def test_a_supervisor_that_is_killed_is_waited_for(tmp_path: Path, messages: Messages) -> None:
     """With its task: the platform starts another process for the same task."""
     waits = JOIN + "if generation == 1: save(3); started(); wait_for('lost1'); sys.exit(75)\n"
-    worker = JOIN + "started(); time.sleep(60 if generation == 1 else 0)\n"
+    worker = JOIN + "started(); time.sleep(600 if generation == 1 else 0)\n"
     terminals = Terminals(tmp_path)
     terminals.start({"chief": waits + FINISH, "worker:0": worker})
     started(tmp_path, "chief")
@@ -121,7 +121,7 @@ def test_a_supervisor_that_is_killed_is_waited_for(tmp_path: Path, messages: Mes
 
 
 def test_a_chief_that_is_killed_is_waited_for(tmp_path: Path) -> None:
-    waits = JOIN + "if generation == 1: save(3); started(); time.sleep(60)\n"
+    waits = JOIN + "if generation == 1: save(3); started(); time.sleep(600)\n"
     worker = JOIN + "started()\nif generation == 1: wait_for('lost1'); sys.exit(75)\n"
     terminals = Terminals(tmp_path)
     terminals.start({"chief": waits + FINISH, "worker:0": worker})
@@ -140,7 +140,7 @@ def test_a_chief_that_is_killed_is_waited_for(tmp_path: Path) -> None:
 def test_the_error_of_one_ends_all_and_is_in_the_summary(tmp_path: Path, messages: Messages) -> None:
     terminals = Terminals(tmp_path)
     fails = JOIN + "wait_for('chief.pid'); fail('width must be even', 2)"
-    terminals.start({"chief": JOIN + "started(); time.sleep(60)", "worker:0": fails})
+    terminals.start({"chief": JOIN + "started(); time.sleep(600)", "worker:0": fails})
     ended, said = terminals.end()
     assert ended == {"chief": 2, "worker:0": 2}
     messages.same("error", summary_in(tmp_path / "run")["error"])
@@ -151,7 +151,7 @@ def test_another_config_than_the_chiefs_is_refused_with_the_keys_that_differ(
     tmp_path: Path, messages: Messages
 ) -> None:
     terminals = Terminals(tmp_path)
-    terminals.start({"chief": JOIN + "time.sleep(60)"})
+    terminals.start({"chief": JOIN + "time.sleep(600)"})
     terminals.start({"worker:0": JOIN}, max_restarts=7)
     ended, said = terminals.end()
     assert ended == {"chief": 2, "worker:0": 2}
@@ -196,7 +196,7 @@ def test_a_worker_that_is_preempted_interrupts_the_run_of_the_chief(tmp_path: Pa
 
 
 def test_servers_end_with_the_run_and_one_that_is_preempted_has_it_saved(tmp_path: Path) -> None:
-    serves = JOIN + "started(); time.sleep(60)\n"
+    serves = JOIN + "started(); time.sleep(600)\n"
     terminals = Terminals(tmp_path, SERVERS)
     terminals.start({"chief": "save(5)\n" + UNTIL_ASKED, "worker:0": serves, "ps:0": serves})
     pids = started(tmp_path, "chief", "worker:0", "ps:0")
@@ -213,8 +213,8 @@ def test_a_worker_beside_parameter_servers_is_started_again_by_its_own_superviso
     dies_once = JOIN + "if not (folder / 'died').exists(): (folder / 'died').touch(); os.kill(os.getpid(), 9)\n"
     terminals = Terminals(tmp_path, SERVERS)
     terminals.start({
-        "chief": JOIN + "wait_for('back')\n" + FINISH, "ps:0": JOIN + "time.sleep(60)\n",
-        "worker:0": dies_once + "(folder / 'back').touch(); time.sleep(60)\n",
+        "chief": JOIN + "wait_for('back')\n" + FINISH, "ps:0": JOIN + "time.sleep(600)\n",
+        "worker:0": dies_once + "(folder / 'back').touch(); time.sleep(600)\n",
     })  # fmt: skip
     ended, said = terminals.end()
     assert ended == {"chief": 0, "worker:0": 0, "ps:0": 0}

@@ -39,7 +39,7 @@ SECRETS = ("+model.params.db_password=hunter22", "run.secrets=[customer_id]", "+
 def run(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *SECRETS, *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("more", [[], ["train.max_stps=3", "+model.params.customer_id=other"]])

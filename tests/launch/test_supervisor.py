@@ -184,7 +184,7 @@ import sys, time
 from filelock import FileLock
 with FileLock(sys.argv[1]):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 TASK_THAT_WAITS = """
 import sys
@@ -213,7 +213,11 @@ def test_a_task_that_does_not_give_up_the_folder_is_one_message(
             file = tmp_path / "config.yaml"
             schema.save(config_of(folder), file)
             task = subprocess.run(
-                [sys.executable, "-c", TASK_THAT_WAITS, str(file)], cwd=ROOT, capture_output=True, text=True, timeout=60
+                [sys.executable, "-c", TASK_THAT_WAITS, str(file)],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=240,
             )
         finally:
             holder.kill()
@@ -222,7 +226,7 @@ def test_a_task_that_does_not_give_up_the_folder_is_one_message(
 
 
 def test_what_the_task_leaves_running_is_ended_with_it(run: Callable[..., int], tmp_path: Path) -> None:
-    run("import subprocess; p = subprocess.Popen(['sleep', '60']); Path('pid').write_text(str(p.pid))")
+    run("import subprocess; p = subprocess.Popen(['sleep', '600']); Path('pid').write_text(str(p.pid))")
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 120
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

@@ -248,7 +248,7 @@ def save(*a):
     journal.event('result', global_step=3, metrics={}, checkpoint='c'); sys.exit(3)
 signal.signal(signal.SIGTERM, save)
 Path('ready').touch()
-time.sleep(60)
+time.sleep(600)
 """
     process = subprocess.Popen(
         command(tmp_path, saves, "tracking=none", RATES),
@@ -271,7 +271,7 @@ def test_a_sweep_that_was_killed_has_kept_what_had_finished(sweep: Callable[...,
     hangs = """
 if rate == 0.2:
     Path("ready").touch()
-    time.sleep(60)
+    time.sleep(600)
 finish()
 """
     argv = command(tmp_path, hangs, "tracking=none", RATES)

@@ -85,7 +85,7 @@ def test_where_the_system_has_no_pidfd_tasks_start_cold_which_is_said_once(
 
 
 def test_a_stop_while_the_server_starts_does_not_wait_for_it() -> None:
-    starter = TaskStarter(command=("-c", "import time; time.sleep(60)"))
+    starter = TaskStarter(command=("-c", "import time; time.sleep(600)"))
     starter.prepare([task()])
     assert starter.server is not None
     pid = starter.server.pid

@@ -434,12 +434,12 @@ def test_of_16_starts_at_once_one_wins(store: Store) -> None:
 def test_an_expired_lease_is_taken_over_and_its_holder_then_sends_nothing(store: Store, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     save(folder, 1)
-    sending = uploader(store, folder, secs=0.4)
+    sending = uploader(store, folder, secs=2)
     sending.send()
     holder = store.lease(1)
     with pytest.raises(ConfigError, match=f"{store.url} is in use by another run on {holder['host']}"):
         Lease.take(store, "other", 60)
-    time.sleep(0.5)  # stopped by SIGSTOP
+    time.sleep(2.2)  # stopped by SIGSTOP
     assert Lease.take(store, "other", 60).number == 2
     before = {name: store.fs.cat_file(name) for name in names(store)}
     save(folder, 2)
@@ -454,8 +454,8 @@ def test_a_renewed_lease_does_not_expire_and_an_ended_one_is_free_at_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    lease = Lease.take(store, "mine", 0.8)
-    time.sleep(1.2)
+    lease = Lease.take(store, "mine", 2)
+    time.sleep(2.5)
     with pytest.raises(ConfigError):
         Lease.take(store, "other", 60)
     lease.end()

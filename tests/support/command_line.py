@@ -22,6 +22,7 @@ from runner.launch import app
 from runner.launch.gang import Task
 from runner.launch.task_starter import TaskStarter
 from runner.system.child_process import Process
+from tests.support.processes import STARTED
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +32,8 @@ class SharedStarter(TaskStarter):
 
     def prepare(self, tasks: Sequence[Task]) -> None:
         super().prepare([_outside_pytest(task) for task in tasks])
+        if self.server is not None:
+            STARTED.discard(self.server)
 
     def start(self, task: Task) -> Process:
         return super().start(_outside_pytest(task))

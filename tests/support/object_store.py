@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 
@@ -34,6 +33,7 @@ from runner.distribute.local_cluster import free_ports
 from runner.remote.store import Lease, Note, Store, fingerprints
 from runner.remote.upload import follow
 from tests.support import chains
+from tests.support.processes import end_all_of
 
 ROOT = Path(__file__).parents[2]
 BUCKET = "bucket"
@@ -67,7 +67,6 @@ class Proxy:
       writes: the number of requests that write or delete an object.
       env: environment of processes that use it.
       scheme: of its URLs.
-      starts: of runs that use it. They end with the test that made them, also if it fails: `use` and `close` see to it.
     """
 
     env: dict[str, str]
@@ -75,7 +74,6 @@ class Proxy:
 
     def __init__(self, behind: str, host: str = "127.0.0.1") -> None:
         self.mode, self.writes, self.refused, self._behind = "ok", 0, "", behind
-        self.starts = list[Start]()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -133,21 +131,14 @@ class Proxy:
         """Let this process use it, without a fault, and with further variables `env`."""
         import fsspec
 
-        self._end_starts()
         self.mode = "ok"
         fsspec.get_filesystem_class(self.scheme).clear_instance_cache()  # an instance keeps its environment
         for name, value in {**self.env, **env}.items():
             patch.setenv(name, value)
 
     def close(self) -> None:
-        self._end_starts()
         self._proxy.shutdown()
         self._proxy.server_close()
-
-    def _end_starts(self) -> None:
-        for start in self.starts:
-            start.end_of_the_machine()
-        self.starts.clear()
 
 
 class S3(Proxy):
@@ -196,7 +187,6 @@ class Start:
                 [*on, sys.executable, "-m", "runner", *words], cwd=caches, stdin=subprocess.DEVNULL, stdout=said,
                 stderr=said, env={**env, "XDG_CACHE_HOME": str(caches)},
             )  # fmt: skip
-        server.starts.append(self)
 
     def end(self) -> int:
         """Wait for the end. Return the exit code."""
@@ -204,15 +194,7 @@ class Start:
 
     def end_of_the_machine(self) -> None:
         """Kill all processes of this start at once, the uploading one too."""
-        if self.popen.poll() is not None:  # its number may be another process's by now
-            return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            supervisor = psutil.Process(self.popen.pid)
-            supervisor.suspend()
-            for one in (*supervisor.children(recursive=True), supervisor):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
-        self.popen.wait()
+        end_all_of(self.popen)
 
 
 def catches_up(server: Proxy, store: Store, folder: Path, secs: float, size: int = 300_000) -> None:

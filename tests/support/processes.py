@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+STARTED = weakref.WeakSet["subprocess.Popen[Any]"]()
+"""What a test starts, and ends with it if it fails: tests/conftest.py. What other tests use, too, is taken out."""
+
+
+def end_all_of(process: subprocess.Popen[Any]) -> None:
+    """Kill `process` and all that it has started, at once, as the end of their machine would, and wait until all are
+    gone.
+    """
+    if process.poll() is not None:  # its number may be another process's by now
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        first = psutil.Process(process.pid)
+        first.suspend()  # it starts no more
+        others = first.children(recursive=True)
+        for one in (*others, first):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.wait()
+        wait_until(lambda: all(is_gone(one.pid) for one in others))
+    process.wait()
 
 
 def wait_until(condition: Callable[[], bool], secs: float = 120.0) -> None:

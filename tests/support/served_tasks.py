@@ -78,7 +78,7 @@ def kill_many(starter: TaskStarter, folder: Path, number: int, seed: int) -> dic
             counts[number_of.name] += 1
             if code not in ENDS[number_of]:
                 wrong.append((count, number_of.name, round(wait, 2), code))
-        wait_until(lambda families=families: all(is_gone(pid) for family in families for pid in family), 20)  # type: ignore[misc]
+        wait_until(lambda families=families: all(is_gone(pid) for family in families for pid in family))  # type: ignore[misc]
     return {"kills": counts, "wrong codes": wrong}
 
 

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from tests.support.journal import note_end, note_start
 from tests.support.outages import Backend, Outage, as_json
+from tests.support.processes import STARTED
 
 ROOT = Path(__file__).parents[2]
 NAME = "tests.support.outages.Recorder"
@@ -130,6 +131,7 @@ class _Server:
             [sys.executable, "-m", "tests.support.shipping"], env=env, cwd=ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
+        STARTED.discard(self._process)
         atexit.register(self.close)
 
     def ask(self, request: Any) -> Any:

@@ -27,19 +27,19 @@ def python(code: str) -> list[str]:
 
 def test_the_exit_code_of_the_child_is_returned() -> None:
     process = start_process(python("raise SystemExit(3)"), ENV)
-    assert process.wait(20) == 3
+    assert process.wait(120) == 3
     assert process.close() == 3
 
 
 def test_waiting_has_a_limit() -> None:
-    process = start_process(python("import time; time.sleep(60)"), ENV)
+    process = start_process(python("import time; time.sleep(600)"), ENV)
     assert process.wait(0.05) is None
     process.kill()
     assert process.close() == -signal.SIGKILL
 
 
 def test_a_child_leads_a_session_of_its_own() -> None:
-    process = start_process(python("import time; time.sleep(60)"), ENV)
+    process = start_process(python("import time; time.sleep(600)"), ENV)
     assert os.getsid(process.pid) == process.pid
     process.kill()
     process.close()
@@ -50,12 +50,12 @@ def test_a_child_that_is_asked_to_stop_saves(tmp_path: Path) -> None:
         "import signal, sys, time, pathlib\n"
         f"signal.signal(signal.SIGTERM, lambda *a: (pathlib.Path({str(tmp_path / 'saved')!r}).touch(), sys.exit(3)))\n"
         f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     process = start_process(python(code), ENV)
     wait_until((tmp_path / "ready").exists)
     process.ask_to_stop()
-    assert process.wait(20) == process.close() == 3
+    assert process.wait(120) == process.close() == 3
     assert (tmp_path / "saved").exists()
 
 
@@ -63,10 +63,10 @@ def test_a_kill_ends_a_child_that_does_not_stop_and_what_it_started(tmp_path: Pa
     code = (
         "import signal, subprocess, sys, time, pathlib\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "helper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "helper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"path = pathlib.Path({str(tmp_path / 'pid')!r}); path.with_suffix('.tmp').write_text(str(helper.pid))\n"
         "path.with_suffix('.tmp').rename(path)\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     process = start_process(python(code), ENV)
     wait_until((tmp_path / "pid").exists)
@@ -92,11 +92,11 @@ PARENT = (
     "import os, sys, time\n"
     "from runner.system.child_process import start_process\n"
     "process = start_process([sys.executable, '-c', {child!r}], os.environ)\n"
-    "time.sleep(60)\n"
+    "time.sleep(600)\n"
 )
 
 
-def _orphan(tmp_path: Path, before: str, grace_secs: float = 0.3, then: str = "time.sleep(60)") -> int:
+def _orphan(tmp_path: Path, before: str, grace_secs: float = 0.3, then: str = "time.sleep(600)") -> int:
     """Kills a parent -9 whose child does `before` and `then`, of which the second begins; the child's pid."""
     child = CHILD.format(before=before, pid=str(tmp_path / "pid"), grace_secs=grace_secs, then=then)
     parent = subprocess.Popen(python(PARENT.format(child=child)), env=ENV)
@@ -113,7 +113,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 def test_a_child_ends_with_its_parent_where_the_system_has_no_pidfd(tmp_path: Path) -> None:
     pid = _orphan(tmp_path, before="del os.pidfd_open")
-    wait_until(lambda: is_gone(pid), 10)
+    wait_until(lambda: is_gone(pid))
 
 
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -122,31 +122,33 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
 
 
 def test_a_child_in_which_no_python_thread_runs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    pid = _orphan(tmp_path, "import subprocess; subprocess.Popen(['sleep', '60'])", then="ctypes.PyDLL(None).sleep(60)")
+    pid = _orphan(
+        tmp_path, "import subprocess; subprocess.Popen(['sleep', '600'])", then="ctypes.PyDLL(None).sleep(600)"
+    )
     others = json.loads((tmp_path / "others").read_text())
     assert len(others) == 2  # the helper and the watchdog
-    wait_until(lambda: all(map(is_gone, [pid, *others])), 10)
+    wait_until(lambda: all(map(is_gone, [pid, *others])))
 
 
 def test_a_child_that_has_something_to_save_has_the_time_for_it(tmp_path: Path) -> None:
     saves = (
         f"signal.signal(signal.SIGTERM, lambda *a: (time.sleep(1), pathlib.Path({str(tmp_path)!r}, 'saved').touch()))"
     )
-    pid = _orphan(tmp_path, f"import signal; {saves}", grace_secs=2, then="watchdog.note_work(); time.sleep(60)")
-    wait_until(lambda: is_gone(pid), 10)
+    pid = _orphan(tmp_path, f"import signal; {saves}", grace_secs=2, then="watchdog.note_work(); time.sleep(600)")
+    wait_until(lambda: is_gone(pid))
     assert (tmp_path / "saved").exists()
 
 
 def test_a_child_whose_watchdog_was_killed_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    pid = _orphan(tmp_path, "", then="[one.kill() for one in psutil.Process().children()]; time.sleep(60)")
-    wait_until(lambda: is_gone(pid), 10)
+    pid = _orphan(tmp_path, "", then="[one.kill() for one in psutil.Process().children()]; time.sleep(600)")
+    wait_until(lambda: is_gone(pid))
 
 
 def test_the_watchdog_of_a_child_that_has_ended_ends(tmp_path: Path) -> None:
     child = CHILD.format(before="", pid=str(tmp_path / "pid"), grace_secs=9, then="raise SystemExit(4)")
     process = start_process(python(child), ENV, prefix="[child] ")  # its output ends with it
-    assert process.wait(20) == 4
-    wait_until(lambda: all(map(is_gone, json.loads((tmp_path / "others").read_text()))), 10)
+    assert process.wait(120) == 4
+    wait_until(lambda: all(map(is_gone, json.loads((tmp_path / "others").read_text()))))
     assert process.close() == 4
 
 

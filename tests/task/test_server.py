@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = str(Path(__file__).parents[2])
 ENV = {**os.environ, "PYTHONPATH": ROOT, "TF_CPP_MIN_LOG_LEVEL": "3"}
-FOREVER = "import time; time.sleep(60)"
+FOREVER = "import time; time.sleep(600)"
 
 
 def task(code: str, env: Mapping[str, str] = ENV, prefix: str = "") -> Task:
@@ -61,6 +60,15 @@ def server() -> Iterator[TaskStarter]:
         yield starter
 
 
+def pidfds_of(process: psutil.Process) -> list[str]:
+    """Return the files by which a process sees the ends of others."""
+    links = []
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(path))
+    return [link for link in links if "pidfd" in link]
+
+
 def pid_of(starter: TaskStarter) -> int:
     assert starter.server is not None
     return starter.server.pid
@@ -87,7 +95,7 @@ def told(server: TaskStarter, folder: Path, code: str, env: Mapping[str, str] = 
 )  # fmt: skip
 def test_the_exit_code_of_a_child_is_known(shared: TaskStarter, code: str, expected: int) -> None:
     process = fork(shared, code)
-    assert process.wait(20) == expected
+    assert process.wait(120) == expected
     assert process.wait(0) == expected and process.close() == expected
 
 
@@ -95,9 +103,9 @@ def test_waiting_has_a_limit_and_a_kill_ends_a_child_with_what_it_started(shared
     path = tmp_path / "pid"
     code = (
         "import signal, subprocess, pathlib, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"helper = subprocess.Popen(['sleep', '60']); path = {str(path)!r}\n"
+        f"helper = subprocess.Popen(['sleep', '600']); path = {str(path)!r}\n"
         "pathlib.Path(path + '.tmp').write_text(str(helper.pid)); os.rename(path + '.tmp', path)\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     process = fork(shared, code)
     assert process.wait(0.05) is None
@@ -178,17 +186,17 @@ def test_children_draw_different_random_numbers(shared: TaskStarter, tmp_path: P
 def test_neither_the_server_nor_another_child_holds_the_files_of_a_child(shared: TaskStarter, tmp_path: Path) -> None:
     files = "import os; found = sorted(map(int, os.listdir('/proc/self/fd')))[:-1]"  # the last one lists them
     holder, alone = psutil.Process(pid_of(shared)), told(shared, tmp_path, files)
-    time.sleep(0.2)  # it lets go of a child just after it has told how that ended
+    wait_until(lambda: not pidfds_of(holder))  # it lets go of a child just after it has told how that ended
     held = holder.num_fds()
     others = [fork(shared, FOREVER, prefix="[other] ") for _ in range(3)]
     try:
         assert told(shared, tmp_path, files) == alone
-        wait_until(lambda: holder.num_fds() == held + 2 * len(others), 5)  # a pidfd and a status pipe each
+        wait_until(lambda: holder.num_fds() == held + 2 * len(others))  # a pidfd and a status pipe each
     finally:
         for other in others:
             other.kill()
             assert other.close() != 0  # joins the pumps: their pipes have ended
-    wait_until(lambda: holder.num_fds() == held, 5)
+    wait_until(lambda: holder.num_fds() == held)
 
 
 def test_what_a_child_says_has_its_prefix(shared: TaskStarter, capfd: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +221,7 @@ def test_children_outlive_a_server_that_is_killed_and_their_ends_are_known(
     assert saves.wait(0.1) is None and is_lost.wait(0) is None
     ends.touch()
     is_lost.kill()
-    assert saves.wait(20) == 3 and saves.close() == 3
+    assert saves.wait(120) == 3 and saves.close() == 3
     assert is_lost.close() == -signal.SIGKILL  # lost, as one that the system has killed
 
 
@@ -221,7 +229,7 @@ def test_a_server_outlives_its_children_when_all_are_asked_to_stop(shared: TaskS
     ready = tmp_path / "ready"
     code = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(3))\n"
-        f"open({str(ready)!r}, 'w').close(); time.sleep(60)"
+        f"open({str(ready)!r}, 'w').close(); time.sleep(600)"
     )
     child = fork(shared, code)
     wait_until(ready.exists)
@@ -237,7 +245,7 @@ def test_a_server_ends_with_the_process_that_started_it_and_after_its_children(t
     child = (
         "from runner.system.child_process import end_with_parent; import os, signal, time\n"
         "signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.5), os._exit(3)))\n"
-        f"end_with_parent(os.environ)\nopen({str(tmp_path / 'on')!r}, 'w').close(); time.sleep(60)"
+        f"end_with_parent(os.environ)\nopen({str(tmp_path / 'on')!r}, 'w').close(); time.sleep(600)"
     )
     parent = (
         "import os, pathlib, time\nfrom tests.task.test_server import serving, task\n"
@@ -245,12 +253,12 @@ def test_a_server_ends_with_the_process_that_started_it_and_after_its_children(t
         f"process = server.start(task({child!r}))\n"
         f"while not os.path.exists({str(tmp_path / 'on')!r}): time.sleep(0.01)\n"
         f"pathlib.Path({str(pids)!r} + '.tmp').write_text(f'{{server.server.pid}} {{process.pid}}')\n"
-        f"os.rename({str(pids)!r} + '.tmp', {str(pids)!r}); time.sleep(60)"
+        f"os.rename({str(pids)!r} + '.tmp', {str(pids)!r}); time.sleep(600)"
     )
     started = psutil.Popen([sys.executable, "-c", parent], env=ENV)
     wait_until(pids.exists)
     left = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
     started.kill()
     started.wait()
-    wait_until(lambda: not left[1].is_running() or left[1].status() == psutil.STATUS_ZOMBIE, 20)
-    wait_until(lambda: is_gone(left[0].pid), 20)
+    wait_until(lambda: not left[1].is_running() or left[1].status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: is_gone(left[0].pid))

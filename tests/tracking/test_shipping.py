@@ -198,9 +198,9 @@ def test_ships_while_the_run_goes_on(tmp_path: Path) -> None:
     backend = Backend(tmp_path / "backend")
     with shipping(tmp_path) as end:
         noted(tmp_path / "run", [1])
-        wait_until(lambda: backend.points() == points(1), 20)
+        wait_until(lambda: backend.points() == points(1))
         noted(tmp_path / "run", [2])
-        wait_until(lambda: backend.points() == points(1, 2), 20)
+        wait_until(lambda: backend.points() == points(1, 2))
         assert end() == Said(0)
 
 
@@ -213,7 +213,7 @@ def test_leaves_the_machine_to_a_task_until_its_first_step(tmp_path: Path) -> No
         time.sleep(0.3)
         assert backend.points() == [] and backend.attempts("start") == 0
         noted(tmp_path / "run", ["first_step"])
-        wait_until(lambda: backend.points() == points(1), 20)
+        wait_until(lambda: backend.points() == points(1))
         assert end() == Said(0)
 
 

@@ -21,7 +21,7 @@ from runner import RunTracker
 from runner.config.schema import TrackingConfig
 from runner.tracking.run_record import Shipped
 from runner.tracking.ship import main as ship_main
-from runner.tracking.shipping import ANSWER_SECS, MAX_DEATHS, Shipping, write_settings
+from runner.tracking.shipping import MAX_DEATHS, Shipping, write_settings
 from tests.support.journal import Lines, note_end, note_start
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
@@ -203,7 +203,7 @@ def test_a_process_that_is_killed_is_started_again_and_doubles_nothing(folder: P
     for number in range(2):
         journal.metrics(number, {"train/loss": 1.0})
         wanted = {"train/loss": number}  # noted after the class has got it
-        wait_until(functools.partial(has_shipped, folder, wanted), 30)
+        wait_until(functools.partial(has_shipped, folder, wanted))
         os.kill(calls(folder, "made")[-1][1], signal.SIGKILL)
     journal.metrics(2, {"train/loss": 1.0})
     note_end(folder)
@@ -222,11 +222,11 @@ def test_a_class_that_hangs_is_ended_with_the_run_and_delays_no_other(
     journal = noted(folder, range(1, 4))
     journal.event("first_step", step=1)
     following = shipping_of(folder)
-    wait_until(lambda: points(folder) == [1, 2, 3], 20)
+    wait_until(lambda: points(folder) == [1, 2, 3])
     hangs = folder / "hangs.jsonl"
-    wait_until(lambda: hangs.exists() and '"start"' in hangs.read_text(), 20)
+    wait_until(lambda: hangs.exists() and '"start"' in hangs.read_text())
     noted(folder, range(4, 7))
-    wait_until(lambda: points(folder) == [1, 2, 3, 4, 5, 6], 20)
+    wait_until(lambda: points(folder) == [1, 2, 3, 4, 5, 6])
     pid = json.loads(hangs.read_text().splitlines()[0])[2]
     note_end(folder)
     began = time.monotonic()
@@ -249,7 +249,7 @@ def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
     noted(folder, range(1, 4)).event("first_step", step=1)
     following = shipping_of(folder)
     deaths = folder / "deaths"
-    wait_until(lambda: deaths.exists() and len(deaths.read_text()) == MAX_DEATHS, 60)
+    wait_until(lambda: deaths.exists() and len(deaths.read_text()) == MAX_DEATHS)
     time.sleep(1.0)
     note_end(folder)
     assert not following.close()
@@ -264,7 +264,7 @@ def test_a_process_that_dies_now_and_then_is_started_each_time(folder: Path, mon
     started(folder, "rare.Rare")
     noted(folder, range(1, 4)).event("first_step", step=1)
     following = shipping_of(folder)
-    wait_until(lambda: points(folder) == [1, 2, 3], 60)
+    wait_until(lambda: points(folder) == [1, 2, 3])
     note_end(folder)
     assert following.close() and calls(folder, "end") == [["FINISHED"]]
 
@@ -281,11 +281,11 @@ def test_the_process_of_a_class_ends_with_a_supervisor_that_is_killed(folder: Pa
         "Shipping(os.environ).follow(Path.cwd())\ntime.sleep(600)\n"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
-    wait_until(lambda: bool(calls(folder, "hangs")), 30)
+    wait_until(lambda: bool(calls(folder, "hangs")))
     ((_, pid),) = calls(folder, "made")
     supervisor.kill()
     supervisor.wait()
-    wait_until(lambda: is_gone(pid), 2 * ANSWER_SECS)
+    wait_until(lambda: is_gone(pid))
 
 
 @pytest.mark.slow
