@@ -5,6 +5,9 @@ The chief's supervisor leads. It writes `generation.json`, which has the number 
 gather, go (all start their tasks) or ended. Every other supervisor answers in its own file under `peers/`, with the run
 and generation that it answers, and a nonce that identifies its process. A `go` names the nonces of the processes that
 it is meant for, so files of earlier runs or killed supervisors have no effect.
+
+A message has the addresses of all tasks, and a supervisor heeds only those of its own cluster: another one may run in
+the folder, whose lock or lease its chief has, or may have died there.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class Call:
       phase: gather, go or ended.
       nonces: task name -> nonce of each process that takes part.
       code: exit code of the run once it has ended.
-      others: number of supervisors for which it waits.
+      tasks: task type -> addresses of the cluster, without the evaluator's.
     """
 
     run: str = ""
@@ -52,7 +55,7 @@ class Call:
     phase: str = ""
     nonces: Mapping[str, str] = field(default_factory=dict)
     code: int = 0
-    others: int = 0
+    tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class LeaderRendezvous(Rendezvous):
         self._timeout_secs, self._settle_secs, self._has_evaluator = timeout_secs, settle_secs, has_evaluator
         others = [Cluster(role, index, place.tasks) for role in place.tasks for index in range(len(place.tasks[role]))]
         self._others = {other.name: other for other in others if other != place}
-        self._call = Call(run=secrets.token_hex(8), others=len(self._others))
+        self._call = Call(run=secrets.token_hex(8), tasks=place.tasks)
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
         patience = self._timeout_secs if not self._call.generation else max(self._timeout_secs, REPLACED_SECS)
@@ -142,15 +145,14 @@ class LeaderRendezvous(Rendezvous):
         while not stops:
             answers = self._answers()
             failed = super().look() or self._failure(answers)
-            missing = [name for name in self._others if name not in answers]
+            missing = [other for name, other in self._others.items() if name not in answers]
             if failed or not missing:
                 self._say(phase="go", nonces={name: answer.nonce for name, answer in answers.items()})
                 return failed
             if self._clock() > until:
-                places = [self._others[name] for name in missing]
-                listed = ", ".join(f"{one.name} ({one.tasks[one.task_type][one.task_index]})" for one in places)
+                listed = ", ".join(f"{one.name} ({one.tasks[one.task_type][one.task_index]})" for one in missing)
                 reason = f"{listed} did not join within {patience:g} s. {_same_folder(self._model_dir)}"
-                return GangResult(FAILED, self._place_of(missing[0]), reason)
+                return GangResult(FAILED, missing[0], reason)
             time.sleep(GLANCE_SECS)
         return None
 
@@ -261,7 +263,7 @@ class FollowerRendezvous:
         patience = max(self._timeout_secs, REPLACED_SECS) if self._followed.run else self._timeout_secs
         until = self._clock() + patience
         while not stops:
-            call = read_dataclass(Call, self._folder / CALL_FILE)
+            call = self._heard()
             if self._has_ended(call):
                 return False
             if call.run and call.phase != "ended" and not _same(call, self._answered):
@@ -272,11 +274,11 @@ class FollowerRendezvous:
                 self._followed, self.generation = call, call.generation
                 return True
             if self._clock() > until and not forever:
-                chief = next(iter(self._place.tasks.get("chief", ())), "address unknown")
-                raise TimeoutError(
-                    f"The chief's supervisor ({chief}) did not join within {patience:g} s. "
-                    f"{_same_folder(self._model_dir)}"
-                )
+                reason = f"The chief's supervisor ({_chief(self._place)}) did not join within {patience:g} s. "
+                reason += _same_folder(self._model_dir)
+                if call.phase in ("gather", "go") and not call.run:
+                    reason += f" Another cluster runs there, or was killed: its chief is {_chief(call)}."
+                raise TimeoutError(reason)
             time.sleep(GLANCE_SECS)
         return False
 
@@ -284,7 +286,7 @@ class FollowerRendezvous:
         """Return an event from the chief that ends the task; None: there is none."""
         if self._place.is_evaluator and self._clock() - self._told > min(BEAT_SECS, self._timeout_secs / 4):
             self.tell("ready")
-        call = read_dataclass(Call, self._folder / CALL_FILE)
+        call = self._heard()
         if self._has_ended(call):
             return GangResult(PEER_LOST, self._place, "the run has ended")
         if call.run and not _same(call, self._followed):
@@ -292,11 +294,18 @@ class FollowerRendezvous:
         return None
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
-        """Write this supervisor's answer to the chief's last message."""
-        self._told = self._clock()
-        call = self._answered
+        """Write this supervisor's answer to the chief's last message, if its file is not another cluster's by now."""
+        self._told, call = self._clock(), self._answered
         answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told)
-        write_json(_answer_file(self._folder, self._place.name), asdict(answer))
+        if self._heard().run:
+            write_json(_answer_file(self._folder, self._place.name), asdict(answer))
+
+    def _heard(self) -> Call:
+        """Return the last message; if it is of another cluster's chief, as that of no run."""
+        call = read_dataclass(Call, self._folder / CALL_FILE)
+        ours = {role: list(addresses) for role, addresses in self._place.tasks.items()}  # as in JSON
+        # An evaluator's TF_CONFIG may have no cluster.
+        return call if ours in ({}, call.tasks) else replace(call, run="")
 
     def _has_ended(self, call: Call) -> bool:
         if call.phase == "ended" and call.run and call.run in (self._followed.run, self._answered.run):
@@ -307,6 +316,10 @@ class FollowerRendezvous:
 def _same_folder(model_dir: Path) -> str:
     where = remote_dir(model_dir) or f"{model_dir} on shared storage"
     return f"Check that all processes run with the same model_dir={where}."
+
+
+def _chief(place: Cluster | Call) -> str:
+    return next(iter(place.tasks.get("chief", ())), "address unknown")
 
 
 def _same(one: Call | Answer, other: Call) -> bool:

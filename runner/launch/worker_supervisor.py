@@ -51,7 +51,7 @@ class WorkerSupervisor:
         """
         model_dir = Path(str(self.config.model_dir))
         where, mirror = url_or_path(model_dir), mirror_of(model_dir)
-        mirror.begin(self.env, self.config.run, self.place.worker_index)
+        mirror.begin(self.env, self.config.run, self.place)
         rendezvous = FollowerRendezvous(model_dir, self.place, self.config.cluster.start_timeout_secs)
         say(f"This is {self.place.name}. The chief records the run and its results in {where}.")
         scratches = tempfile.TemporaryDirectory(prefix="runner-")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from runner.config.mistakes import ConfigError, NotAllowed
 from runner.config.schema import RunSettings
+from runner.distribute.cluster import ALONE, Cluster
 from runner.remote import upload
 from runner.remote.store import (
     LEASES,
@@ -184,24 +185,24 @@ class Mirror:
                     with suppress(ConfigError), alone_in(self._folder, timeout_secs=0):
                         store.fetch(self._folder)
 
-    def begin(self, env: Mapping[str, str], settings: RunSettings, worker: int = 0) -> None:
+    def begin(self, env: Mapping[str, str], settings: RunSettings, place: Cluster = ALONE) -> None:
         """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process. If
         that has begun, as by another job of a sweep, nothing is done.
 
         Args:
           env: environment of the process that sends.
           settings: when another may take over, and how long `close` waits.
-          worker: index of the worker whose folder this is, if the chief is on another host: the lease is the chief's.
+          place: that of the worker whose folder this is, if the chief is on another host: the lease is the chief's.
 
         Raises:
           ConfigError: another run holds the lease or, for a worker, this folder; or the bucket cannot be reached.
         """
         with self._lock:
             if self.url and not self.has_begun:
-                self._begin(env, settings, worker)
+                self._begin(env, settings, place)
 
-    def _begin(self, env: Mapping[str, str], settings: RunSettings, worker: int) -> None:
-        store, folder = Store(self.url, self._key), self._folder
+    def _begin(self, env: Mapping[str, str], settings: RunSettings, place: Cluster) -> None:
+        store, folder, worker = Store(self.url, self._key), self._folder, place.worker_index
         with reaching(f"{self._key}{self.url}"), lock_of(folder), ExitStack() as begun:
             if worker:  # else its supervisor does, later
                 begun.enter_context(alone_in(folder, "run.local_dir"))
@@ -230,7 +231,7 @@ class Mirror:
             )
             self._thread.start()
             return
-        lease = json.dumps([self._lease.number, self._lease.facts] if self._lease else [0])
+        lease = json.dumps([self._lease.number, self._lease.facts] if self._lease else [0, {"tasks": place.tasks}])
         words = ("-m", upload.MODULE, str(folder), "--lease", lease, "--secs", str(self._secs))
         self._process = ShippingProcess("", env, words, "remote: ")
 

@@ -52,7 +52,7 @@ class Uploader:
 
     Args:
       folder: the local folder.
-      lease: the lease on its URL; a worker's has the number 0 until the chief calls.
+      lease: the lease on its URL; a worker's has the number 0, and the `tasks` of its cluster, until the chief calls.
 
     Attributes:
       held: names of files that wait for an input state of a worker on another host.
@@ -162,7 +162,7 @@ class Courier:
 
     def __init__(self, uploader: Uploader) -> None:
         self._uploader, self._store = uploader, uploader.lease.store
-        self._folder = uploader.folder / LEASES
+        self._folder, self._tasks = uploader.folder / LEASES, uploader.lease.facts.get("tasks")
         self._heard: dict[str, tuple[str, bytes]] = {}
         self._said: dict[Path, bytes] = {}
 
@@ -203,7 +203,7 @@ class Courier:
         call = json.loads((self._folder / CALL_FILE).read_bytes())
         answers = [json.loads(data) for _, data in heard.values()]
         same = [answer for answer in answers if all(answer[key] == call[key] for key in ("run", "generation"))]
-        if call["phase"] == "gather" and len(same) >= call["others"]:
+        if call["phase"] == "gather" and len(same) >= sum(map(len, call["tasks"].values())) - 1:
             while not self._uploader.send():
                 pass
             self._uploader.fetch(self._uploader.held)
@@ -211,9 +211,11 @@ class Courier:
             write_atomically(self._folder / name, data)
 
     def _follow(self, heard: Mapping[str, tuple[str, bytes]]) -> None:
-        """On another host: do what the chief's call asks for, and deliver it."""
+        """On another host: do what the chief's call asks for, and deliver it. Another cluster's asks nothing of it."""
         ((_, data),) = heard.values()
         path, call, uploader = self._folder / CALL_FILE, json.loads(data), self._uploader
+        if call.get("tasks") != self._tasks:
+            return write_atomically(path, data)
         number, before = self._store.highest(), uploader.lease
         lease = Lease(self._store, number, self._store.lease(number))
         phase, known = call["phase"], json.loads(path.read_bytes()) if path.exists() else {}
@@ -284,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     note = Note.read(folder)
     if options.lease is not None:
         lease = Lease(Store(note.url), *options.lease)
-        if lease.facts:  # it is the chief's
+        if lease.number:  # it is the chief's
             lease.keep()
 
         def heard(line: str) -> None:

@@ -142,6 +142,27 @@ def test_new_machines_go_on_from_the_bucket_to_the_same_bits(
     assert bits(hosts.folder("chief")) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_second_cluster_at_the_url_does_not_disturb_the_first(
+    server: S3, tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    url = f"s3://{BUCKET}/twice/run"
+    with Hosts(server, tmp_path / "first", f"model_dir={url}", *RUN, step_secs=0.2) as first:
+        wait_until(lambda: step_there(Store(url)) >= SAVE_STEPS)
+        with Hosts(server, tmp_path / "second", f"model_dir={url}", *RUN) as second:
+            assert second.chief.end() == 2 and "is in use by another run" in second.chief.said.read_text()
+            heard = "worker/estimator-runner/*/.lease/generation.json"
+            wait_until(lambda: any((tmp_path / "second").glob(heard)))
+            wait_for_steps(Store(url), SAVE_STEPS)  # while a worker is there that could answer
+            second.worker.popen.terminate()
+            assert second.worker.end() == 3, second.worker.said.read_text()
+        assert first.chief.popen.poll() is None
+        assert first.wait() == [0, 0], first.chief.said.read_text() + first.worker.said.read_text()
+    assert "started again" not in first.chief.said.read_text()
+    assert bits(first.folder("chief")) == expected
+
+
 @pytest.mark.world
 @pytest.mark.skipif(bool(networks.MISSING), reason=networks.MISSING)
 @pytest.mark.timeout(900)

@@ -43,6 +43,7 @@ from tests.support.messages import Messages
 from tests.support.screen import line_of
 
 WORKERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
+OTHERS = {"chief": ["127.0.0.1:4"], "worker": ["127.0.0.1:5"]}
 SERVERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
 
 
@@ -135,6 +136,41 @@ def test_a_chief_that_is_killed_is_waited_for(tmp_path: Path) -> None:
     terminals.start({"chief": waits + FINISH})
     assert terminals.end()[0] == {"chief": 0, "worker:0": 0}
     assert summary_in(tmp_path / "run")["status"] == "finished"
+
+
+def test_a_second_cluster_in_the_folder_does_not_disturb_the_first(tmp_path: Path, messages: Messages) -> None:
+    first, second = Terminals(tmp_path), Terminals(tmp_path, OTHERS, start_timeout_secs=5)
+    codes = {"chief": JOIN + "started(); wait_for('end')\n" + FINISH, "worker:0": JOIN + "started(); wait_for('end')\n"}
+    first.start(codes)
+    started(tmp_path, "chief", "worker:0")
+    second.start(codes)
+    refused, said = second.end()
+    assert refused == {"chief": 2, "worker:0": 1}
+    messages.same("worker:0 says", line_of(said["worker:0"], "did not join"))
+    (tmp_path / "end").touch()
+    assert first.end()[0] == {"chief": 0, "worker:0": 0}
+    assert summary_in(tmp_path / "run")["restarts"] == 0
+    assert RunRecord.read(tmp_path / "run").generation == 1
+
+
+def test_a_cluster_that_goes_on_with_the_run_of_a_dead_one_has_none_of_its_workers(tmp_path: Path) -> None:
+    first, second = Terminals(tmp_path), Terminals(tmp_path, OTHERS)
+    ran = JOIN + "(folder / 'ran').open('a').write(place.tasks[place.task_type][0] + ' ')\n"
+    lost = JOIN + "save(3); started(); time.sleep(60)\n"
+    first.start({"chief": lost, "worker:0": JOIN + "started(); wait_for('lost'); sys.exit(75)\n"})
+    (pid,) = started(tmp_path, "chief")
+    started(tmp_path, "worker:0")
+    first.processes["chief"].kill()
+    first.processes["chief"].wait()
+    wait_until(lambda: is_gone(pid))
+    (tmp_path / "lost").touch()  # its worker waits for its chief to come back
+    second.start({"worker:0": ran, "chief": ran + FINISH})
+    ended, said = second.end()
+    assert ended == {"chief": 0, "worker:0": 0}, said
+    assert sorted((tmp_path / "ran").read_text().split()) == ["127.0.0.1:4", "127.0.0.1:5"]
+    assert summary_in(tmp_path / "run")["restarts"] == 0
+    first.processes["worker:0"].send_signal(signal.SIGTERM)
+    assert first.end()[0]["worker:0"] == INTERRUPTED
 
 
 def test_the_error_of_one_ends_all_and_is_in_the_summary(tmp_path: Path, messages: Messages) -> None:
@@ -299,6 +335,7 @@ def test_an_evaluator_whose_supervisor_is_gone_is_not_waited_for_without_an_end(
 def test_the_evaluators_supervisor_repeats_what_it_said(tmp_path: Path) -> None:
     seconds = itertools.count()
     tasks = {"chief": ["127.0.0.1:1"]}
+    LeaderRendezvous(tmp_path, Cluster("chief", 0, tasks), 60)._say(generation=1, phase="gather")
     evaluator = FollowerRendezvous(tmp_path, Cluster("evaluator", 0, tasks), 60, clock=lambda: next(seconds))
     evaluator.tell("ready")
     beats = []
@@ -336,7 +373,8 @@ def test_what_a_peer_says_reaches_the_chief(state: str, code: int | None, tmp_pa
 
 def test_a_peer_that_failed_before_all_were_there_is_not_waited_for(tmp_path: Path, messages: Messages) -> None:
     leader, follower = chief_and_worker(tmp_path)
-    follower._answered = type(leader._call)(leader._call.run, 1)
+    leader._say(generation=1, phase="gather")
+    follower._answered = leader._call
     follower.tell("failed", "no such file", FAILED)
     found = leader.gather(1, [])
     assert found is not None and found.code == FAILED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from runner.checkpoint import layout, manifest, retention
 from runner.checkpoint.retention import Keep
 from runner.config.mistakes import ConfigError
 from runner.config.schema import RunSettings
+from runner.distribute.cluster import Cluster
 from runner.remote import store as stores
 from runner.remote import upload
 from runner.remote.mirror import Mirror
@@ -24,16 +26,18 @@ from runner.tracking.shipping import NOT_ALL
 from tests.remote.test_object_store import fetched, names
 
 KEEP = Keep(2)
+TASKS = {"chief": ["a:1"], "worker": ["b:1"]}
 
 
 class Host:
-    """A host. Args: worker: its index; 0: the chief, which takes the lease."""
+    """A host of a cluster with `tasks`. Args: worker: its index; 0: the chief, which takes the lease."""
 
-    def __init__(self, store: Store, folder: Path, worker: int = 0) -> None:
-        self.folder, self.worker, self.place = folder, worker, folder / LEASES
+    def __init__(self, store: Store, folder: Path, worker: int = 0, tasks: Mapping[str, Sequence[str]] = TASKS) -> None:
+        self.folder, self.worker, self.place, self.tasks = folder, worker, folder / LEASES, tasks
         (self.place / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
         Note(store.url, "" if worker else folder.name, Note.read(folder).files, worker).save(folder)
-        self.uploader = Uploader(folder, Lease(store, 0) if worker else Lease.take(store, folder.name, 60))
+        lease = Lease(store, 0, {"tasks": tasks}) if worker else Lease.take(store, folder.name, 60)
+        self.uploader = Uploader(folder, lease)
         self.courier = Courier(self.uploader)
 
     def save(self, step: int, text: str = "") -> None:
@@ -54,7 +58,7 @@ class Host:
     def say(self, **message: object) -> None:
         """Write this host's message, and send it."""
         name = f"{PEERS_FOLDER}/worker-0.json" if self.worker else CALL_FILE
-        (self.place / name).write_text(json.dumps({"run": "a", "generation": 1, "others": 1, **message}))
+        (self.place / name).write_text(json.dumps({"run": "a", "generation": 1, "tasks": self.tasks, **message}))
         self.courier.say()
 
     def heard(self) -> str:
@@ -164,6 +168,22 @@ def test_before_the_last_answer_both_have_sent_what_they_have(
     assert worker.heard() == "go" and (worker.folder / "events.worker-0.jsonl").exists()
 
 
+def test_the_worker_of_another_cluster_sends_nothing(hosts: tuple[Host, Host], store: Store, tmp_path: Path) -> None:
+    chief, _ = hosts
+    other = Host(store, tmp_path / "other", 1, {"chief": ["c:1"], "worker": ["d:1"]})
+    other.save(1)
+    before = {name: store.fs.cat_file(name) for name in store.fs.find("")}
+    for phase in ("go", "gather"):
+        assert other.heard() == phase  # to be said if its own chief does not come
+        with pytest.raises(LeaseLostError):
+            other.send()
+        with pytest.raises(LeaseLostError):
+            other.say(state="ready")
+        assert {name: store.fs.cat_file(name) for name in store.fs.find("")} == before
+        chief.say(phase="gather", generation=2)
+        before = {name: store.fs.cat_file(name) for name in store.fs.find("")}
+
+
 @pytest.mark.usefixtures("elsewhere")
 def test_a_worker_that_was_stopped_while_others_took_over_sends_nothing(
     store: Store,
@@ -243,13 +263,13 @@ def test_a_worker_s_folder_is_its_own_while_it_runs(
     chief.send()
     mirror = Mirror(folder, store.url)
     mirror.open("model_dir=")
-    mirror.begin(os.environ, RunSettings(upload_secs=1), worker=1)
+    mirror.begin(os.environ, RunSettings(upload_secs=1), Cluster("worker", 0, TASKS))
     (folder / "events.worker-1.jsonl").write_text("a line")
     (folder / "model.ckpt-2.index").write_text("not in the bucket yet")
     Mirror(folder, store.url).open("model_dir=")  # as `runner.load` of another process on this host
     assert (folder / "events.worker-1.jsonl").exists() and (folder / "model.ckpt-2.index").exists()
     with pytest.raises(ConfigError, match=f"run.local_dir={folder} is in use"):  # a home that two hosts share
-        Mirror(folder, store.url).begin(os.environ, RunSettings(), worker=2)
+        Mirror(folder, store.url).begin(os.environ, RunSettings(), Cluster("worker", 1, TASKS))
     mirror.close()
     Mirror(folder, store.url).open("model_dir=")
     assert (folder / ".unsent" / "events.worker-1.jsonl").read_text() == "a line"
@@ -266,7 +286,7 @@ def test_a_worker_that_was_the_chief_of_an_earlier_start_gets_the_files_of_the_n
     first.send()
     mirror = Mirror(first.folder, store.url)
     mirror.open("model_dir=")
-    mirror.begin(os.environ, RunSettings(upload_secs=1), worker=1)
+    mirror.begin(os.environ, RunSettings(upload_secs=1), Cluster("worker", 0, TASKS))
     chief = Host(store, tmp_path / "chief")
     chief.uploader.fetch()
     (chief.folder / "config.yaml").write_text("a: 2, of another length")
