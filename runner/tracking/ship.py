@@ -298,7 +298,7 @@ class RunShipper:
             failed, is_answered = [], True
             for thing in things:
                 try:
-                    if is_answered:  # boto3 takes 10 s to give up a file (measured)
+                    if is_answered:  # else each file takes as long to give up
                         thing()
                         continue
                 except Exception as error:  # it is repeated, and then reported
