@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,12 +106,14 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 sys.addaudithook(_refuse_processes)
 _start = subprocess.Popen.__init__
+_noting = threading.Lock()  # threads of what is tested start processes, too
 
 
 @functools.wraps(_start)
 def _start_and_note(process: subprocess.Popen[Any], *arguments: Any, **settings: Any) -> None:
     _start(process, *arguments, **settings)
-    STARTED.add(process)
+    with _noting:
+        STARTED.add(process)
 
 
 subprocess.Popen.__init__ = _start_and_note  # type: ignore[assignment, method-assign]
@@ -120,12 +124,14 @@ def _end_what_a_failure_leaves() -> Iterator[Any]:
 
     They would take time of other tests, and the first that collects garbage would be told of them in its place.
     """
-    before = set(STARTED)
+    with _noting:
+        before = set(STARTED)
     try:
         return (yield)
     except BaseException:
-        for process in set(STARTED) - before:
-            end_all_of(process)
+        with _noting, contextlib.ExitStack() as ended:  # all of them, also if one does not end
+            for process in set(STARTED) - before:
+                ended.callback(end_all_of, process)
         raise
 
 

@@ -42,6 +42,12 @@ class Cluster:
             return Cluster(self.task_type, self.task_index, tasks)
         return Cluster("worker", self.task_index - 1, tasks) if self.task_index else Cluster("chief", 0, tasks)
 
+    def is_in(self, tasks: Mapping[str, Sequence[str]]) -> bool:
+        """Report whether `tasks`, those of another process, have the chief and this place at the same addresses."""
+        places = (("chief", 0), (self.task_type, self.task_index))
+        ours, theirs = ([[*of.get(role, ())][i : i + 1] for role, i in places] for of in (self.tasks, tasks))
+        return ours == theirs
+
     @property
     def role(self) -> str:
         """The name of the task's journal: its task type; a single process is called chief."""

@@ -6,8 +6,9 @@ gather, go (all start their tasks) or ended. Every other supervisor answers in i
 and generation that it answers, and a nonce that identifies its process. A `go` names the nonces of the processes that
 it is meant for, so files of earlier runs or killed supervisors have no effect.
 
-A message has the addresses of all tasks, and a supervisor heeds only those of its own cluster: another one may run in
-the folder, whose lock or lease its chief has, or may have died there.
+A message has the addresses of all tasks, and a supervisor heeds only those of its own cluster, which has the chief and
+itself at the same addresses: another one may run in the folder, whose lock or lease its chief has, or may have died
+there.
 """
 
 from __future__ import annotations
@@ -277,7 +278,10 @@ class FollowerRendezvous:
                 reason = f"The chief's supervisor ({_chief(self._place)}) did not join within {patience:g} s. "
                 reason += _same_folder(self._model_dir)
                 if call.phase in ("gather", "go") and not call.run:
-                    reason += f" Another cluster runs there, or was killed: its chief is {_chief(call)}."
+                    size = sum(map(len, call.tasks.values()))
+                    reason += (
+                        f" Another cluster, of {size} tasks with the chief {_chief(call)}, runs there or was killed."
+                    )
                 raise TimeoutError(reason)
             time.sleep(GLANCE_SECS)
         return False
@@ -289,7 +293,7 @@ class FollowerRendezvous:
         call = self._heard()
         if self._has_ended(call):
             return GangResult(PEER_LOST, self._place, "the run has ended")
-        if call.run and not _same(call, self._followed):
+        if call.phase and not _same(call, self._followed):  # also if another cluster goes on with the run
             return GangResult(PEER_LOST, self._place, "all tasks are started again")
         return None
 
@@ -303,9 +307,8 @@ class FollowerRendezvous:
     def _heard(self) -> Call:
         """Return the last message; if it is of another cluster's chief, as that of no run."""
         call = read_dataclass(Call, self._folder / CALL_FILE)
-        ours = {role: list(addresses) for role, addresses in self._place.tasks.items()}  # as in JSON
         # An evaluator's TF_CONFIG may have no cluster.
-        return call if ours in ({}, call.tasks) else replace(call, run="")
+        return call if not self._place.tasks or self._place.is_in(call.tasks) else replace(call, run="")
 
     def _has_ended(self, call: Call) -> bool:
         if call.phase == "ended" and call.run and call.run in (self._followed.run, self._answered.run):

@@ -231,7 +231,7 @@ class Mirror:
             )
             self._thread.start()
             return
-        lease = json.dumps([self._lease.number, self._lease.facts] if self._lease else [0, {"tasks": place.tasks}])
+        lease = json.dumps([self._lease.number, self._lease.facts] if self._lease else [0, dataclasses.asdict(place)])
         words = ("-m", upload.MODULE, str(folder), "--lease", lease, "--secs", str(self._secs))
         self._process = ShippingProcess("", env, words, "remote: ")
 

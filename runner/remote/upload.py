@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.config.schema import ConfigError, RunSettings
+from runner.distribute.cluster import ALONE, Cluster
 from runner.remote.store import (
     CALL_FILE,
     LEASES,
@@ -52,7 +53,7 @@ class Uploader:
 
     Args:
       folder: the local folder.
-      lease: the lease on its URL; a worker's has the number 0, and the `tasks` of its cluster, until the chief calls.
+      lease: the lease on its URL; a worker's has the number 0, and says its place, until the chief calls.
 
     Attributes:
       held: names of files that wait for an input state of a worker on another host.
@@ -162,7 +163,8 @@ class Courier:
 
     def __init__(self, uploader: Uploader) -> None:
         self._uploader, self._store = uploader, uploader.lease.store
-        self._folder, self._tasks = uploader.folder / LEASES, uploader.lease.facts.get("tasks")
+        self._folder = uploader.folder / LEASES
+        self._place = ALONE if uploader.is_chief else Cluster(**uploader.lease.facts)
         self._heard: dict[str, tuple[str, bytes]] = {}
         self._said: dict[Path, bytes] = {}
 
@@ -214,7 +216,7 @@ class Courier:
         """On another host: do what the chief's call asks for, and deliver it. Another cluster's asks nothing of it."""
         ((_, data),) = heard.values()
         path, call, uploader = self._folder / CALL_FILE, json.loads(data), self._uploader
-        if call.get("tasks") != self._tasks:
+        if not self._place.is_in(call.get("tasks", {})):
             return write_atomically(path, data)
         number, before = self._store.highest(), uploader.lease
         lease = Lease(self._store, number, self._store.lease(number))

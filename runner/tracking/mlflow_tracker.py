@@ -32,6 +32,7 @@ from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
 from runner.system.console import counted
 from runner.system.redaction import mask_text
+from runner.tracking.exit_codes import USER_ERRORS
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
@@ -255,9 +256,8 @@ class MlflowTracker(Tracker):
         """Make the model a version of a registered model, with its alias and a description."""
         import mlflow
 
-        mlflow.set_tracking_uri(
-            self.uri
-        )  # MLflow 3 looks there, and not where its client is, for the model of a version
+        # MLflow 3 looks there, and not where its client is, for the model of a version.
+        mlflow.set_tracking_uri(self.uri)
         name = model.registered_name
         with _allowing("RESOURCE_ALREADY_EXISTS"):
             self._client.create_registered_model(name)
@@ -277,8 +277,8 @@ class MlflowTracker(Tracker):
             status = error.get_http_status_code()
         else:  # of requests; boto3 and others have no such response
             status = getattr(getattr(error, "response", None), "status_code", 500)
-        # A plain ValueError or TypeError is a fault of code.
-        return status < 500 or (type(error).__module__ == "builtins" and not isinstance(error, OSError))
+        # 408, 429: later. The others are mistakes, as of the code that reads the config or draws the curves.
+        return (status < 500 and status not in (408, 429)) or isinstance(error, (*USER_ERRORS, RuntimeError))
 
     def end(self, status: str, time: float) -> None:
         self._monitoring.close()  # first: until then a thread of MLflow logs to the run

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import gc
+import math
 import os
 import queue
 import signal
@@ -61,6 +62,10 @@ from runner.tracking.summary import SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
 PERIOD_SECS, GLANCE_SECS = 2.0, 0.2
+REST_SECS = 600.0
+"""Seconds after which the files of a run that has ended are sent again, if nobody answered: each costs other jobs of a
+sweep a few.
+"""
 LAST_ATTEMPTS, LAST_PERIOD_SECS = 3, 0.5
 PREPARE_SECS = 120.0
 """Seconds that the import of a tracker and the making of its tables may take."""
@@ -282,6 +287,9 @@ class RunShipper:
 
         What the tracker refuses is repeated when it has answered to the end, and then left out. If nobody answers, all
         of this is repeated later; but an earlier start does not keep the tracker from the next one.
+
+        Raises:
+          An error of the tracker, which is no refusal.
         """
         tags = dict(line.get("tags", {}))
         if not self._is_guest and not line.get("is_kept"):
@@ -295,15 +303,14 @@ class RunShipper:
                 things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
             things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
-            failed, is_answered = [], True
+            failed, unanswered = [], list[Exception]()
             for thing in things:
                 try:
-                    if is_answered:  # else each file takes as long to give up
-                        thing()
-                        continue
-                except Exception as error:  # it is repeated, and then reported
-                    is_answered = tracker.is_refusal(error)
-                failed.append(thing)
+                    thing()
+                except Exception as error:
+                    failed.append(thing)
+                    if not tracker.is_refusal(error):
+                        unanswered.append(error)
             if line.get("is_kept"):
                 tracker.leave(self._shipped.status or line["recorded"], line["time"])
             elif self._is_guest:
@@ -313,12 +320,13 @@ class RunShipper:
                 self._shipped.status = line["recorded"]
             self._deadline.expect()
             is_last = len(starts_and_ends(self.folder, self._offset(self._bounds))) == 1
+            if unanswered and is_last:
+                self._due_at = time.monotonic() + REST_SECS
+                raise unanswered[0]
             for thing in failed:
                 try:
                     thing()
                 except Exception as error:
-                    if is_last and not tracker.is_refusal(error):
-                        raise
                     self._warn("the run is recorded without a file, model or text", error)
         tracker.close()
         self._tracker, self._start, self._shipped.started, self._shipped.models = None, None, None, []
@@ -570,7 +578,7 @@ def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadli
     """Ship each of `folders` until its run has ended; '' is the last. Return 0 if everything is shipped, or NOT_ALL."""
     runs: dict[str, RunShipper] = {}
     is_last = has_warned = False
-    attempts = 0
+    attempts, gives_up_at = 0, math.inf
     while True:
         while not is_last and not folders.empty():
             folder = folders.get()
@@ -584,16 +592,19 @@ def _ship_until_end(folders: queue.SimpleQueue[str], name: str, deadline: Deadli
                 if (is_last or run.is_due()) and run.ship():
                     del runs[folder], run
                     gc.collect()  # matplotlib's figures are circles of references: 4 MB for each job of a sweep
+                    gives_up_at = math.inf
             except Exception as error:
                 has_failed = True
                 message = run.note_problem(error)
                 if not has_warned and not deadline.is_armed:  # at the end, the starter says what is left
                     say(message)
                     has_warned = True
+                if is_last and time.monotonic() > (gives_up_at := min(gives_up_at, time.monotonic() + ANSWER_SECS)):
+                    break
         if is_last and not runs:
             return FINISHED
         attempts += is_last and not is_waiting
-        if attempts >= LAST_ATTEMPTS:
+        if attempts >= LAST_ATTEMPTS or time.monotonic() > gives_up_at:
             for run in runs.values():
                 run.release()
             return NOT_ALL

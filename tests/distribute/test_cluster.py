@@ -493,6 +493,25 @@ def test_an_image_without_the_toolkit_of_sagemaker_has_the_hosts_of_its_file(
     assert found({}).cluster == Cluster() and folders({}) == {}
 
 
+@pytest.mark.parametrize(
+    "place, tasks, expected",
+    [
+        (("worker", 0), {"chief": ["a:1"], "worker": ["b:1"]}, True),
+        # Its config is another one, which is refused with the keys that differ.
+        (("worker", 0), {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, True),
+        (("worker", 0), {"chief": ["d:1"], "worker": ["b:1"]}, False),
+        (("worker", 0), {"chief": ["a:1"], "worker": ["e:1"]}, False),
+        (("worker", 0), {}, False),  # a message of a former version
+        (("evaluator", 0), {"chief": ["a:1"], "worker": ["e:1"]}, True),
+        (("evaluator", 0), {"chief": ["d:1"], "worker": ["b:1"]}, False),
+    ],
+)
+def test_a_cluster_is_known_by_the_addresses_of_the_chief_and_of_this_place(
+    place: tuple[str, int], tasks: dict[str, list[str]], expected: bool
+) -> None:
+    assert Cluster(*place, {"chief": ("a:1",), "worker": ("b:1",)}).is_in(tasks) == expected
+
+
 def test_the_tf_config_of_vertex_gives_the_roles() -> None:
     """As Vertex AI writes it: pools 0 to 3 are chief, worker, ps and evaluator."""
     pools = {role: [f"cmle-training-workerpool{n}-1d9-0:2222"] for n, role in enumerate(("chief", "worker", "ps"))}

@@ -6,15 +6,18 @@ import json
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import requests
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 
+from runner.config.mistakes import ConfigError
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.tracker import ExportedModel, Tracker, exported_models
 from tests.support.export_models import NUMBERS, WORDS, predicted, raw_receiver, trained_words, words_once
@@ -128,7 +131,13 @@ def test_what_a_store_that_is_away_full_or_closed_says_is_no_refusal(
     with pytest.raises(MlflowException) as refused:
         for value in "ab":  # MLflow refuses the change of a param
             MlflowClient(tracking_uri=uri).log_param(str(run_id), "name", value)
-    assert tracker.is_refusal(refused.value) and tracker.is_refusal(ValueError("a fault of code"))
+    assert tracker.is_refusal(refused.value)
+    for mistake in (ValueError(), ConfigError("config.yaml is damaged"), PackageNotFoundError(), RuntimeError()):
+        assert tracker.is_refusal(mistake), "of the code that prepares what is sent"
+    for status, is_refusal in ((413, True), (404, True), (429, False), (503, False)):
+        response = requests.Response()
+        response.status_code = status
+        assert tracker.is_refusal(requests.HTTPError(response=response)) == is_refusal
 
 
 def test_what_is_gone_or_has_no_default_signature_is_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from runner.tracking import ship as shipping
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_record import RunRecord, Shipped
 from runner.tracking.ship import Deadline, RunShipper, close_abandoned
-from runner.tracking.shipping import Shipping, write_settings
+from runner.tracking.shipping import NOT_ALL, Shipping, write_settings
 from runner.tracking.tracker import Point, Tracker
 from tests.support.journal import Lines, journal_file, note_end, note_start
 from tests.support.messages import Messages
@@ -249,6 +250,48 @@ def test_what_nobody_answers_at_the_end_is_sent_later_and_keeps_no_later_start_f
     go_on(tmp_path, tracker)
     assert [point.step for point in tracker.points] == [1] and tracker.files == []
     assert capsys.readouterr().err.count("recorded without a file") == 1
+
+
+def test_what_nobody_answers_for_keeps_nothing_else_from_the_tracker(tmp_path: Path, journal: Lines) -> None:
+    ship(tmp_path, tracker := RecordingTracker())
+    (tmp_path / "notes.txt").touch()
+    models: list[Any] = [{"name": one, "path": f"{tmp_path}/{one}", "inputs": {}, "outputs": {}} for one in "ab"]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    note_end(tmp_path, files=["notes.txt"], models=models)
+    tracker.refuses, tracker.is_away = "log_file", True
+    with pytest.raises(ConnectionError):
+        go_on(tmp_path, tracker)
+    assert tracker.status == "FINISHED" and tracker.models == ["a", "b"]
+    with pytest.raises(ConnectionError):
+        go_on(tmp_path, tracker)
+    assert tracker.models == ["a", "b"], "once"
+
+
+def test_the_end_of_a_sweep_does_not_wait_for_each_of_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[str]()
+
+    class Slow(RecordingTracker):
+        def log_file(self, path: Path, folder: str = "") -> None:
+            tried.append(path.parent.name)
+            time.sleep(0.3)
+            raise ConnectionError("the store is away")
+
+    tracker = Slow()
+    tracker.is_away = True
+    monkeypatch.setattr(shipping, "ANSWER_SECS", 1)
+    monkeypatch.setattr(shipping, "RunShipper", lambda folder, *_: shipper_of(folder, tracker))
+    folders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for number in range(50):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "notes.txt").touch()
+        started(folder)
+        note_end(folder, files=["notes.txt"])
+        folders.put(str(folder))
+    folders.put("")
+    assert shipping._ship_until_end(folders, "mlflow", Deadline()) == NOT_ALL
+    assert 1 < len(set(tried)) < 50
 
 
 def test_a_model_that_was_deleted_before_it_was_sent_is_said(
