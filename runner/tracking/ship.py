@@ -285,8 +285,8 @@ class RunShipper:
     def _end(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         """Add the tags, files and models of the end of a start, and end the run.
 
-        What the tracker refuses is repeated when it has answered to the end, and then left out. If nobody answers, all
-        of this is repeated later; but an earlier start does not keep the tracker from the next one.
+        What the tracker refuses is left out. If nobody answers, all of this is repeated later; but an earlier start
+        does not keep the tracker from the next one.
 
         Raises:
           An error of the tracker, which is no refusal.
@@ -297,37 +297,33 @@ class RunShipper:
         if tags:
             tracker.set_tags(tags)
         self._deadline.expect()
+        is_last = len(starts_and_ends(self.folder, self._offset(self._bounds))) == 1
+        unanswered = list[Exception]()
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             things: list[Callable[[], None]] = []
             if line.get("description"):
                 things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
             things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
-            failed, unanswered = [], list[Exception]()
             for thing in things:
                 try:
                     thing()
                 except Exception as error:
-                    failed.append(thing)
-                    if not tracker.is_refusal(error):
+                    if is_last and not tracker.is_refusal(error):
                         unanswered.append(error)
-            if line.get("is_kept"):
-                tracker.leave(self._shipped.status or line["recorded"], line["time"])
-            elif self._is_guest:
-                tracker.leave(line["recorded"], line["time"])
-            else:
-                tracker.end(line["recorded"], line["time"])
-                self._shipped.status = line["recorded"]
-            self._deadline.expect()
-            is_last = len(starts_and_ends(self.folder, self._offset(self._bounds))) == 1
-            if unanswered and is_last:
-                self._due_at = time.monotonic() + REST_SECS
-                raise unanswered[0]
-            for thing in failed:
-                try:
-                    thing()
-                except Exception as error:
-                    self._warn("the run is recorded without a file, model or text", error)
+                    else:
+                        self._warn("the run is recorded without a file, model or text", error)
+        if line.get("is_kept"):
+            tracker.leave(self._shipped.status or line["recorded"], line["time"])
+        elif self._is_guest:
+            tracker.leave(line["recorded"], line["time"])
+        else:
+            tracker.end(line["recorded"], line["time"])
+            self._shipped.status = line["recorded"]
+        self._deadline.expect()
+        if unanswered:
+            self._due_at = time.monotonic() + REST_SECS
+            raise unanswered[0]
         tracker.close()
         self._tracker, self._start, self._shipped.started, self._shipped.models = None, None, None, []
 
