@@ -52,6 +52,9 @@ class Collectives:
         """
         return list(values)
 
+    def part(self) -> None:
+        """Wait until no worker needs this process any more, which may end then. All workers must call this together."""
+
     def any(self, flag: bool) -> bool:
         """Report whether `flag` is set on any worker."""
         return flag
@@ -110,6 +113,14 @@ class WorkerCollectives(Collectives):
         with self.noticing_lost_peers():
             total: list[float] = self._functions[size](tf.constant(padded, tf.float64)).numpy().tolist()
         return total[: len(values)]
+
+    def part(self) -> None:
+        # TensorFlow (2.21) has done a worker's part in a sum before its last message has left the process. If that ends
+        # at once, another worker gets "Socket closed" in place of the sum. Hence two: the first says that all are here.
+        # Who loses a peer in the second has left it behind with nothing to do.
+        self.sum([])
+        with contextlib.suppress(PeerLost):
+            self.sum([])
 
     def any(self, flag: bool) -> bool:
         return self.sum([float(flag)])[0] > 0

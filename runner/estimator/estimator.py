@@ -214,6 +214,7 @@ class Estimator:
         latest = self.agreed_checkpoint()
         if latest is not None and max_steps is not None and reader.checkpoint_step(latest) >= max_steps:
             self._say_nothing_to_train(latest, max_steps)
+            self.collectives.part()
             return None
         hooks, saving_listeners = checked("hook", hooks), checked("listener", saving_listeners)
         to_its_end = steps is None and (max_steps is None or max_epochs is not None)
@@ -222,6 +223,7 @@ class Estimator:
         if setup is None:
             more = "train.max_steps" if max_epochs is None else "A larger train.max_epochs"
             _log.info("Nothing to train: the training input ended at %s. %s continues training.", latest, more)
+            self.collectives.part()
             return None
         setup = dataclasses.replace(setup, hooks=[*setup.hooks, *self._own_hooks(setup)])
         checkpoints = RunCheckpoints(self._context, setup, saving_listeners, self._on_written)
@@ -231,6 +233,7 @@ class Estimator:
         try:
             with self.collectives.noticing_lost_peers(), logging_to(run):
                 run.run()  # Begin, loop, save, end.
+                self.collectives.part()
         finally:
             self._context.progress.stop()
         return run
@@ -322,9 +325,10 @@ class Estimator:
             with self._context.journal.phase("evaluate"):
                 limit = math.inf if steps is None else steps
                 run = functools.partial(self._evaluation, input_fn, limit, hooks, path, name)
-                if self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers:
-                    return run()
-                return evaluation.of_chief_alone(run, self.collectives)
+                all_evaluate = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
+                metrics = run() if all_evaluate else evaluation.of_chief_alone(run, self.collectives)
+            self.collectives.part()
+            return metrics
 
     def _evaluation(
         self, input_fn: InputFn, steps: float, hooks: Sequence[Any], path: str, name: str | None

@@ -180,13 +180,15 @@ def _train(estimator: Estimator, train_spec: TrainSpec, evaluations: Evaluations
     # The order matters: an interrupted run must not evaluate its last checkpoint, so that it ends soon.
     interrupted = interrupted or not evaluations.evaluate_last(step)
     reason = evaluations.stopped_early or (run.ended_early if run else None)
+    stopped_early = estimator.collectives.broadcast_text(reason or "") or None
+    estimator.collectives.part()
     return TrainingResult(
         metrics=evaluations.metrics,
         global_step=step,
         examples=0 if run is None else run.examples,
         steps_per_sec=0.0 if run is None else run.steps_per_sec,
         checkpoint=checkpoint,
-        stopped_early=estimator.collectives.broadcast_text(reason or "") or None,
+        stopped_early=stopped_early,
         exports=evaluations.exported_paths,
         interrupted=interrupted,
         input_bound=None if run is None else run.input_bound,

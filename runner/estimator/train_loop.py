@@ -415,4 +415,3 @@ class TrainingRun:
             self._setup.model.values_of = None  # a hook's `end` may have assigned values that the last checkpoint lacks
         for hook in self._setup.hooks:
             hook.end(self)
-        self._context.collectives.sum([])  # wait here for the other workers, which may still need this one

@@ -18,7 +18,7 @@ import tensorflow as tf
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from runner.system.files import RUNNER_FILES
 from tests.support.checkpoints import list_checkpoints
-from tests.support.gang import DIES_AT, Gang, write_lines
+from tests.support.gang import DIES_AT, Gang, environments, slow_way, write_lines
 from tests.support.line import read_events, steps_of
 from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.messages import Messages
@@ -132,6 +132,22 @@ def test_one_process_two_replicas_two_workers_and_three_come_to_the_same(
     expected = assert_trained_as_alone(style, [slow_two, slow_three], tmp_path)
     mirrored = alone(tmp_path / "mirrored", style, tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]))
     assert_equal(mirrored, expected)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "trained_last",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("nothing_last", "evaluated_last", "both_last")),
+    ],
+)
+def test_no_worker_ends_before_the_others_have_its_last_answer(case: str, tmp_path: Path) -> None:
+    chief, other = environments(2)
+    seen = json.loads(chief["TF_CONFIG"])  # in a ring of two, the chief gets the last message
+    with slow_way(seen["cluster"]["worker"][0]) as address:
+        seen["cluster"]["worker"] = [address]
+        gang = Gang(2, tmp_path, [case], places=[{"TF_CONFIG": json.dumps(seen)}, other]).finished()
+    assert [found.get("step", found.get("global_step")) for found in gang.results(case)] == [2, 2]
 
 
 def assert_trained_as_alone(style: str, gangs: Sequence[Gang], folder: Path) -> dict[str, Any]:

@@ -7,6 +7,9 @@ Each case is a function of tests/support/worker_cases.py. What it returns on eac
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
 import faulthandler
 import json
 import multiprocessing
@@ -14,8 +17,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,9 @@ ROOT = Path(__file__).parents[2]
 
 DIES_AT = 11
 """The step at which the case `dying` kills a worker."""
+
+WAY_SECS = 0.15
+"""Seconds that a message takes on `slow_way`."""
 
 
 def write_lines(folder: Path) -> None:
@@ -45,6 +52,43 @@ def environments(num_workers: int) -> list[dict[str, str]]:
     cluster = {"chief": [chief], "worker": others}
     tasks = [{"type": "chief", "index": 0}, *({"type": "worker", "index": i} for i in range(num_workers - 1))]
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+
+
+@contextlib.contextmanager
+def slow_way(server: str) -> Iterator[str]:
+    """Another address of `server`: what it sends arrives WAY_SECS later, and if its process ends before that, never."""
+    host, port = server.split(":")
+    begun = concurrent.futures.Future[tuple[str, Callable[[], object]]]()
+
+    async def forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter, secs: float) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                asyncio.get_running_loop().call_later(secs, sink.write, data)
+        sink.transport.abort()
+
+    async def connect(from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        try:
+            from_server, to_server = await asyncio.open_connection(host, int(port))
+        except OSError:  # the server is not there yet: the client tries again
+            to_client.transport.abort()
+            return
+        await asyncio.gather(forward(from_client, to_server, 0), forward(from_server, to_client, WAY_SECS))
+
+    async def serve() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        async with await asyncio.start_server(connect, "127.0.0.1", 0) as listens:
+            address = f"127.0.0.1:{listens.sockets[0].getsockname()[1]}"
+            begun.set_result((address, lambda: loop.call_soon_threadsafe(ended.set)))
+            await ended.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    address, end = begun.result(60)
+    try:
+        yield address
+    finally:
+        end()
+        thread.join()
 
 
 class Forked:
@@ -86,6 +130,7 @@ class Gang:
 
     Args:
       prefix: a command that each worker is started by, with `{worker}` in it.
+      places: what each worker finds in its environment; None: they reach each other directly.
     """
 
     def __init__(
@@ -94,11 +139,12 @@ class Gang:
         folder: Path,
         cases: Sequence[str],
         prefix: Sequence[str] = (),
+        places: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.workers: list[subprocess.Popen[bytes] | Forked] = []
-        for worker, place in enumerate(environments(num_workers)):
+        for worker, place in enumerate(places or environments(num_workers)):
             if not prefix:
                 self.workers.append(Forked(_work, str(folder), cases, place, str(self._said_by(worker))))
                 continue

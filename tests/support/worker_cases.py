@@ -241,6 +241,34 @@ def see(
 
 
 @case
+def trained_last(folder: Path) -> dict[str, Any]:
+    return see(folder, own([4] * NUM_WORKERS, 2))
+
+
+@case
+def nothing_last(folder: Path) -> dict[str, Any]:
+    """The last call finds nothing to train."""
+    estimator = Estimator(ids_model, folder, config())
+    for _ in range(2):
+        estimator.train(own([4] * NUM_WORKERS, 2), max_steps=2)
+    return {"step": 2}
+
+
+@case
+def evaluated_last(folder: Path) -> dict[str, Any]:
+    input = own([4] * NUM_WORKERS, 2)
+    estimator = Estimator(ids_model, folder, config())
+    return estimator.train(input, max_steps=2).evaluate(input)
+
+
+@case
+def both_last(folder: Path) -> dict[str, Any]:
+    input = own([4] * NUM_WORKERS, 2)
+    result = train_and_evaluate(Estimator(ids_model, folder, config()), TrainSpec(input, max_steps=2), EvalSpec(input))
+    return {"step": result.global_step}
+
+
+@case
 def measured(folder: Path) -> dict[str, Any]:
     """What the chief reports of training beside the loss."""
     settings = {"log_step_count_steps": 2, "save_summary_steps": 1, "train_metrics": True}
@@ -649,7 +677,7 @@ def metrics_of_files(folder: Path) -> dict[str, Any]:
         result |= {f"{kind}/{name}": value for name, value in metrics.items()}
     if WORKER == 1:
         result["predicted"] = sorted(float(each["id"]) for each in estimator.predict(input))
-    estimator.collectives.sum([])
+    estimator.collectives.part()
     return result
 
 
