@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable, Sequence
 
@@ -42,9 +41,12 @@ def task_counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now. Another process may take one before this run uses it."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))  # on all addresses, like TensorFlow's servers
-        return [int(each.getsockname()[1]) for each in sockets]
+    """Return ports for servers that start within a minute (macOS: 30 s); until then nobody else is given them."""
+    ports = []
+    for _ in range(count):
+        # Who closes a connection first leaves its port in TIME_WAIT: the system then gives it to no other connection
+        # and no bind to port 0, and a server with SO_REUSEADDR, as TensorFlow's has, can bind it.
+        with socket.create_server(("", 0)) as server, socket.create_connection((HOST, server.getsockname()[1])):
+            server.accept()[0].close()
+            ports.append(int(server.getsockname()[1]))
+    return ports

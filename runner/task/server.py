@@ -92,8 +92,8 @@ class Server:
                     child, status = self._children.pop(ready)
                     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
                     task_server.tell(status, task_server.EXIT, code)
-                    os.close(ready)
                     os.close(status)
+                    os.close(ready)  # last: who sees it gone knows that both are
                     continue
                 try:
                     message, (*numbers, directory, status) = task_server.receive(self._connection)

@@ -51,8 +51,15 @@ def test_a_task_reads_its_place_from_tf_config() -> None:
     assert (ALONE.role, ALONE.name) == ("chief", "chief")
 
 
-def test_free_ports_can_be_bound_and_differ() -> None:
+def test_nobody_else_is_given_a_port_before_its_server_starts() -> None:
+    """TensorFlow is imported in between, which takes seconds."""
     ports = free_ports(20)
     assert len(set(ports)) == 20
-    with socket.socket() as each:
-        each.bind(("", ports[0]))
+    given = set()
+    for _ in range(20_000):  # of the 28,000 that Linux gives
+        with socket.socket() as other:
+            other.bind(("", 0))
+            given.add(other.getsockname()[1])
+    assert not given & set(ports)
+    for port in ports:
+        socket.create_server(("", port)).close()  # with SO_REUSEADDR

@@ -80,7 +80,7 @@ def test_each_metric_is_that_of_one_device_in_other_processes(
         processes.append(subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ))  # fmt: skip
-    said = [process.communicate(timeout=300) for process in processes]
+    said = [process.communicate(timeout=250) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), said[0][1][-2000:]
     assert differing(json.loads(said[0][0].splitlines()[-1]), of_default) == {}
 

@@ -278,7 +278,8 @@ with record.recording("train", trains=True):
     journal.event("first_step", step=1)
     for step in range(int(sys.argv[2]), int(sys.argv[2]) + 5):
         journal.metrics(step, {"train/loss": 1.0})
-        time.sleep(0.5)
+    while Path("hold").exists():
+        time.sleep(0.02)
 print("done", flush=True)
 """
 
@@ -293,9 +294,11 @@ def test_a_frozen_server_does_not_refuse_the_next_start(server: Server, tmp_path
             cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
+    (tmp_path / "hold").touch()
     first = start(1)
     wait_until(lambda: (tmp_path / "run" / "shipped.mlflow.json").exists())
     server.signal(signal.SIGSTOP)
+    (tmp_path / "hold").unlink()
     assert first.stdout is not None and first.stdout.readline() == "done\n"
     with FileLock(tmp_path / "run" / ".lock", timeout=1.0):  # as the next start takes it
         assert first.poll() is None, "it still waits for the server"

@@ -39,8 +39,8 @@ def fail(text: str, code: int) -> None:
 
 
 def save(step: int) -> None:
-    """Leaves what looks like a checkpoint."""
-    for name in (f"model.ckpt-{step}.index", f"model.ckpt-{step}.data-00000-of-00001"):
+    """Leaves what looks like a checkpoint; its index, for which tasks wait, comes last."""
+    for name in (f"model.ckpt-{step}.data-00000-of-00001", f"model.ckpt-{step}.index"):
         (model_dir / name).write_text("x")
     (model_dir / "checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-{step}"\n')
     journal.event("checkpoint", step=step, path=f"model.ckpt-{step}")

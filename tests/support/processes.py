@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import time
 import weakref
@@ -49,6 +50,15 @@ def processes_in(folder: Path) -> list[psutil.Process]:
             if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def pidfds_of(process: psutil.Process) -> list[str]:
+    """Return the files by which a process sees the ends of others."""
+    links = []
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(path))
+    return [link for link in links if "pidfd" in link]
 
 
 def is_gone(pid: int) -> bool:

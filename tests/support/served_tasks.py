@@ -27,7 +27,7 @@ from runner.launch.task_starter import TaskStarter
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, USER_ERROR
 from tests.config.test_config import composed
 from tests.support.jobs import SMALL
-from tests.support.processes import is_gone, wait_until
+from tests.support.processes import is_gone, pidfds_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -56,6 +56,7 @@ def start_many(starter: TaskStarter, server: psutil.Process, number: int) -> dic
     for count in range(number):
         codes.append(starter.start(wrong).close())
         if count % max(1, number // 4) == number // 4 - 1 or count == 0:
+            wait_until(lambda: not pidfds_of(server))  # it lets go of a task just after it has told how that ended
             full = server.memory_full_info()
             memory.append((round(full.uss / 2**20, 1), server.num_fds(), server.num_threads()))
     return {"lost codes": [code for code in codes if code != USER_ERROR], "server: USS MB, files, threads": memory}

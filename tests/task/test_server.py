@@ -22,7 +22,7 @@ from runner.launch.gang import Task
 from runner.launch.task_starter import TASK_COMMAND, TaskStarter
 from runner.system.child_process import STOP_SIGNALS, Process
 from tests.support.messages import Messages
-from tests.support.processes import is_gone, wait_until
+from tests.support.processes import is_gone, pidfds_of, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -58,15 +58,6 @@ def server() -> Iterator[TaskStarter]:
     """A server for a test that kills it."""
     with serving() as starter:
         yield starter
-
-
-def pidfds_of(process: psutil.Process) -> list[str]:
-    """Return the files by which a process sees the ends of others."""
-    links = []
-    for path in Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(path))
-    return [link for link in links if "pidfd" in link]
 
 
 def pid_of(starter: TaskStarter) -> int:
