@@ -14,15 +14,15 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, NamedTuple, Protocol
 
 from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
-from runner.system.start_status import SCREEN, START_STATUS
+from runner.system.standard_streams import say
+from runner.system.start_status import SCREEN
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals with which batch queues announce the end of a job (Slurm's `--signal`, submitit), to all of its processes."""
@@ -130,17 +130,18 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
         terminal.
       spawn: starts it; that of a task server forks it.
     """
-    targets = (sys.stdout, sys.stderr) if prefix else ()
+    puts: Sequence[Callable[[str], None]] = (lambda line: print(f"{line}\n", end="", flush=True), say) if prefix else ()
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         lifeline, write_end = pipe(theirs, ours)
         if SCREEN in env:
             theirs.callback(os.close, int(env[SCREEN]))
         heard, heartbeat = pipe(ours, theirs)
-        outputs = [pipe(ours, theirs) for _ in targets]
+        outputs = [pipe(ours, theirs) for _ in puts]
         child = spawn(argv, env, Descriptors(lifeline, heartbeat, *(end for _, end in outputs)))
         ours.pop_all()
-    sources = [os.fdopen(source, "rb") for source, _ in outputs]
-    pumps = [_start_pump(source, target, prefix) for source, target in zip(sources, targets, strict=True)]
+    # newline: a progress bar's carriage returns are no ends of lines.
+    sources = [os.fdopen(source, encoding="utf-8", errors="replace", newline="\n") for source, _ in outputs]
+    pumps = [start_pump(source, put, prefix) for source, put in zip(sources, puts, strict=True)]
     return Process(child, write_end, HeartbeatMonitor(heard), pumps)
 
 
@@ -284,17 +285,13 @@ def _detach(keep: Sequence[int]) -> None:
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
-def _start_pump(source: IO[bytes], target: IO[str], prefix: str) -> threading.Thread:
-    """Start a thread that copies each line of `source` with `prefix` before it."""
+def start_pump(source: IO[str], put: Callable[[str], None], prefix: str = "") -> threading.Thread:
+    """Start a thread that passes each line of `source`, with `prefix` before it, to `put`."""
 
     def copy() -> None:
-        with source:
+        with source, contextlib.suppress(OSError, ValueError):  # our own output is closed
             for line in source:
-                text = line.decode(errors="replace").rstrip("\n")
-                if target is sys.stdout or not START_STATUS.say(f"{prefix}{text}"):
-                    # one write per line, so that lines of several processes do not mix
-                    target.write(f"{prefix}{text}\n")
-                    target.flush()
+                put(prefix + line.rstrip("\n"))
 
     thread = threading.Thread(target=copy, daemon=True, name=f"output of {prefix.strip()}")
     thread.start()
