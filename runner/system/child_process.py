@@ -14,15 +14,15 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, NamedTuple, Protocol
 
 from runner.system.heartbeat import HEARTBEAT, HeartbeatMonitor
-from runner.system.start_status import SCREEN, START_STATUS
+from runner.system.standard_streams import say
+from runner.system.start_status import SCREEN
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals with which batch queues announce the end of a job (Slurm's `--signal`, submitit), to all of its processes."""
@@ -130,17 +130,18 @@ def start_process(argv: Sequence[str], env: Mapping[str, str], prefix: str = "",
         terminal.
       spawn: starts it; that of a task server forks it.
     """
-    targets = (sys.stdout, sys.stderr) if prefix else ()
+    puts: Sequence[Callable[[str], None]] = (lambda line: print(f"{line}\n", end="", flush=True), say) if prefix else ()
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         lifeline, write_end = pipe(theirs, ours)
         if SCREEN in env:
             theirs.callback(os.close, int(env[SCREEN]))
         heard, heartbeat = pipe(ours, theirs)
-        outputs = [pipe(ours, theirs) for _ in targets]
+        outputs = [pipe(ours, theirs) for _ in puts]
         child = spawn(argv, env, Descriptors(lifeline, heartbeat, *(end for _, end in outputs)))
         ours.pop_all()
-    sources = [os.fdopen(source, "rb") for source, _ in outputs]
-    pumps = [_start_pump(source, target, prefix) for source, target in zip(sources, targets, strict=True)]
+    # newline: a progress bar's carriage returns are no ends of lines.
+    sources = [os.fdopen(source, encoding="utf-8", errors="replace", newline="\n") for source, _ in outputs]
+    pumps = [start_pump(source, put, prefix) for source, put in zip(sources, puts, strict=True)]
     return Process(child, write_end, HeartbeatMonitor(heard), pumps)
 
 
@@ -175,17 +176,15 @@ class Watchdog:
         self._has_work = mmap.mmap(-1, 1)  # shared with the watchdog
         if lifeline < 0:
             return
-        task, ended = os.getpid(), _open_pidfd()
+        task = os.getpid()
         # Fork before TensorFlow is used, and usually before it is imported, while this process has one thread.
         watchdog = os.fork()
         if watchdog == 0:
             try:
-                _detach(keep=(lifeline, ended))
-                self._watch(task, lifeline, ended, grace_secs)
+                _detach(keep=lifeline)
+                self._watch(task, lifeline, grace_secs)
             finally:
                 os._exit(0)
-        if ended >= 0:
-            os.close(ended)
         os.set_inheritable(lifeline, False)  # processes that the child starts must not inherit it
         stand_in = (watchdog, lifeline, grace_secs)
         threading.Thread(target=_stand_in, args=stand_in, daemon=True, name="lifeline").start()
@@ -194,21 +193,19 @@ class Watchdog:
         """Report that from now on there is something to save, so that the whole grace period is given."""
         self._has_work[0] = 1
 
-    def _watch(self, task: int, lifeline: int, ended: int, grace_secs: float) -> None:
+    def _watch(self, task: int, lifeline: int, grace_secs: float) -> None:
         """Run the watchdog until the task or its parent ends."""
         waits = select.poll()
         waits.register(lifeline, select.POLLIN)
-        if ended >= 0:
-            waits.register(ended, select.POLLIN)
-        while not waits.poll(None if ended >= 0 else 1000 * _GLANCE_SECS):
-            if os.getppid() != task:
-                return
-        if _has_ended(task, ended, 0):
+        while not waits.poll(1000 * _GLANCE_SECS) and os.getppid() == task:
+            pass
+        if os.getppid() != task:
             return  # the parent lives, and will end processes that the task may have left behind
         with contextlib.suppress(ProcessLookupError):
             os.kill(task, signal.SIGTERM)
         orphaned = time.monotonic()
-        while not _has_ended(task, ended, _GLANCE_SECS):
+        while os.getppid() == task:
+            time.sleep(_GLANCE_SECS)
             grace = grace_secs if self._has_work[0] else min(grace_secs, IDLE_GRACE_SECS)
             if time.monotonic() - orphaned > grace:
                 break
@@ -253,48 +250,24 @@ def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _open_pidfd() -> int:
-    """Return a descriptor that is readable when this process has ended; -1 if the system has none (before Linux
-    5.3).
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        return os.pidfd_open(os.getpid())
-    return -1
-
-
-def _has_ended(task: int, pidfd: int, secs: float) -> bool:
-    """Report whether the task, the parent of this process, has ended: as soon as it has, or after `secs`."""
-    if pidfd < 0:
-        time.sleep(secs)
-        return os.getppid() != task
-    return bool(select.select([pidfd], [], [], secs)[0])
-
-
-def _detach(keep: Sequence[int]) -> None:
-    """Release everything inherited from the task: signals, output, files."""
+def _detach(keep: int) -> None:
+    """Release everything inherited from the task: signals, output, all descriptors but `keep`."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
-    first = 3
-    for descriptor in sorted(one for one in keep if one >= 0):
-        os.closerange(first, descriptor)
-        first = descriptor + 1
-    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(3, keep)
+    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def _start_pump(source: IO[bytes], target: IO[str], prefix: str) -> threading.Thread:
-    """Start a thread that copies each line of `source` with `prefix` before it."""
+def start_pump(source: IO[str], put: Callable[[str], None], prefix: str = "") -> threading.Thread:
+    """Start a thread that passes each line of `source`, with `prefix` before it, to `put`."""
 
     def copy() -> None:
-        with source:
+        with source, contextlib.suppress(OSError, ValueError):  # our own output is closed
             for line in source:
-                text = line.decode(errors="replace").rstrip("\n")
-                if target is sys.stdout or not START_STATUS.say(f"{prefix}{text}"):
-                    # one write per line, so that lines of several processes do not mix
-                    target.write(f"{prefix}{text}\n")
-                    target.flush()
+                put(prefix + line.rstrip("\n"))
 
     thread = threading.Thread(target=copy, daemon=True, name=f"output of {prefix.strip()}")
     thread.start()

@@ -95,7 +95,8 @@ def _led(descriptor: int, target: int) -> Iterator[int]:
 def say(text: str) -> None:
     """Print a line on stderr, where messages for the user go; stdout is for results."""
     if not START_STATUS.say(text):
-        print(text, file=sys.stderr, flush=True)
+        # In one write, so that lines of several threads do not mix.
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

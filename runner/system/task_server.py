@@ -1,6 +1,6 @@
 """Messages between a process that starts tasks and the server that forks them, and a child as the first sees it.
 
-A request is one message: JSON after its length, with the child's descriptors (SCM_RIGHTS). The server answers with the
+A request is one message: a line of JSON, with the child's descriptors (SCM_RIGHTS). The server answers with the
 child's process id and a pidfd. The server writes how a child ended to a pipe of that child; the child writes it, too,
 before it ends, in case the server is gone by then.
 
@@ -16,7 +16,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -30,7 +29,6 @@ REAP_SECS = 5.0
 
 GLANCE_SECS = 0.05
 
-_LENGTH = struct.Struct("!I")
 EXIT, INTENT = b"exit", b"ends"
 
 
@@ -109,30 +107,24 @@ class ForkedChild:
 
 def send(connection: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
     """Send `message`, and with its first byte the descriptors."""
-    text = json.dumps(message).encode()
-    socket.send_fds(connection, [_LENGTH.pack(len(text))], files)
-    connection.sendall(text)
+    line = json.dumps(message).encode() + b"\n"
+    socket.send_fds(connection, [line[:1]], files)
+    connection.sendall(line[1:])
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return (message, its descriptors, not inheritable).
+    """Return (message, its descriptors, not inheritable). The other end must not send two before it has an answer.
 
     Raises:
       ConnectionError: the other end has closed.
     """
     most = len(ChildRequest._fields) + len(Descriptors._fields)
-    length, files, *_ = socket.recv_fds(connection, _LENGTH.size, most, socket.MSG_CMSG_CLOEXEC)
-    while length and len(length) < _LENGTH.size:
-        length += connection.recv(_LENGTH.size - len(length))
-    if not length:
+    first, files, *_ = socket.recv_fds(connection, 1, most, socket.MSG_CMSG_CLOEXEC)
+    with connection.makefile("rb") as rest:
+        line = first + rest.readline()
+    if not line.endswith(b"\n"):
         raise ConnectionResetError
-    text = bytearray()
-    while len(text) < _LENGTH.unpack(length)[0]:
-        part = connection.recv(1 << 16)
-        if not part:
-            raise ConnectionResetError
-        text += part
-    return json.loads(text), files
+    return json.loads(line), files
 
 
 def tell(status: int, word: bytes, code: int) -> None:

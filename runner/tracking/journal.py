@@ -179,7 +179,7 @@ def note_of_run(folder: Path, event: str, **facts: Any) -> None:
 
 
 def read_journal(
-    path: str | Path, offset: int = 0, max_bytes: int = -1, until: float = math.inf
+    path: str | Path, offset: int = 0, max_bytes: int = -1, until: float = math.inf, containing: bytes = b""
 ) -> tuple[list[dict[str, Any]], int]:
     """Return (lines after `offset`, the offset from which to continue).
 
@@ -191,10 +191,19 @@ def read_journal(
       offset: position in bytes.
       max_bytes: read about this many bytes, up to the end of a line; negative: all.
       until: stop before the first line that was written later, in seconds since 1970.
+      containing: skip lines without these bytes before decoding, which takes most of the time.
     """
     events = []
-    for line in _whole_lines(path, offset, max_bytes)[0]:
-        event = _decoded(line)
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(max_bytes)
+            if max_bytes > 0 and len(data) == max_bytes:
+                data += file.readline()
+    except FileNotFoundError:
+        return [], offset
+    for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
+        event = _decoded(line) if containing in line else None
         if event is not None and event.get("time", 0.0) > until:
             break
         offset += len(line) + 1
@@ -204,38 +213,18 @@ def read_journal(
 
 
 def iterate_journal(path: str | Path, offset: int = 0, containing: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the lines written after `offset`. Only a block of them is in memory at a time.
-
-    Args:
-      path: the journal.
-      offset: position in bytes.
-      containing: skip lines without these bytes before decoding, which takes most of the time.
-    """
-    while True:
-        lines, after = _whole_lines(path, offset, BLOCK_BYTES)
-        yield from (event for event in map(_decoded, (line for line in lines if containing in line)) if event)
-        if after == offset:
-            return
-        offset = after
+    """Yield the lines written after `offset`, as `read_journal` does. Only a block of them is in memory at a time."""
+    before = -1
+    while before != offset:
+        before = offset
+        lines, offset = read_journal(path, before, BLOCK_BYTES, containing=containing)
+        yield from lines
 
 
 def starts_and_ends(folder: Path, offset: int = 0) -> list[dict[str, Any]]:
     """Return the lines RUN_STARTED and RUN_ENDED of the run in `folder` after `offset`, in order."""
     lines = iterate_journal(journal_path(folder, SUPERVISOR), offset, containing=b'"event": "run_')
     return [line for line in lines if line["event"] in (RUN_STARTED, RUN_ENDED)]
-
-
-def _whole_lines(path: str | Path, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read(max_bytes)
-            if max_bytes > 0 and len(data) == max_bytes:
-                data += file.readline()
-    except FileNotFoundError:
-        return [], offset
-    whole = data[: data.rfind(b"\n") + 1]
-    return whole.split(b"\n")[:-1], offset + len(whole)
 
 
 @dataclass

@@ -215,22 +215,22 @@ class MlflowTracker(Tracker):
     def log_model(self, model: ExportedModel) -> None:
         from mlflow.entities import LoggedModelOutput, Metric
 
-        with tempfile.TemporaryDirectory(prefix="runner-") as scratch, gc_pause.not_searched():
-            folder = Path(scratch) / "model"
-            with warnings.catch_warnings(record=True):  # advice for hand-written models
-                _save_model(model, folder)
-            run, model_id = self._client.get_run(self._run_id), self._model_id_of(model)
-            if model_id is None:
-                params = {name: value for name, value in run.data.params.items() if name.startswith("model.params.")}
-                model_id = self._client.create_logged_model(
-                    self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
-                    model_type="SavedModel", tags={"path": clean_text(model.path, MAX_TAG)},
-                ).model_id  # fmt: skip
-            # Last comes the output, which MLflow does not take twice: what has one is whole.
-            if model_id not in [one.model_id for one in run.outputs.model_outputs]:
+        run, model_id = self._client.get_run(self._run_id), self._model_id_of(model)
+        # Last comes the output, which MLflow does not take twice: what has one is whole.
+        if model_id is None or model_id not in [one.model_id for one in run.outputs.model_outputs]:
+            with tempfile.TemporaryDirectory(prefix="runner-") as scratch, gc_pause.not_searched():
+                folder = Path(scratch) / "model"
+                with warnings.catch_warnings(record=True):  # advice for hand-written models
+                    _save_model(model, folder)
+                if model_id is None:
+                    params = {name: text for name, text in run.data.params.items() if name.startswith("model.params.")}
+                    model_id = self._client.create_logged_model(
+                        self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
+                        model_type="SavedModel", tags={"path": clean_text(model.path, MAX_TAG)},
+                    ).model_id  # fmt: skip
                 self._client.log_model_artifacts(model_id, str(folder))
-                self._client.finalize_logged_model(model_id, "READY")
-                self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, model.step)])
+            self._client.finalize_logged_model(model_id, "READY")
+            self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, model.step)])
         evaluated = self._evaluated_at(model.step, run.data.metrics)
         # The run already has these values in MLflow, which keeps one value per step and time.
         self._log(metrics=[Metric(m.key, m.value, m.timestamp, m.step, model_id) for m in evaluated])

@@ -350,14 +350,11 @@ class RunShipper:
         if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
             return
         model = ExportedModel(**{**facts, "path": Path(facts["path"])})
-        if not model.path.exists():
-            say(f"tracking: {of(self._name)}{model.path} is not recorded, because it no longer exists.")
-            return
-        self._deadline.expect(size_of(model.path))
-        tracker.log_model(model)
-        self._deadline.expect()
-        self._shipped.models = [*self._shipped.models, facts["path"]]
-        self._save()
+        if self._is_there(model.path):
+            tracker.log_model(model)
+            self._deadline.expect()
+            self._shipped.models = [*self._shipped.models, facts["path"]]
+            self._save()
 
     # --- the lines of tasks -------------------------------------------------------------------------------------------
 
@@ -394,10 +391,8 @@ class RunShipper:
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
-        if not path.exists():
-            say(f"tracking: {of(self._name)}{path} is not recorded, because it no longer exists.")
+        if not self._is_there(path):
             return
-        self._deadline.expect(size_of(path))
         if line["event"] == ARTIFACT:
             tracker.log_file(path, line["folder"])
             return
@@ -405,6 +400,14 @@ class RunShipper:
         if self._is_new(point, last_steps):
             tracker.log_image(line["name"], path, line["step"], line["time"])
         self._shipped.last_steps = last_steps
+
+    def _is_there(self, path: Path) -> bool:
+        """Expect that a file or folder is sent, which may take long; or say that it is gone, and return False."""
+        if not path.exists():
+            say(f"tracking: {of(self._name)}{path} is not recorded, because it no longer exists.")
+            return False
+        self._deadline.expect(sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file()))
+        return True
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
@@ -452,12 +455,6 @@ class RunShipper:
 
     def _warn(self, what: str, error: Exception) -> None:
         say(f"tracking: {of(self._name)}{what}: {mask_text(describe(error), secrets_of(asdict(self._settings)))}")
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder."""
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return sum(one.stat().st_size for one in files)
 
 
 def _of_a_killed_start(tracker: Tracker, tags: Mapping[str, str]) -> str | None:

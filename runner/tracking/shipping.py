@@ -18,10 +18,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
 
 from runner.config.schema import ConfigError, TrackingConfig
-from runner.system.child_process import STOP_SIGNALS, describe_exit
+from runner.system.child_process import STOP_SIGNALS, describe_exit, start_pump
 from runner.system.console import relative
 from runner.system.files import read_json, write_atomically
 from runner.system.standard_streams import say
@@ -197,8 +196,8 @@ class ShippingProcess:
             env=dict(self._env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="surrogateescape", start_new_session=True,
         )  # fmt: skip
-        self._repeating = threading.Thread(target=_repeat, args=(child.stdout,), daemon=True)
-        self._repeating.start()
+        assert child.stdout is not None
+        self._repeating = start_pump(child.stdout, say)
         return child
 
     def _tell(self, line: str) -> None:
@@ -264,10 +263,3 @@ def heed_starter(heard: Callable[[str], None]) -> None:
 def of(tracker: str) -> str:
     """Return what precedes a message about a tracker: nothing for MLflow."""
     return "" if tracker == MLFLOW else f"{tracker}: "
-
-
-def _repeat(stream: IO[str]) -> None:
-    """Say what a shipping process prints, so that it stands above a line that shows progress."""
-    with suppress(OSError, ValueError):
-        for line in stream:
-            say(line.rstrip("\n"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -94,6 +95,7 @@ def test_a_model_that_is_sent_once_more_because_nobody_answered_stands_there_onc
         first.log_model(model)
     assert not first.is_refusal(raised.value)
     tracker(run_id).log_model(model)
+    shutil.rmtree(model.path)  # what the run has whole is not read again
     tracker(run_id).log_model(model)
 
     client = MlflowClient(tracking_uri=first.uri)
