@@ -176,15 +176,17 @@ class Watchdog:
         self._has_work = mmap.mmap(-1, 1)  # shared with the watchdog
         if lifeline < 0:
             return
-        task = os.getpid()
+        task, ended = os.getpid(), _open_pidfd()
         # Fork before TensorFlow is used, and usually before it is imported, while this process has one thread.
         watchdog = os.fork()
         if watchdog == 0:
             try:
-                _detach(keep=lifeline)
-                self._watch(task, lifeline, grace_secs)
+                _detach(keep=(lifeline, ended))
+                self._watch(task, lifeline, ended, grace_secs)
             finally:
                 os._exit(0)
+        if ended >= 0:
+            os.close(ended)
         os.set_inheritable(lifeline, False)  # processes that the child starts must not inherit it
         stand_in = (watchdog, lifeline, grace_secs)
         threading.Thread(target=_stand_in, args=stand_in, daemon=True, name="lifeline").start()
@@ -193,19 +195,21 @@ class Watchdog:
         """Report that from now on there is something to save, so that the whole grace period is given."""
         self._has_work[0] = 1
 
-    def _watch(self, task: int, lifeline: int, grace_secs: float) -> None:
+    def _watch(self, task: int, lifeline: int, ended: int, grace_secs: float) -> None:
         """Run the watchdog until the task or its parent ends."""
         waits = select.poll()
         waits.register(lifeline, select.POLLIN)
-        while not waits.poll(1000 * _GLANCE_SECS) and os.getppid() == task:
-            pass
-        if os.getppid() != task:
+        if ended >= 0:
+            waits.register(ended, select.POLLIN)
+        while not waits.poll(None if ended >= 0 else 1000 * _GLANCE_SECS):
+            if os.getppid() != task:
+                return
+        if _has_ended(task, ended, 0):
             return  # the parent lives, and will end processes that the task may have left behind
         with contextlib.suppress(ProcessLookupError):
             os.kill(task, signal.SIGTERM)
         orphaned = time.monotonic()
-        while os.getppid() == task:
-            time.sleep(_GLANCE_SECS)
+        while not _has_ended(task, ended, _GLANCE_SECS):
             grace = grace_secs if self._has_work[0] else min(grace_secs, IDLE_GRACE_SECS)
             if time.monotonic() - orphaned > grace:
                 break
@@ -250,15 +254,35 @@ def _stand_in(watchdog: int, lifeline: int, grace_secs: float) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _detach(keep: int) -> None:
-    """Release everything inherited from the task: signals, output, all descriptors but `keep`."""
+def _open_pidfd() -> int:
+    """Return a descriptor that is readable when this process has ended; -1 if the system has none (before Linux
+    5.3).
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        return os.pidfd_open(os.getpid())
+    return -1
+
+
+def _has_ended(task: int, pidfd: int, secs: float) -> bool:
+    """Report whether the task, the parent of this process, has ended: as soon as it has, or after `secs`."""
+    if pidfd < 0:
+        time.sleep(secs)
+        return os.getppid() != task
+    return bool(select.select([pidfd], [], [], secs)[0])
+
+
+def _detach(keep: Sequence[int]) -> None:
+    """Release everything inherited from the task: signals, output, files."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
-    os.closerange(3, keep)
-    os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
+    first = 3
+    for descriptor in sorted(one for one in keep if one >= 0):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def start_pump(source: IO[str], put: Callable[[str], None], prefix: str = "") -> threading.Thread:
