@@ -148,7 +148,7 @@ def test_a_run_whose_lease_was_taken_over_ends_at_its_next_checkpoint(
         if not taken:
             monkeypatch.setattr("runner.remote.store._is_dead", lambda holder: True)
             taken.append(Lease.take(Store(url), "another", 60))
-            end = time.monotonic() + 20
+            end = time.monotonic() + 120
             while not mirror_of(Path(estimator.model_dir)).lost() and time.monotonic() < end:
                 time.sleep(0.05)
         return points(repeat=True)()

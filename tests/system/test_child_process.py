@@ -131,10 +131,9 @@ def test_a_child_in_which_no_python_thread_runs_is_killed_with_all_that_it_start
 
 
 def test_a_child_that_has_something_to_save_has_the_time_for_it(tmp_path: Path) -> None:
-    saves = (
-        f"signal.signal(signal.SIGTERM, lambda *a: (time.sleep(1), pathlib.Path({str(tmp_path)!r}, 'saved').touch()))"
-    )
-    pid = _orphan(tmp_path, f"import signal; {saves}", grace_secs=2, then="watchdog.note_work(); time.sleep(600)")
+    saves = f"time.sleep(1), pathlib.Path({str(tmp_path)!r}, 'saved').touch(), os._exit(0)"
+    before = f"import signal; signal.signal(signal.SIGTERM, lambda *a: ({saves}))"
+    pid = _orphan(tmp_path, before, grace_secs=60, then="watchdog.note_work(); time.sleep(600)")
     wait_until(lambda: is_gone(pid))
     assert (tmp_path / "saved").exists()
 

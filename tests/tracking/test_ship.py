@@ -274,7 +274,7 @@ def test_the_end_of_a_sweep_does_not_wait_for_each_of_its_jobs(tmp_path: Path, m
     class Slow(RecordingTracker):
         def log_file(self, path: Path, folder: str = "") -> None:
             tried.append(path.parent.name)
-            time.sleep(0.3)
+            time.sleep(0.1)
             raise ConnectionError("the store is away")
 
     tracker = Slow()
