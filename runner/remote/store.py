@@ -307,15 +307,13 @@ class Lease:
 
     Attributes:
       number: the number of its object.
-      folder: identifies the folder of its holder.
-      facts: who holds it, as in its object.
+      facts: who holds it, as in its object; `folder` identifies the folder of its holder.
       lost: why this run no longer may write; '' while it may.
     """
 
     def __init__(self, store: Store, number: int, facts: Mapping[str, Any] = {}) -> None:
         self.store, self.number, self.lost = store, number, ""
         self.facts, self._ended = dict(facts), threading.Event()
-        self.folder = self.facts.get("folder")
         self._thread = threading.Thread(target=self._keep, daemon=True, name="lease")
 
     @classmethod

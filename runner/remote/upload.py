@@ -227,7 +227,7 @@ class Courier:
         if any(known.get(key) != call[key] for key in ("run", "generation", "phase")):
             if phase == "go":
                 uploader.fetch()
-            elif phase == "gather" and before.number and before.folder != lease.folder:
+            elif phase == "gather" and before.number and before.facts.get("folder") != lease.facts.get("folder"):
                 uploader.fetch(None)  # the chief has continued elsewhere, from what the bucket has
             uploader.lease = lease
             while phase == "gather" and not uploader.send():
