@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,6 @@ def template_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "project_template"
 
 
-def project_files() -> Iterator[tuple[str, str]]:
-    """Yield (path in the project, text) of each file of a new project."""
-    folder = template_folder()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name != "__init__.py" and "__pycache__" not in path.parts:
-            yield RENAMED.get(name, name), path.read_text()
-
-
 def write_project(folder: Path) -> list[str]:
     """Write a new project into the new folder `folder`, and return the paths of its files relative to it.
 
@@ -56,11 +47,13 @@ def write_project(folder: Path) -> list[str]:
         if folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
             names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
             raise ConfigError(f"{shown} is not empty ({names}). Choose a new or empty folder.")
-        written = []
-        for name, text in project_files():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, text.replace("{name}", folder.resolve().name))
-            written.append(name)
+        written, template = [], template_folder()
+        for path in sorted(template.rglob("*")):
+            name = path.relative_to(template).as_posix()
+            if path.is_file() and name != "__init__.py" and "__pycache__" not in path.parts:
+                written.append(RENAMED.get(name, name))
+                (folder / written[-1]).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(folder / written[-1], path.read_text().replace("{name}", folder.resolve().name))
     except OSError as error:
         raise ConfigError(f"{shown} cannot be written: {error}. Choose another folder.") from error
     return written
