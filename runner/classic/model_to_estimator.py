@@ -126,7 +126,7 @@ class _KerasEstimator(Estimator):
         values = {**model.values(), **self._template.weights}
         if self.collectives.is_chief:
             self._write(values)
-        self.collectives.sum([])  # a barrier: the file exists once it returns
+        model.collectives.sum([])  # a barrier of all that have this model: the file exists once it returns
 
     def _write(self, values: Mapping[str, np.ndarray]) -> None:
         path = Path(self.model_dir, _WEIGHTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 
@@ -42,11 +43,11 @@ def task_counts(settings: ClusterConfig, strategy: str) -> dict[str, int]:
 
 def free_ports(count: int) -> list[int]:
     """Return ports for servers that start within a minute (macOS: 30 s); until then nobody else is given them."""
-    ports = []
-    for _ in range(count):
-        # Who closes a connection first leaves its port in TIME_WAIT: the system then gives it to no other connection
-        # and no bind to port 0, and a server with SO_REUSEADDR, as TensorFlow's has, can bind it.
-        with socket.create_server(("", 0)) as server, socket.create_connection((HOST, server.getsockname()[1])):
-            server.accept()[0].close()
-            ports.append(int(server.getsockname()[1]))
-    return ports
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        for server in servers:
+            # Who closes a connection first leaves its port in TIME_WAIT: the system then gives it to no other
+            # connection and no bind to port 0, and a server with SO_REUSEADDR, as TensorFlow's has, can bind it.
+            with socket.create_connection((HOST, server.getsockname()[1])):
+                server.accept()[0].close()
+        return [int(server.getsockname()[1]) for server in servers]

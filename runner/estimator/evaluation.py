@@ -128,6 +128,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
     try:
         total = run(setup, hooks)
         if not total.examples:
+            model.collectives.part()
             raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
         metrics: dict[str, Any] = {**total.means()}
         metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
@@ -166,6 +167,7 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
     # Also if the chief gave up: the other workers wait here, and would wait forever.
     given_up, scalars = json.loads(collectives.broadcast_text(json.dumps([given_up, tensorboard.scalars(metrics)])))
     if given_up:
+        collectives.part()
         raise Interrupted(given_up)
     return metrics or {name: int(value) if name == "global_step" else value for name, value in scalars.items()}
 
@@ -199,6 +201,7 @@ def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
             given_up = str(stopped)
         others, stops = collectives.sum([result is not None, bool(given_up)])
         if stops:
+            collectives.part()
             raise Interrupted(given_up or "another worker ended the evaluation early")
         if not others:
             return total.over(collectives, program.sum_names)

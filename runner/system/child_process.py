@@ -289,9 +289,11 @@ def start_pump(source: IO[str], put: Callable[[str], None], prefix: str = "") ->
     """Start a thread that passes each line of `source`, with `prefix` before it, to `put`."""
 
     def copy() -> None:
-        with source, contextlib.suppress(OSError, ValueError):  # our own output is closed
+        with source:
             for line in source:
-                put(prefix + line.rstrip("\n"))
+                # Our own output may be closed, or lack a letter. The child goes on, and with it what it has started.
+                with contextlib.suppress(OSError, ValueError):
+                    put(prefix + line.rstrip("\n"))
 
     thread = threading.Thread(target=copy, daemon=True, name=f"output of {prefix.strip()}")
     thread.start()

@@ -37,8 +37,8 @@ TWO = (
 )  # fmt: skip
 THREE = ("uneven", "dense_at_times", "files", "read_on")
 SLOW_TWO = (
-    "native", "classic", "own_resumed", "pairs_keras_model", "by_replicas", "in_turn", "reduced_on_a_plateau",
-    "accumulated", "half_precision", "packed",
+    "native", "classic", "own_resumed", "pairs_keras_model", "keras_weights", "by_replicas", "in_turn",
+    "reduced_on_a_plateau", "accumulated", "half_precision", "packed",
 )  # fmt: skip
 SLOW_THREE = ("native", "classic", "without_data", "own_resumed")
 """In gangs of their own, for `make test-slow`: much of it is what the cases of the others say, once more."""
@@ -138,7 +138,10 @@ def test_one_process_two_replicas_two_workers_and_three_come_to_the_same(
     "case",
     [
         "trained_last",
-        *(pytest.param(case, marks=pytest.mark.slow) for case in ("nothing_last", "evaluated_last", "both_last")),
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in ("nothing_last", "evaluated_last", "interrupted_last", "both_last")
+        ),
     ],
 )
 def test_no_worker_ends_before_the_others_have_its_last_answer(case: str, tmp_path: Path) -> None:
@@ -148,6 +151,12 @@ def test_no_worker_ends_before_the_others_have_its_last_answer(case: str, tmp_pa
         seen["cluster"]["worker"] = [address]
         gang = Gang(2, tmp_path, [case], places=[{"TF_CONFIG": json.dumps(seen)}, other]).finished()
     assert [found.get("step", found.get("global_step")) for found in gang.results(case)] == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_keras_model_is_evaluated_before_its_first_step_by_all_workers_or_the_chief(slow_two: Gang) -> None:
+    for found in slow_two.results("keras_weights"):
+        assert found["all"] == found["chief"] == 17.5, found  # the mean of the ids' squares
 
 
 def assert_trained_as_alone(style: str, gangs: Sequence[Gang], folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,12 +22,13 @@ from runner.distribute.strategy import build_strategy
 STRATEGY = build_strategy("multi_worker", virtual_devices=int(os.environ.get("REPLICAS", "1")))
 
 from runner import Estimator, EstimatorSpec, EvalSpec, Input, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
+from runner.classic.model_to_estimator import model_to_estimator  # noqa: E402
 from runner.data.service import DataService  # noqa: E402
 from runner.distribute import reductions  # noqa: E402
 from runner.distribute.tf_config import read_tf_config  # noqa: E402
 from runner.estimator.early_stopping import EarlyStopping  # noqa: E402
 from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau  # noqa: E402
-from runner.hooks.hook import Hook, Run  # noqa: E402
+from runner.hooks.hook import Hook, Interrupted, Run  # noqa: E402
 from runner.system.files import write_atomically  # noqa: E402
 from runner.tf_private import cluster  # noqa: E402
 from runner.tf_private.replaced import replaced  # noqa: E402
@@ -259,6 +261,34 @@ def evaluated_last(folder: Path) -> dict[str, Any]:
     input = own([4] * NUM_WORKERS, 2)
     estimator = Estimator(ids_model, folder, config())
     return estimator.train(input, max_steps=2).evaluate(input)
+
+
+class GivesUp(Hook):
+    def after_batches(self, run: Run, examples: int) -> None:
+        raise Interrupted("enough")
+
+
+@case
+def interrupted_last(folder: Path) -> dict[str, Any]:
+    """The hook of one worker ends the evaluation of all."""
+    input = own([4] * NUM_WORKERS, 2)
+    estimator = Estimator(ids_model, folder, config()).train(input, max_steps=2)
+    with contextlib.suppress(Interrupted):
+        return estimator.evaluate(input, hooks=[GivesUp()] if WORKER == 0 else [])
+    return {"step": 2}
+
+
+@case
+def keras_weights(folder: Path) -> dict[str, Any]:
+    """A Keras model is evaluated before it is trained, by all workers and by the chief alone."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.full((1, 1), 2.0)])
+    model.compile(optimizer="sgd", loss="mse")
+    input = Input(lambda: numbers(8).batch(4))
+    return {
+        kind: model_to_estimator(model, model_dir=str(folder / kind), config=config(**settings)).evaluate(input)["loss"]
+        for kind, settings in {"all": {}, "chief": {"eval_distribute": "default"}}.items()
+    }
 
 
 @case

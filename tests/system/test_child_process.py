@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.system.child_process import describe_exit, start_process
+from runner.system.child_process import describe_exit, start_process, start_pump
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
 
@@ -29,6 +29,25 @@ def test_the_exit_code_of_the_child_is_returned() -> None:
     process = start_process(python("raise SystemExit(3)"), ENV)
     assert process.wait(120) == 3
     assert process.close() == 3
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), UnicodeEncodeError("ascii", "é", 0, 1, "no such letter")])
+def test_what_cannot_be_shown_takes_nothing_else_of_the_output_with_it(error: Exception) -> None:
+    """The reader of our own output has gone, or it lacks a letter."""
+    read_end, write_end = os.pipe()
+    shown = []
+
+    def put(line: str) -> None:
+        if line == "> é":
+            raise error
+        shown.append(line)
+
+    pump = start_pump(os.fdopen(read_end, encoding="utf-8"), put, "> ")
+    with os.fdopen(write_end, "w", encoding="utf-8") as output:
+        for line in ("1", "é", "2"):
+            print(line, file=output, flush=True)
+    pump.join(60)
+    assert shown == ["> 1", "> 2"]
 
 
 def test_waiting_has_a_limit() -> None:
