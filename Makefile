@@ -28,7 +28,7 @@ ARGS ?=
 UV ?= uv
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-gpu test-world lint format lock bench canary release clean setup browser golden clients team stores beside messages docs docs-serve
+.PHONY: help run check fast check-pythons python test test-slow test-all test-gpu test-world lint format lock bench canary release clean setup browser golden clients team stores beside messages docs docs-serve
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
@@ -57,6 +57,11 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(call tier,slow and not (alone or gpu or world),$(SIDE_BY_SIDE) --durations=20)
 	$(call tier,slow and alone and not (gpu or world),$(ALONE))
+
+# Both in one session: each worker imports, and trains for several tests, once.
+test-all: $(STAMP)
+	$(call tier,not (alone or gpu or world),$(SIDE_BY_SIDE) --durations=40)
+	$(call tier,alone and not (gpu or world),$(ALONE))
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -35,14 +35,13 @@ TESTS = Path(__file__).parent
 PROCESS_FOLDERS = ("integration", "launch")
 """Their tests are `processes`, but for those marked `long`."""
 LONGEST = (
-    "integration/test_parameter_server.py", "integration/test_multi_process.py", "input_fns/test_input_fns.py",
-    "programs/test_engine.py", "exactness/test_cases.py", "config/test_config.py", "programs/test_optimizer_step.py",
-    "launch/test_sweep.py", "integration/test_main.py", "estimator/test_grouped_steps.py",
-    "classic/test_keras_models.py", "hooks/test_hooks.py", "docs/test_tutorials.py", "integration/test_wheel.py",
+    "integration/test_wheel.py", "integration/test_object_store.py", "docs/test_tutorials.py",
+    "exactness/test_cases.py", "integration/test_parameter_server.py", "integration/test_multi_process.py",
+    "integration/test_chains.py", "integration/test_hosts.py", "input_fns/test_input_fns.py", "programs/test_engine.py",
+    "config/test_config.py", "programs/test_optimizer_step.py", "launch/test_sweep.py", "integration/test_main.py",
+    "estimator/test_grouped_steps.py", "classic/test_keras_models.py", "hooks/test_hooks.py",
 )  # fmt: skip
-"""Files of 18 CPU seconds and more, the first one with the longest waits: it took 108 s, 41 of them of CPU. The last
-two are long in the slow tier alone.
-"""
+"""Files of 18 CPU seconds and more in one of the tiers, the longest first."""
 
 running: pytest.Item | None = None
 
@@ -133,6 +132,17 @@ def _end_what_a_failure_leaves() -> Iterator[Any]:
             for process in set(STARTED) - before:
                 ended.callback(end_all_of, process)
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
+    """Leave what outlives a file's tests to no later search for garbage: late in a session one took 10 s."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -75,10 +75,12 @@ def _in_tensorflow(is_eager_outside: bool) -> Iterator[tuple[Any, str, Any]]:
     from tensorflow.python.framework import ops
 
     own = Overlay(ops, executing_eagerly_outside_functions=lambda: is_eager_outside)
-    for name, module in list(sys.modules.items()):
+    # Names first: this is done at each trace, and pairs of all modules would be searched for garbage as they are made.
+    for name in [name for name in list(sys.modules) if name.startswith("tensorflow.python.keras.")]:
+        module = sys.modules.get(name)
         # Not those of tf.layers, which tf_slim uses: as above, they would expect variables of a v1 graph.
         is_of_layers = name.startswith("tensorflow.python.keras.legacy_tf_layers.")
-        if name.startswith("tensorflow.python.keras.") and not is_of_layers and getattr(module, "ops", None) is ops:
+        if not is_of_layers and getattr(module, "ops", None) is ops:
             yield module, "ops", own
         if name == "tensorflow.python.keras.engine.base_layer_utils":
             yield module, "_UNSAFE_GRAPH_OP_LAYER_CREATION", True

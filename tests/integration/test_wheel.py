@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.docs.test_tutorials import follow
+from tests.docs.test_tutorials import FROM_THE_WHEEL, follow
 from tests.support.wheel import ENV, ROOT, build_wheel, call, install
 
 pytestmark = pytest.mark.slow
@@ -225,7 +225,7 @@ def test_a_users_experiment_is_rehearsed_without_a_trace(project: Path, installe
 def followed(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty folder in which a reader has followed the tutorial, from a first model to a sweep."""
     home = tmp_path_factory.mktemp("tutorial")
-    for page in ("first_model", "compare_runs", "sweep"):
+    for page in FROM_THE_WHEEL:
         follow(page, home, installed, ENV)
     return home
 
