@@ -151,17 +151,10 @@ def _best_in(key: str, config: Config, names: Sequence[str]) -> str:
 
 def _check_folders(config: Config) -> Iterator[ConfigError]:
     """Yield a message for each URL that cannot be written to: `hdfs://bucket` would become a folder named `hdfs:`."""
-    written = {
-        "model_dir": config.model_dir,
-        "export.dir": config.export.dir,
-        "predict.output": config.predict.output,
-        "sweep.dir": config.sweep.dir,
-        "new.path": config.new.path,
-    }
     is_of_a_run = config.command not in schema.ENVIRONMENT_COMMANDS or config.command == "cluster_info"
-    for key, path in written.items():
+    for key in ("model_dir", "export.dir", "sweep.dir", "predict.output", "new.path"):
         may_be_store = key in ("model_dir", "export.dir", "sweep.dir") and is_of_a_run
-        if mistake := url_mistake(f"{key}=", path, may_be_store=may_be_store):
+        if mistake := url_mistake(f"{key}=", operator.attrgetter(key)(config), may_be_store=may_be_store):
             yield NotAllowed(mistake)
 
 

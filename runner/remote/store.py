@@ -109,9 +109,16 @@ class Note:
 
 
 def fingerprints(folder: Path) -> dict[str, list[Any]]:
-    """Return name -> [bytes, time of change in ns] of the files in `folder` that its bucket has, too."""
-    found = {name: fingerprint(path) for name, path in local_files(folder).items()}
-    return {name: mark for name, mark in found.items() if mark}
+    """Return name -> [bytes, time of change in ns] of the files in `folder` that its bucket has, too: all but locks,
+    notes and half-written ones.
+    """
+    found = {}
+    for root, folders, names in os.walk(folder):
+        folders[:] = filter(_is_sent, folders)
+        for path in (Path(root, name) for name in filter(_is_sent, names)):
+            if mark := fingerprint(path):
+                found[os.path.relpath(path, folder)] = mark
+    return found
 
 
 def lock_of(folder: Path) -> FileLock:
@@ -127,18 +134,6 @@ def fingerprint(path: Path) -> list[Any]:
         found = path.stat()
         return [found.st_size, found.st_mtime_ns]
     return []
-
-
-def local_files(folder: Path) -> dict[str, Path]:
-    """Return name -> path of the files in `folder` that its bucket has, too: all but locks, notes and half-written
-    ones.
-    """
-    found = {}
-    for root, folders, names in os.walk(folder):
-        folders[:] = filter(_is_sent, folders)
-        for name in filter(_is_sent, names):
-            found[os.path.relpath(os.path.join(root, name), folder)] = Path(root, name)
-    return found
 
 
 def _is_sent(part: str) -> bool:

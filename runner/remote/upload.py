@@ -30,7 +30,6 @@ from runner.remote.store import (
     Store,
     fingerprint,
     fingerprints,
-    local_files,
     mark_of,
     reaching,
     upload_order,
@@ -92,8 +91,9 @@ class Uploader:
         if self.is_chief and self.has_others:
             self.lease.check()
             self.fetch()
-        found = sorted(local_files(self.folder).items(), key=lambda item: upload_order(item[0]), reverse=True)
-        states = {name: (fingerprint(path), path.read_bytes()) for name, path in found if upload_order(name)[0]}
+        last = [name for name in fingerprints(self.folder) if upload_order(name)[0]]
+        paths = {name: self.folder / name for name in sorted(last, key=upload_order, reverse=True)}
+        states = {name: (fingerprint(path), path.read_bytes()) for name, path in paths.items()}
         left, copies = self._note.left(fingerprints(self.folder)), self.folder / ".sending"
         shutil.rmtree(copies, ignore_errors=True)
         for name in left.keys() - states.keys():
@@ -123,7 +123,7 @@ class Uploader:
                 self._store.fs.put_file(str(sources[name]), name)  # it may have changed: then it is sent again
             self._note.files[name] = left[name]
             self._note.save(self.folder)
-        gone = self._note.files.keys() - local_files(self.folder).keys()
+        gone = self._note.files.keys() - fingerprints(self.folder).keys()
         self._existing.check()
         if not self.is_chief:  # it is the chief's to remove
             self._note.files = {name: noted for name, noted in self._note.files.items() if name not in gone}
@@ -299,19 +299,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 os._exit(NOT_ALL)  # a file may be under way
 
         heed_starter(heard)
-        code = follow(folder, lease, is_last)
-        lease.end()
-        return code
-    try:
-        with reaching(note.url):
-            if not note.folder or not (store := Store(note.url)).is_current(folder):
-                raise ConfigError(f"{folder} was not the last to write to {note.url or 'a URL'}, so nothing is sent.")
-            lease = Lease.take(store, note.folder, RunSettings.lease_secs)
-    except ConfigError as error:
-        say(f"upload: {error}")
-        return USER_ERROR
-    is_last.set()
-    code = follow(folder, lease, is_last, is_alone=True)
+    else:
+        try:
+            with reaching(note.url):
+                if not note.folder or not (store := Store(note.url)).is_current(folder):
+                    where = note.url or "a URL"
+                    raise ConfigError(f"{folder} was not the last to write to {where}, so nothing is sent.")
+                lease = Lease.take(store, note.folder, RunSettings.lease_secs)
+        except ConfigError as error:
+            say(f"upload: {error}")
+            return USER_ERROR
+        is_last.set()
+    code = follow(folder, lease, is_last, is_alone=options.lease is None)
     lease.end()
     return code
 

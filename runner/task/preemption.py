@@ -102,11 +102,7 @@ def eviction_by_azure() -> bool | float:
     return min((_seconds_until(parsedate_to_datetime(time)) if time else True for time in times), default=False)
 
 
-_SOURCES: Mapping[str, Notice] = {
-    "aws": interruption_by_aws,
-    "azure": eviction_by_azure,
-    "gce": is_preempted_by_gce,
-}
+_SOURCES: Mapping[str, Notice] = {"aws": interruption_by_aws, "azure": eviction_by_azure, "gce": is_preempted_by_gce}
 
 
 def notice_of(cloud: str) -> Notice:

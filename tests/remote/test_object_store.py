@@ -91,8 +91,10 @@ def test_what_is_sent_is_fetched_and_what_expires_here_expires_there(store: Stor
     assert {"checkpoint", "model.ckpt-3.index", "export/7/saved_model.pb", "events.chief-0.jsonl"} <= there
     assert not any("ckpt-1." in name or name.startswith(".") for name in there)
     assert fetched(store, tmp_path / "there") == "model.ckpt-3"
-    mine = {name: path.read_bytes() for name, path in stores.local_files(folder).items()}
-    assert {name: path.read_bytes() for name, path in stores.local_files(tmp_path / "there").items()} == mine
+    mine, theirs = (
+        {name: (one / name).read_bytes() for name in stores.fingerprints(one)} for one in (folder, tmp_path / "there")
+    )
+    assert theirs == mine
 
 
 def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
@@ -306,7 +308,7 @@ def test_the_last_writer_keeps_its_folder_and_any_other_takes_the_buckets(
     (first / "of_the_first").write_text("not sent")
     store.fetch(first)
     assert [Path(path).name for path in layout.candidates_in(first)] == ["model.ckpt-5", "model.ckpt-1"]
-    assert set(stores.local_files(first)) == names(store)
+    assert stores.fingerprints(first).keys() == names(store)
 
 
 def test_a_process_that_fetches_removes_nothing_of_one_that_begins_meanwhile(
