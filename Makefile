@@ -34,7 +34,7 @@ help:
 	@sed -n 's/^# //p' Makefile | head -2
 	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden clients team stores beside messages"
 	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
-	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-gpu, test-world (needs a server), check-pythons; all but the last take ARGS for pytest"
+	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-all (both), test-gpu, test-world (needs a server), check-pythons; all but the last take ARGS for pytest"
 
 run: $(STAMP)
 	$(BIN)/python -m runner $(ARGS)

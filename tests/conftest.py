@@ -37,8 +37,9 @@ PROCESS_FOLDERS = ("integration", "launch")
 LONGEST = (
     "integration/test_wheel.py", "integration/test_object_store.py", "docs/test_tutorials.py",
     "exactness/test_cases.py", "integration/test_parameter_server.py", "integration/test_multi_process.py",
-    "integration/test_chains.py", "integration/test_hosts.py", "input_fns/test_input_fns.py", "programs/test_engine.py",
-    "config/test_config.py", "programs/test_optimizer_step.py", "launch/test_sweep.py", "integration/test_main.py",
+    "integration/test_chains.py", "integration/test_users_day.py", "integration/test_hosts.py",
+    "input_fns/test_input_fns.py", "programs/test_engine.py", "config/test_config.py",
+    "programs/test_optimizer_step.py", "launch/test_sweep.py", "integration/test_main.py",
     "estimator/test_grouped_steps.py", "classic/test_keras_models.py", "hooks/test_hooks.py",
 )  # fmt: skip
 """Files of 18 CPU seconds and more in one of the tiers, the longest first."""

@@ -31,7 +31,7 @@ from tests.support.processes import wait_until
 from tests.support.users_project import write_project
 from tests.support.wheel import ENV, build_wheel, call, install
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
 SEARCH = [
@@ -149,7 +149,7 @@ def test_a_killed_search_goes_on_with_the_same_command(project: Project) -> None
         killed.update(job.name for job in said if said[job] == "running" and list(job.glob("model.ckpt-*.index")))
         return "finished" in said.values() and len(killed) == 1
 
-    wait_until(a_later_one_is_half_way)
+    wait_until(a_later_one_is_half_way, 300)  # two jobs, beside other tests
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 
