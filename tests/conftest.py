@@ -87,13 +87,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Leave what outlives a file's tests to no later search for garbage: late in a session one took 10 s. What the last
+    search complains of, such as an open socket, pytest says at the beginning of the next file.
+    """
     global running
     running = item
     try:
         return (yield)
     finally:
         running = None
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
 
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
@@ -133,17 +139,6 @@ def _end_what_a_failure_leaves() -> Iterator[Any]:
             for process in set(STARTED) - before:
                 ended.callback(end_all_of, process)
         raise
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
-    """Leave what outlives a file's tests to no later search for garbage: late in a session one took 10 s."""
-    try:
-        return (yield)
-    finally:
-        if nextitem is None or nextitem.path != item.path:
-            gc.collect()
-            gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

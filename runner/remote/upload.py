@@ -123,7 +123,7 @@ class Uploader:
                 self._store.fs.put_file(str(sources[name]), name)  # it may have changed: then it is sent again
             self._note.files[name] = left[name]
             self._note.save(self.folder)
-        gone = self._note.files.keys() - fingerprints(self.folder).keys()
+        gone = {name for name in self._note.files if not os.path.lexists(self.folder / name)}
         self._existing.check()
         if not self.is_chief:  # it is the chief's to remove
             self._note.files = {name: noted for name, noted in self._note.files.items() if name not in gone}

@@ -75,7 +75,7 @@ def _in_tensorflow(is_eager_outside: bool) -> Iterator[tuple[Any, str, Any]]:
     from tensorflow.python.framework import ops
 
     own = Overlay(ops, executing_eagerly_outside_functions=lambda: is_eager_outside)
-    # Names first: this is done at each trace, and pairs of all modules would be searched for garbage as they are made.
+    # Names first: at each trace, a pair for each of all modules would set off searches for garbage.
     for name in [name for name in list(sys.modules) if name.startswith("tensorflow.python.keras.")]:
         module = sys.modules.get(name)
         # Not those of tf.layers, which tf_slim uses: as above, they would expect variables of a v1 graph.

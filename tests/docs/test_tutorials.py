@@ -1,5 +1,5 @@
-"""The tutorials and some how-to pages tell the truth: each is followed once, in an empty folder, and prints what it
-shows.
+"""The tutorials and some how-to pages tell the truth: each is followed once, in an empty folder or after the pages
+before it, and prints what it shows.
 
 A block with a title is a file; `bash` and `python` blocks are run in order; a `text` block is what the block before it
 prints (numbers may differ, `...` stands for other lines); `sh` blocks are not run, and `NOT_RUN` says why.

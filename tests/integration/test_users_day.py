@@ -134,6 +134,7 @@ def test_compares_runs(project: Project) -> None:
     assert [run.info.run_name for run in better] == ["first"]
 
 
+@pytest.mark.timeout(1000)  # beside other tests
 def test_a_killed_search_goes_on_with_the_same_command(project: Project) -> None:
     command = [str(project.bin / "python"), "-m", "runner", *SEARCH]
     started = subprocess.Popen(
@@ -149,7 +150,7 @@ def test_a_killed_search_goes_on_with_the_same_command(project: Project) -> None
         killed.update(job.name for job in said if said[job] == "running" and list(job.glob("model.ckpt-*.index")))
         return "finished" in said.values() and len(killed) == 1
 
-    wait_until(a_later_one_is_half_way, 300)  # two jobs, beside other tests
+    wait_until(a_later_one_is_half_way, 300)
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 
@@ -205,6 +206,7 @@ def commands_of_the_docs(project: Project) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def docs(project: Project) -> dict[str, str]:
+    """First asked for by `server`: its port is kept for a minute."""
     return commands_of_the_docs(project)
 
 
@@ -212,8 +214,8 @@ def shell(project: Project, command: str) -> str:
     return call("bash", "-ec", command, cwd=project.home, env=project.env)
 
 
-def test_registers_the_best_checkpoint(project: Project, docs: dict[str, str]) -> None:
-    shell(project, docs["python -m"])
+def test_registers_the_best_checkpoint(project: Project) -> None:
+    shell(project, commands_of_the_docs(project)["python -m"])
     model_dir = best_job(project)
     (export,) = project.summary(model_dir, "summary.export")["exports"]
     assert Path(export).is_dir()
