@@ -39,12 +39,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 from _processes import environment, forget_peak, memory
 
-from runner.checkpoint import layout
 from runner.checkpoint.async_saver import Saver
 from runner.checkpoint.integrity import find_damage
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
+from runner.checkpoint_files import layout
 from runner.tf_private import tensor_bundle
 
 PEER = "tf.train.CheckpointManager"

@@ -16,8 +16,8 @@ RUNNER = ROOT / "runner"
 
 # A room imports only from rooms before its own. "contract" is what lies in `runner/` itself.
 ROOMS = (
-    "system", "tf_private", "config", "distribute", "tracking", "remote", "contract", "tracing", "data", "hooks",
-    "checkpoint", "programs", "export", "estimator", "classic", "models", "task", "launch",
+    "system", "tf_private", "config", "checkpoint_files", "distribute", "tracking", "remote", "contract", "tracing",
+    "data", "hooks", "checkpoint", "programs", "export", "estimator", "classic", "models", "task", "launch",
 )  # fmt: skip
 
 # Modules and whole rooms that neither TensorFlow nor MLflow is imported by: what answers before a task starts.
@@ -26,8 +26,8 @@ WITHOUT_TENSORFLOW = (
     "tracking.exit_codes", "tracking.mlflow_tracker", "tracking.plain_values", "tracking.provenance",
     "tracking.run_lock", "tracking.run_record", "tracking.ship", "tracking.shipping", "tracking.summary",
     "tracking.tracker", "tracking.training_status", "tracking.backends.csv_tracker",
-    "tracking.backends.session", "tracking.backends.user_tracker", "checkpoint.layout", "checkpoint.manifest",
-    "checkpoint.retention", "distribute.cluster",
+    "tracking.backends.session", "tracking.backends.user_tracker", "checkpoint_files.layout",
+    "checkpoint_files.manifest", "checkpoint.retention", "distribute.cluster",
     "distribute.cluster_resolver", "distribute.errors", "distribute.kubernetes", "distribute.local_cluster",
     "distribute.managed_jobs", "distribute.slurm", "distribute.tf_config", "distribute.tpu", "task.main",
     "task.error_report", "task.prediction_files", "task.stop_hook", "classic", "classic.__main__", "classic.keys",
@@ -97,7 +97,7 @@ def test_no_file_is_imported_by_what_it_imports() -> None:
 def test_the_command_reads_of_checkpoints_and_tasks_only_what_is_free_of_tensorflow() -> None:
     beyond = {other for module in FILES if room_of(module) == "launch" for other in IMPORTS[module]}
     beyond = {other for other in beyond if room_of(other) in ROOMS[ROOMS.index("tracing") : ROOMS.index("launch")]}
-    assert beyond <= {"checkpoint.layout", "checkpoint.retention", "task.main", "task.error_report"}
+    assert beyond <= {"checkpoint_files.layout", "checkpoint.retention", "task.main", "task.error_report"}
 
 
 def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:

@@ -1,9 +1,9 @@
 """Checkpoints: write, verify, keep and restore a step on disk.
 
-`writer` writes the files of a step and `reader` opens them. `layout` defines their names and moves them into model_dir.
-`manifest` holds their checksums and `integrity` checks them, so that a run resumes from the checkpoint before a damaged
-one. `async_saver` writes from a `snapshot` while training continues. `retention` deletes old checkpoints.
+`writer` writes the files of a step and `reader` opens them; `runner.checkpoint_files` has their names and checksums.
+`integrity` reads them whole, so that a run resumes from the checkpoint before a damaged one. `async_saver` writes from
+a `snapshot` while training continues. `retention` deletes old checkpoints.
 `train_input` identifies the training input, opens it at its next example, and decides whether a checkpoint holds its
 iterator's state. `warm_start` reads values from another model's checkpoint, and `vocabulary` matches their rows by
-tokens. `manifest`, `layout` and `retention` do not import TensorFlow.
+tokens. `retention` does not import TensorFlow.
 """

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoint import manifest
 from runner.checkpoint.snapshot import Snapshot, SnapshotMemory
 from runner.checkpoint.writer import CheckpointWriter
+from runner.checkpoint_files import manifest
 from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 from runner.system.console import format_bytes
 from runner.system.memory import free_memory, peak_beyond_now

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.checkpoint import layout, manifest
 from runner.checkpoint.reader import Reader, input_path
+from runner.checkpoint_files import layout, manifest
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.checkpoint import layout, manifest
+from runner.checkpoint_files import layout, manifest
 from runner.config.error_messages import did_you_mean
 from runner.data.iterators import handle_of
 from runner.system.files import place_of

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from runner.checkpoint import layout, manifest
+from runner.checkpoint_files import layout, manifest
 from runner.config.metric_names import rank_by, unknown_metric
 from runner.run_config import KeepBest
 from runner.system.files import new_place_of, place_of, read_json, remove, write_json

@@ -1,6 +1,6 @@
 """Write a checkpoint: variables, the runner's own state and the input position of one step.
 
-`runner.checkpoint.layout` describes the files, and why a crash leaves the latest checkpoint intact.
+`runner.checkpoint_files.layout` describes the files, and why a crash leaves the latest checkpoint intact.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from runner.checkpoint import layout, manifest, retention
+from runner.checkpoint import retention
 from runner.checkpoint.reader import EXTRA, GLOBAL_STEP, ITERATOR, input_path
 from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
+from runner.checkpoint_files import layout, manifest
 from runner.data.iterators import handle_of
 from runner.system.console import format_bytes
 from runner.system.files import RUNNER_FILES, DiskFullError, HeldFolder, free_bytes, is_disk_full, place_of

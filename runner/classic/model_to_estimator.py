@@ -15,8 +15,8 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import GLOBAL_STEP
+from runner.checkpoint_files.layout import latest_checkpoint
 from runner.classic import run_config
 from runner.classic.estimator import Estimator
 from runner.classic.optimizers import InParts, clipped_as_before

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.checkpoint import layout, reader
+from runner.checkpoint import reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
+from runner.checkpoint_files import layout
 from runner.config.metric_names import evaluation_prefix
 from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from runner.checkpoint import layout, manifest, reader, retention
+from runner.checkpoint import reader, retention
 from runner.checkpoint.integrity import DamagedCheckpointsError
+from runner.checkpoint_files import layout, manifest
 from runner.distribute.errors import tells_of_a_lost_peer
 from runner.estimator.early_stopping import EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator

@@ -16,7 +16,8 @@ from typing import Any
 
 from hydra.errors import HydraException
 
-from runner.checkpoint import layout, retention
+from runner.checkpoint import retention
+from runner.checkpoint_files import layout
 from runner.config import parsing, saved_config, user_code
 from runner.config.hydra import mistake_in
 from runner.config.schema import Config

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoint import layout
+from runner.checkpoint_files import layout
 from runner.config.schema import ClusterConfig
 from runner.launch.gang import GangResult
 from runner.system.console import counted

@@ -21,7 +21,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any
 
-from runner.checkpoint import layout
+from runner.checkpoint_files import layout
 from runner.config import model_source, parsing, saved_config, schema
 from runner.config.schema import Config, StrategyConfig
 from runner.distribute.cluster import ALONE, Cluster

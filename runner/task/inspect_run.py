@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.checkpoint import layout, manifest
 from runner.checkpoint.integrity import find_damage
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.retention import Keep, metrics_of, why_kept
+from runner.checkpoint_files import layout, manifest
 from runner.config.schema import ConfigError
 from runner.system.console import format_age, format_bytes, format_number, print_table
 from runner.tracking.summary import SUMMARY_FILE, read_summary

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner.checkpoint import layout
+from runner.checkpoint_files import layout
 from runner.config import parsing, schema, user_code
 from runner.config.schema import TRAINING_COMMANDS, UNRECORDED_COMMANDS, Config, ConfigError
 from runner.distribute import errors

@@ -16,10 +16,10 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, EvalSpec, Hook, RunConfig, TrainSpec, train_and_evaluate
 from runner.checkpoint.async_saver import Saver
 from runner.checkpoint.integrity import find_damage
-from runner.checkpoint.layout import SCRATCH, latest_checkpoint
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.snapshot import Snapshot, SnapshotMemory
 from runner.checkpoint.writer import CheckpointWriter, DiskFullError
+from runner.checkpoint_files.layout import SCRATCH, latest_checkpoint
 from runner.tf_private import tensor_bundle
 from tests.support import jobs
 from tests.support.checkpoints import list_checkpoints

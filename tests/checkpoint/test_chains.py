@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
 from runner.checkpoint.train_input import TrainInput
+from runner.checkpoint_files.layout import latest_checkpoint
 from runner.data.inputs import InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
 from tests.support import chains

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from runner.checkpoint import retention
-from runner.checkpoint.layout import read_state
 from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
+from runner.checkpoint_files.layout import read_state
 from runner.config.schema import ConfigError
 from runner.run_config import KeepBest
 from runner.system.files import RUNNER_FILES

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner.checkpoint import layout, manifest
 from runner.checkpoint.integrity import find_damage
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader, checkpoint_step, has_iterator, restore_iterator
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter, DiskFullError
+from runner.checkpoint_files import layout, manifest
+from runner.checkpoint_files.layout import latest_checkpoint
 from runner.system.files import RUNNER_FILES, place_of
 from runner.tf_private import tensor_bundle
 from tests.support.checkpoints import list_checkpoints

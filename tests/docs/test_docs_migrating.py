@@ -14,7 +14,7 @@ from typing import Any
 import mlflow
 import pytest
 
-from runner.checkpoint import layout
+from runner.checkpoint_files import layout
 from runner.classic import run_config
 from runner.classic.compat import names
 from runner.classic.compat.differences import RUN_CONFIG

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
+from runner.checkpoint_files.layout import latest_checkpoint
 from tests.support.journal import recorded
 from tests.support.killed import CASES, MAX_STEPS
 from tests.support.tiers import slow_but

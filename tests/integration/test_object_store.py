@@ -21,7 +21,7 @@ pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
 import runner
-from runner.checkpoint import layout
+from runner.checkpoint_files import layout
 from runner.config.schema import RunSettings
 from runner.remote.mirror import local_folder, mirror_of
 from runner.remote.store import Note, Store, fingerprints

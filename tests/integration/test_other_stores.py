@@ -16,7 +16,7 @@ import pytest
 
 fsspec = pytest.importorskip("fsspec")
 
-from runner.checkpoint import layout  # noqa: E402
+from runner.checkpoint_files import layout  # noqa: E402
 from runner.config.mistakes import ConfigError  # noqa: E402
 from runner.remote import store as stores  # noqa: E402
 from runner.remote.store import Lease, Note, Store  # noqa: E402

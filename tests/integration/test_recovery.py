@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 import runner
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
+from runner.checkpoint_files.layout import latest_checkpoint
 from runner.distribute.tf_config import read_tf_config
 from tests.launch.test_gang import wait_until
 from tests.support.jobs import SMALL

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
+from runner.checkpoint_files.layout import latest_checkpoint
 from tests.support.jobs import SMALL
 from tests.support.journal import events_in, recorded
 from tests.support.messages import Messages

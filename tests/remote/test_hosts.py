@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("fsspec")
 
-from runner.checkpoint import layout, manifest, retention
+from runner.checkpoint import retention
 from runner.checkpoint.retention import Keep
+from runner.checkpoint_files import layout, manifest
 from runner.config.mistakes import ConfigError
 from runner.config.schema import RunSettings
 from runner.distribute.cluster import Cluster

@@ -16,8 +16,9 @@ import pytest
 
 fsspec = pytest.importorskip("fsspec")
 
-from runner.checkpoint import layout, manifest, retention  # noqa: E402
+from runner.checkpoint import retention  # noqa: E402
 from runner.checkpoint.retention import Keep  # noqa: E402
+from runner.checkpoint_files import layout, manifest  # noqa: E402
 from runner.config.mistakes import ConfigError, NotAllowed  # noqa: E402
 from runner.config.schema import RunSettings  # noqa: E402
 from runner.launch.optuna_sweeper import STUDY_FILE  # noqa: E402

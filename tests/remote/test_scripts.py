@@ -26,7 +26,8 @@ from runner import (  # noqa: E402
     TrainSpec,
     train_and_evaluate,
 )  # fmt: skip
-from runner.checkpoint import layout, reader  # noqa: E402
+from runner.checkpoint import reader  # noqa: E402
+from runner.checkpoint_files import layout  # noqa: E402
 from runner.classic.estimator import Estimator as ClassicEstimator  # noqa: E402
 from runner.classic.run_config import RunConfig as ClassicRunConfig  # noqa: E402
 from runner.config.mistakes import ConfigError  # noqa: E402

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from input_fns._batches import batches_of_arrays
 from runner import Estimator, EstimatorSpec, EvalSpec, Every, Hook, Input, RunConfig, TrainSpec, train_and_evaluate
-from runner.checkpoint.layout import latest_checkpoint
 from runner.checkpoint.reader import Reader
+from runner.checkpoint_files.layout import latest_checkpoint
 from tests.support.models import data, strategies
 
 v1 = tf.compat.v1

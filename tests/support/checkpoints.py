@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.checkpoint import layout, manifest
-from runner.checkpoint.manifest import MANIFEST
+from runner.checkpoint_files import layout, manifest
+from runner.checkpoint_files.manifest import MANIFEST
 from runner.system.files import RUNNER_FILES
 
 

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from runner.checkpoint import manifest
+from runner.checkpoint_files import manifest
 from runner.system.files import RUNNER_FILES, new_place_of, set_aside, write_atomically
 
 PREFIX = "model.ckpt-"
