@@ -117,7 +117,7 @@ def expire(model_dir: Path, latest: str, keep: Keep) -> None:
         before = [name for name in state.names if name != latest and (model_dir / f"{name}.index").exists()]
         layout.write_state(model_dir, [*before, latest], began)
         return
-    ordered = _by_age(model_dir, groups, latest)
+    ordered = _by_age(model_dir, groups, state, latest)
     whole = [name for name in ordered if manifest.what_is_missing(model_dir / name) is None]
     kept = {name for name, reasons in _reasons(model_dir, whole, keep, began).items() if reasons}
     # Before files are deleted, so that the state file never names a checkpoint that is gone.
@@ -138,7 +138,7 @@ def why_kept(model_dir: Path, keep: Keep) -> dict[str, list[str]]:
     state, groups = layout.read_state(model_dir), layout.groups(model_dir)
     whole = [
         name
-        for name in _by_age(model_dir, groups, state.latest)
+        for name in _by_age(model_dir, groups, state, state.latest)
         if layout.step_of(name) is not None and manifest.what_is_missing(model_dir / name) is None
     ]
     return _reasons(model_dir, whole, keep, _began(model_dir, state, groups))
@@ -151,16 +151,21 @@ def _began(model_dir: Path, state: layout.State, groups: Iterable[str]) -> float
     return min((manifest.time_of(model_dir / name) or math.inf for name in groups), default=math.inf)
 
 
-def _by_age(model_dir: Path, groups: Iterable[str], latest: str | None) -> list[str]:
-    """Return the names of checkpoints, oldest first and `latest` last.
+def _by_age(model_dir: Path, groups: Iterable[str], state: layout.State, latest: str | None) -> list[str]:
+    """Return the names of checkpoints in the order in which they were saved, `latest` last.
 
-    They are sorted by time, not by step: after a rollback to an earlier step, new checkpoints must outlive abandoned
-    ones with higher steps.
+    That is the order of the state file: clocks jump. It is not that of the steps: after a rollback to an earlier step,
+    new checkpoints must outlive abandoned ones with higher steps. Those that it does not name are placed by their time.
     """
-    ages = {
-        name: (name == latest, manifest.time_of(model_dir / name) or 0.0, layout.step_of(name) or 0) for name in groups
-    }
-    return sorted(groups, key=lambda name: ages[name])
+    times = {name: manifest.time_of(model_dir / name) or 0.0 for name in groups}
+    ordered = [name for name in state.names if name in times and name != latest]
+    unnamed = times.keys() - {*ordered, latest}
+    for name in sorted(unnamed, key=lambda name: (times[name], layout.step_of(name) or 0)):
+        later = [place for place, other in enumerate(ordered) if times[other] > times[name]]
+        ordered.insert(later[0] if later else len(ordered), name)
+    if latest in times:
+        ordered.append(str(latest))
+    return ordered
 
 
 def _reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -> dict[str, list[str]]:

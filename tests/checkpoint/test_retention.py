@@ -54,6 +54,14 @@ def test_the_best_are_never_removed_by_keep_max(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("model.ckpt-3.*"))
 
 
+def test_the_newest_are_those_that_were_saved_last_also_when_the_clock_jumps_back(tmp_path: Path) -> None:
+    for step, hours in enumerate([100, 101, 1, 2, 3], start=1):
+        save(tmp_path, Keep(2), step, hours)
+        assert steps(tmp_path) == [one for one in (step - 1, step) if one]
+    save(tmp_path, Keep(2), 2, hours=0)  # after a rollback
+    assert read_state(tmp_path).names == ("model.ckpt-5", "model.ckpt-2")
+
+
 @pytest.mark.parametrize(("mode", "metric", "best"), [
     (None, "loss", 2), (None, "accuracy", 1), ("max", "loss", 1), ("min", "accuracy", 2),
 ])  # fmt: skip
