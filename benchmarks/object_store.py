@@ -27,7 +27,8 @@ import tensorflow as tf
 from _rounds import Case, Ratio, Times, arguments, measure, show, timed
 
 from runner.distribute.local_cluster import free_ports
-from runner.remote.store import Lease, Note, Store
+from runner.remote.note import Note
+from runner.remote.store import Lease, Store
 from runner.remote.upload import MODULE, Uploader
 
 FILES = 4

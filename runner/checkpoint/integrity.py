@@ -83,7 +83,7 @@ def find_damage(path: str | os.PathLike[str]) -> str | None:
       tf.errors.ResourceExhaustedError: there is not enough memory for one of its tensors.
     """
     path = os.fspath(path)
-    damage = manifest.what_is_missing(path) or manifest.what_has_changed(path)
+    damage = manifest.what_is_wrong(path)
     if damage is not None:
         return damage
     for part in (path, *(str(input_path(Path(path), worker)) for worker in manifest.saved_inputs(path))):

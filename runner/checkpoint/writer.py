@@ -46,6 +46,7 @@ class CheckpointWriter:
       keeps_input: called in the same thread with (bytes of a written input state, bytes of the variables); if it
         returns False, the state is deleted again.
       meta_graph: contents of each checkpoint's `.meta` file, a serialized MetaGraphDef; empty: it has no such file.
+      is_mirrored: model_dir is sent to an object store, as in `write_manifest`.
     """
 
     def __init__(
@@ -56,11 +57,14 @@ class CheckpointWriter:
         written: Callable[[str], None] = lambda path: None,
         keeps_input: Callable[[int, int], bool] = lambda state, variables: True,
         meta_graph: bytes = b"",
+        *,
+        is_mirrored: bool = False,
     ) -> None:
         self.model_dir = Path(model_dir)
         self.keep = keep_max if isinstance(keep_max, Keep) else Keep(keep_max)
         self._clock, self._written, self._keeps_input = clock, written, keeps_input
         self._meta_graph, self._last_meta = meta_graph, self.model_dir
+        self._is_mirrored = is_mirrored
         self._warned = False
         self._folder = HeldFolder(self.model_dir) if self.model_dir.is_dir() else None
 
@@ -223,7 +227,7 @@ class CheckpointWriter:
             elif state is not None and not self._write_input(input_path(path, worker), state, snapshot):
                 continue
             kinds[worker] = "skip" if state is None else "saved"
-        manifest.write_manifest(path, snapshot.step, self._clock(), kinds)
+        manifest.write_manifest(path, snapshot.step, self._clock(), kinds, is_mirrored=self._is_mirrored)
         if self._meta_graph:  # not in the manifest: a checkpoint whose graph is damaged or removed is as good as before
             try:
                 os.link(self._last_meta, f"{path}.meta")

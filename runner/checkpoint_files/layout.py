@@ -70,6 +70,21 @@ def step_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def checkpoint_of(file: str) -> str | None:
+    """Return the path of the checkpoint that a file belongs to, which the runner or tf.estimator named; None: to none.
+
+    Args:
+      file: path of a file, which need not exist, in the folder of checkpoints or in RUNNER_FILES of it.
+    """
+    folder, name = os.path.split(file)
+    match = _OUR_FILE.match(name)
+    if match is None:
+        return None
+    if os.path.basename(folder) == RUNNER_FILES:
+        folder = os.path.dirname(folder)
+    return os.path.join(folder, match.group(1))
+
+
 def list_names(model_dir: str | os.PathLike[str]) -> list[str]:
     """Return the names of the checkpoints in `model_dir` in the order of their steps, incomplete ones included."""
     there = groups(Path(model_dir))
@@ -204,11 +219,19 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
     """
     path = Path(model_dir) / STATE_FILE
     try:
-        text = path.read_bytes()
+        state = parse_state(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return State(None, ())
     except IsADirectoryError:
-        text = b""
+        state = None
+    if state is None:
+        set_aside(path, "it names no checkpoint")
+        return State(None, ())
+    return state
+
+
+def parse_state(text: bytes) -> State | None:
+    """Return what the bytes of a state file say; None if they cannot be read, or name no checkpoint."""
     try:
         # Text protos escape bytes as \346\227\245; the rest is UTF-8.
         entries = [
@@ -217,10 +240,9 @@ def read_state(model_dir: str | os.PathLike[str]) -> State:
         ]
         began = [float(value) for value in _BEGAN_LINE.findall(text)]
     except ValueError:
-        entries = []
+        return None
     if not entries:
-        set_aside(path, "it names no checkpoint")
-        return State(None, ())
+        return None
     latest = [os.path.basename(value) for key, value in entries if key == b"model_checkpoint_path"]
     names = [os.path.basename(value) for key, value in entries if key == b"all_model_checkpoint_paths"]
     return State(latest[-1] if latest else None, tuple(names), began[-1] if began else None)

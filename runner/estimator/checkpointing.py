@@ -20,7 +20,8 @@ from runner.checkpoint.writer import CheckpointWriter
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every, Run
-from runner.remote.store import Note
+from runner.remote.mirror import remote_dir
+from runner.remote.note import Note
 from runner.system.console import format_bytes
 from runner.system.files import write_atomically
 from runner.tracing.meta_graph import meta_graph
@@ -64,7 +65,14 @@ class RunCheckpoints:
         keeps_input = self._input_state.is_kept
         keep = Keep(config.keep_checkpoint_max, config.keep_best, config.keep_checkpoint_every_n_hours)
         meta = self._write_graph()
-        writer = CheckpointWriter(context.model_dir, keep, written=on_written, keeps_input=keeps_input, meta_graph=meta)
+        writer = CheckpointWriter(
+            context.model_dir,
+            keep,
+            written=on_written,
+            keeps_input=keeps_input,
+            meta_graph=meta,
+            is_mirrored=remote_dir(context.model_dir) is not None,
+        )
         is_apart = Note.read(Path(context.model_dir)).worker > 0
         self._saving = Saver(writer, collectives, inputs_differ=pipeline.num_pipelines > 1, is_apart=is_apart)
         self._saved_at = time.monotonic()

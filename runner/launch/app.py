@@ -442,9 +442,6 @@ def _checked(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
             "run.inline=true."
         )
-    for key, folder in (("model_dir", url), ("export.dir", config.export.dir), ("sweep.dir", config.sweep.dir)):
-        if str(folder).startswith("memory://") and not config.run.inline:
-            raise Conflict(f"{key}={folder}: only one process has it. Set run.inline=true, or use a folder.")
     if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
         raise Conflict(f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it.")
     functions = config.functions()

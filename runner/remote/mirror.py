@@ -22,17 +22,8 @@ from runner.config.mistakes import ConfigError, NotAllowed
 from runner.config.schema import RunSettings
 from runner.distribute.cluster import ALONE, Cluster
 from runner.remote import upload
-from runner.remote.store import (
-    LEASES,
-    PEERS_FOLDER,
-    Lease,
-    LeaseLostError,
-    Note,
-    Store,
-    fingerprints,
-    lock_of,
-    reaching,
-)
+from runner.remote.note import Note, fingerprints, is_sent_from, lock_of, sending_in
+from runner.remote.store import LEASES, PEERS_FOLDER, Lease, LeaseLostError, Store, reaching
 from runner.system.console import format_bytes, relative
 from runner.system.standard_streams import say
 from runner.system.urls import is_url, url_mistake
@@ -180,10 +171,11 @@ class Mirror:
             with lock_of(self._folder):
                 if Note.read(self._folder).url != self.url:  # else it is the uploader's
                     Note(self.url).save(self._folder)
-                if not store.is_current(self._folder):
-                    # A worker's folder never is, and is not touched while it is used.
-                    with suppress(ConfigError), alone_in(self._folder, timeout_secs=0):
-                        store.fetch(self._folder)
+                if is_sent_from(self._folder):
+                    return
+                # A worker's folder is never up to date, and no folder is touched while it is used.
+                with suppress(ConfigError), alone_in(self._folder, timeout_secs=0):
+                    store.update(self._folder)
 
     def begin(self, env: Mapping[str, str], settings: RunSettings, place: Cluster = ALONE) -> None:
         """Take the lease, fetch what is new since `open`, and send what changes from now on, beside this process. If
@@ -202,38 +194,52 @@ class Mirror:
                 self._begin(env, settings, place)
 
     def _begin(self, env: Mapping[str, str], settings: RunSettings, place: Cluster) -> None:
-        store, folder, worker = Store(self.url, self._key), self._folder, place.worker_index
+        store = Store(self.url, self._key)
+        folder = self._folder
+        worker = place.worker_index
         with reaching(f"{self._key}{self.url}"), lock_of(folder), ExitStack() as begun:
             if worker:  # else its supervisor does, later
                 begun.enter_context(alone_in(folder, "run.local_dir"))
-            note = dataclasses.replace(Note.read(folder, self.url), worker=worker)
-            if not worker:
-                # A new one if it is about to fetch: one that is killed before that is not up to date.
-                note.folder = (note.folder if store.is_current(folder) else "") or uuid.uuid4().hex
-                self._lease = Lease.take(store, note.folder, settings.lease_secs)
-                begun.callback(self._lease.end)
-                if not store.is_current(folder, self._lease.number - 1):  # only now: until then another could write
-                    store.fetch(folder)
-                there, noted = store.objects(), Note.read(folder, self.url).files
-                # Without what a person removed there. A worker on another host has sent what is not noted.
-                note.files = {name: mark for name, mark in noted.items() if name in there}
-            elif Note.read(folder).worker != worker:
-                store.fetch(folder)  # it may have been the chief's, and have sent what is now another's
-                note.folder, note.files = "", Note.read(folder).files
-            note.save(folder)
+                self._begin_as_worker(store, worker)
+            else:
+                self._begin_with_lease(store, settings, begun)
             self._begun = begun.pop_all()
         shutil.rmtree(folder / LEASES, ignore_errors=True)  # messages of an earlier start
         (folder / LEASES / PEERS_FOLDER).mkdir(parents=True)
-        self.has_begun, self._secs, self._is_last = True, settings.upload_secs, threading.Event()
-        if self.url.startswith("memory://"):  # only this process has it
-            self._thread = threading.Thread(
-                target=upload.follow, args=(folder, self._lease, self._is_last), daemon=True, name="upload"
-            )
-            self._thread.start()
-            return
-        lease = json.dumps([self._lease.number, self._lease.facts] if self._lease else [0, dataclasses.asdict(place)])
-        words = ("-m", upload.MODULE, str(folder), "--lease", lease, "--secs", str(self._secs))
+        self.has_begun = True
+        self._secs = settings.upload_secs
+        # A worker's process says its place, and gets the lease from the chief.
+        lease = [0, dataclasses.asdict(place)]
+        if self._lease is not None:
+            lease = [self._lease.number, self._lease.facts]
+        words = ("-m", upload.MODULE, str(folder), "--lease", json.dumps(lease), "--secs", str(self._secs))
         self._process = ShippingProcess("", env, words, "remote: ")
+
+    def _begin_with_lease(self, store: Store, settings: RunSettings, begun: ExitStack) -> None:
+        """Take the lease, and bring the folder to what the bucket has."""
+        folder = self._folder
+        note = Note.read(folder, self.url)
+        is_last_writer = bool(note.folder) and store.was_last_written_by(note, store.highest())
+        # A new one if it is about to fetch: one that is killed before that is not up to date.
+        identity = note.folder if is_last_writer else uuid.uuid4().hex
+        self._lease = Lease.take(store, identity, settings.lease_secs)
+        begun.callback(self._lease.end)
+        with sending_in(folder):
+            store.update(folder, self._lease.number - 1, is_thorough=True)  # only now: until then another could write
+        note = Note.read(folder, self.url)
+        note.folder = identity
+        note.worker = 0
+        note.save(folder)
+
+    def _begin_as_worker(self, store: Store, worker: int) -> None:
+        """Fetch what the bucket has, if this folder was the chief's or another worker's."""
+        note = Note.read(self._folder, self.url)
+        if note.worker != worker:
+            store.fetch(self._folder)  # it may have sent what is now another's
+            note.folder = ""
+            note.files = Note.read(self._folder).files
+        note.worker = worker
+        note.save(self._folder)
 
     def lost(self) -> str:
         """Return why this run no longer may write to the URL; '' while it may."""
@@ -247,19 +253,15 @@ class Mirror:
         if not self.has_begun:
             return ""
         self.has_begun = False
-        if self.url.startswith("memory://"):
-            self._is_last.set()
-            self._thread.join(self._secs)
-        else:
-            says_at = SAY_SECS
-            with suppress(KeyboardInterrupt):  # of a script; a command makes a stop request of it
-                for waited in finishing([self._process], stops):
-                    if waited > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
-                        break
-                    if waited > says_at and (left := self._left()):
-                        says_at += SAY_SECS
-                        say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
-            self._process.end()
+        says_at = SAY_SECS
+        with suppress(KeyboardInterrupt):  # of a script; a command makes a stop request of it
+            for waited in finishing([self._process], stops):
+                if waited > self._secs + SAY_SECS:  # it ends after `_secs` by itself, but for one that was stopped
+                    break
+                if waited > says_at and (left := self._left()):
+                    says_at += SAY_SECS
+                    say(f"remote: {left}, are still to be sent to {self.url}; Ctrl-C ends the run without them")
+        self._process.end()
         lost, left = self.lost(), self._left()
         self._begun.close()
         if lost or not left:

@@ -1,4 +1,4 @@
-"""The place of a run in an object store: its lease, what a start fetches, and the note of what both sides have.
+"""The place of a run in an object store: its lease, and what a start fetches.
 
 A lease is an object `.lease/<number>`, created conditionally; the highest number holds. Its holder writes it again
 every few seconds, so the store's own time stamps say how old it is. Nobody deletes another's.
@@ -10,41 +10,46 @@ import contextlib
 import json
 import logging
 import os
-import re
 import shutil
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
-from filelock import FileLock
 
+from runner.checkpoint_files import layout, manifest
 from runner.config.mistakes import ConfigError, NotAllowed, NotFound
-from runner.system.files import StorageError, read_dataclass, write_atomically, write_json
+from runner.remote.note import (
+    Note,
+    Version,
+    expired_in,
+    exports_in,
+    fingerprint,
+    fingerprints,
+    is_below,
+    is_sent,
+    lock_of,
+    mark_of,
+    only_grows,
+    upload_order,
+)
+from runner.system.files import StorageError, place_of
 from runner.system.standard_streams import say
 from runner.system.urls import STORES
-from runner.tracking.run_record import RUN_FILE
 from runner.tracking.tracker import describe
 
-NOTE_FILE = ".remote.json"
-"""File in the local folder: its URL, `folder` (identifies the folder as the one that the bucket was last written from
-or fetched to; absent: it is not up to date), and `files`: name -> [bytes, time of change in ns, the object's mark]."""
-STATE_FILE = "checkpoint"
-LAST_FILES = (STATE_FILE, RUN_FILE, "study.journal")
-"""Files that speak of others: which checkpoint is the newest, that a run or a trial is over. They are read first and
-sent last."""
 LEASES, UNSENT = ".lease", ".unsent"
 # In LEASES of a cluster of several hosts, in the bucket and on each host: the chief's message, and the others' answers.
 CALL_FILE, PEERS_FOLDER = "generation.json", "peers"
 _ATTEMPTS = 5
-_MARKS = ("ETag", "etag", "md5Hash", "created")
+_T = TypeVar("_T")
+Objects = dict[str, Mapping[str, Any]]
+"""Name -> what a store says of the object."""
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # each error, with its traceback; they are raised, too
-_is_copy = re.compile(r"checkpoint$|runner_files/|model\.ckpt-\d+\.").match
 
 
 class LeaseLostError(StorageError):
@@ -67,93 +72,6 @@ def reaching(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} cannot be reached: {describe(error)}") from error
 
 
-@dataclass
-class Note:
-    """What a local folder knows of its bucket, as in NOTE_FILE.
-
-    Attributes:
-      files: as in NOTE_FILE. What this folder has sent has no mark, and what it was about to send is [].
-      worker: index of the worker whose folder this is, if the chief is on another host and sends the checkpoints; 0: it
-        is the chief's, or that of all tasks.
-    """
-
-    url: str = ""
-    folder: str = ""
-    files: dict[str, list[Any]] = field(default_factory=dict)
-    worker: int = 0
-
-    @classmethod
-    def read(cls, folder: Path, url: str = "") -> Note:
-        """Return the note in `folder`; an empty one if there is none, or it is about another URL than `url`."""
-        note = read_dataclass(cls, folder / NOTE_FILE)
-        return note if url in ("", note.url) else cls(url)
-
-    def save(self, folder: Path) -> None:
-        write_json(folder / NOTE_FILE, asdict(self))
-
-    def left(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        """Return name -> [bytes, time of change in ns] of the files that a folder sends and the bucket does not have.
-
-        Args:
-          here: as `fingerprints` returns it.
-        """
-        # Of a checkpoint, of which each host has a copy, a worker sends the state of its own input.
-        mine = f".input-{self.worker}."
-        sent = {name: mark for name, mark in here.items() if not self.worker or mine in name or not _is_copy(name)}
-        return {name: mark for name, mark in sent.items() if self.files.get(name, [])[:2] != mark}
-
-    def own(self, here: Mapping[str, list[Any]]) -> set[str]:
-        """Return the names of the files that a folder sends or has sent, or has removed, which a worker's does not."""
-        sent = {name for name, noted in self.files.items() if len(noted) < 3 or name not in here}
-        return self.left(here).keys() | (sent & here.keys() if self.worker else sent)
-
-
-def fingerprints(folder: Path) -> dict[str, list[Any]]:
-    """Return name -> [bytes, time of change in ns] of the files in `folder` that its bucket has, too: all but locks,
-    notes and half-written ones.
-    """
-    found = {}
-    for root, folders, names in os.walk(folder):
-        folders[:] = filter(_is_sent, folders)
-        for path in (Path(root, name) for name in filter(_is_sent, names)):
-            if mark := fingerprint(path):
-                found[os.path.relpath(path, folder)] = mark
-    return found
-
-
-def lock_of(folder: Path) -> FileLock:
-    """Return the lock of a local folder, under which the processes of a host look whether it is up to date, fetch, and
-    begin to write there: a fetch removes what is new.
-    """
-    return FileLock(folder / f"{NOTE_FILE}.lock", is_singleton=True)  # `fetch` takes it again
-
-
-def fingerprint(path: Path) -> list[Any]:
-    """Return [bytes, time of change in ns] of a file; [] if it is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        found = path.stat()
-        return [found.st_size, found.st_mtime_ns]
-    return []
-
-
-def _is_sent(part: str) -> bool:
-    """Report whether files or folders of this name are sent; in the bucket, objects of other names are not ours."""
-    return bool(part) and (not part.startswith(".") or part == ".hydra")
-
-
-def upload_order(name: str) -> tuple[int, bool, bool, str]:
-    """Sort names so that a reader sees whole checkpoints: an index after the data, that of a checkpoint after those of
-    its input state, for it makes the checkpoint one, and a file of LAST_FILES (then the first value is not 0) after all
-    others. And whole SavedModels: TensorFlow loads one without the index of its variables as one without variables.
-    """
-    is_index, last = name.endswith(".index"), os.path.basename(name)
-    place = 1 + LAST_FILES.index(last) if last in LAST_FILES else 0
-    makes_whole = last.startswith("saved_model.pb") or (
-        is_index and "/variables/" not in name and ".input-" not in name
-    )
-    return place, makes_whole, is_index, name
-
-
 class Store:
     """The objects below a URL.
 
@@ -174,18 +92,17 @@ class Store:
             # Without its cache of listings, which would not show what other hosts write.
             fs, root = fsspec.url_to_fs(url, use_listings_cache=False)
         except ImportError as error:
-            extra = "s3" if scheme == "memory" else scheme
+            package = STORES[scheme]
             raise NotFound(
-                f"{url}: {STORES[scheme]} is not installed ({error}). Install it: "
-                f"pip install 'estimator-runner[{extra}]'"
+                f"{url}: {package} is not installed ({error}). Install it: pip install 'estimator-runner[{scheme}]'"
             ) from error
         self.url, self.what, self.fs = url, f"{key}{url}", DirFileSystem(root, fs)
 
-    def objects(self) -> dict[str, Mapping[str, Any]]:
+    def objects(self) -> Objects:
         """Return name -> what the store says of each object that a folder could have sent."""
         found = self.fs.find("", detail=True)
         return {
-            name: info for name, info in found.items() if info["type"] == "file" and all(map(_is_sent, name.split("/")))
+            name: info for name, info in found.items() if info["type"] == "file" and all(map(is_sent, name.split("/")))
         }
 
     def places(self) -> list[str]:
@@ -218,19 +135,112 @@ class Store:
     # --- fetching -------------------------------------------------------------------------------------------------
 
     def is_current(self, folder: Path, number: int | None = None) -> bool:
-        """Report whether `folder` has all that the bucket has: it was the last to write there, or nobody has.
+        """Report whether `folder` has all that the bucket has, but for what was lost here: it was the last to write
+        there, or nobody has, and what is there is what it has written.
 
         Args:
           folder: the local folder.
           number: that of the last writer's lease; None: the highest.
         """
-        note, number = Note.read(folder, self.url), self.highest() if number is None else number
-        if not note.folder:
-            return not number and not self.objects()
-        return not number or self.lease(number).get("folder") == note.folder
+        return self._current_objects(folder, number) is not None
 
-    def fetch(self, folder: Path, but: Collection[str] | None = None) -> None:
+    def _current_objects(self, folder: Path, number: int | None) -> Objects | None:
+        """Return what the bucket has, if `folder` is current; else None."""
+        if number is None:
+            number = self.highest()
+        note = Note.read(folder, self.url)
+        if not self.was_last_written_by(note, number):
+            return None
+        there = self.objects()
+        # Again: it knows of what was sent until now. A backup or a snapshot of a machine also brings back what
+        # identifies a folder, so what the bucket has must be what the folder has written.
+        note = Note.read(folder, self.url)
+        is_new = not note.folder and bool(there)
+        return None if is_new or note.is_behind(there) else there
+
+    def was_last_written_by(self, note: Note, number: int) -> bool:
+        """Report whether the lease `number` was that of the folder with this note, or there was none."""
+        if not number:
+            return True
+        return bool(note.folder) and self.lease(number).get("folder") == note.folder
+
+    def update(self, folder: Path, number: int | None = None, *, is_thorough: bool = False) -> None:
+        """Bring `folder` to what the bucket has, before anything of it is used: fetch all if a run was continued
+        elsewhere, else what this folder has lost. What it has not sent stays then.
+
+        Args:
+          folder: the local folder.
+          number: as in `is_current`.
+          is_thorough: also read the newest checkpoint to see whether it is damaged.
+        """
+        with lock_of(folder):
+            _while_it_changes(lambda: self._update(folder, number, is_thorough=is_thorough))
+
+    def _update(self, folder: Path, number: int | None, *, is_thorough: bool) -> None:
+        # Before the note, which knows of what is sent meanwhile.
+        there = self._current_objects(folder, number)
+        if there is None:
+            there = self.fetch(folder)
+        note = Note.read(folder, self.url)
+        # What was removed there by hand is sent again.
+        note.files = {name: noted for name, noted in note.files.items() if name in there}
+        # The state files first: they say which of the missing checkpoints have expired.
+        self._repair(folder, note, {name: info for name, info in there.items() if _is_state(name)}, set())
+        newest = layout.candidates_in(folder)[:1] if is_thorough else []
+        self._repair(folder, note, there, {os.path.basename(path) for path in newest})
+        # What is still missing here was deleted by the run, which could not remove it there any more.
+        note.gone = sorted(note.files.keys() - fingerprints(folder).keys())
+        note.lost = []
+        note.save(folder)
+
+    def _repair(self, folder: Path, note: Note, there: Objects, suspect: Collection[str]) -> None:
+        """Fetch singly what `folder` has lost, what is damaged in it, and what others have changed in the bucket.
+
+        Args:
+          there: name -> what the store says, of the objects to look at.
+          suspect: names of checkpoints in `folder` that are read, also if they seem unchanged.
+        """
+        here = fingerprints(folder)
+        noted = note.files.keys() & there.keys()
+        self._note_times(folder, note, here)
+        damaged = find_damaged(folder, note, here, suspect) & noted
+        lost = noted - here.keys()
+        expired = lost & {*note.gone, *expired_in(folder, lost)} - {*note.lost}
+        known_here = noted | (there.keys() & here.keys())
+        changed = {name for name in known_here if not note.knows(name, there[name])}
+        wanted = damaged | changed | (lost - expired)
+        if not wanted:
+            return
+        say(f"remote: {len(wanted)} files of {folder} are missing, damaged or older; they come from {self.url}")
+        unsent = note.left(here)
+        staged = self._stage(folder, wanted)
+        # Whoever changed them may want them; a checkpoint that is damaged nobody does.
+        set_aside(folder, [name for name in wanted & unsent.keys() if layout.checkpoint_of(name) is None])
+        marks = {name: mark_of(there[name]) for name in wanted}
+        self._move(folder, note, marks, staged)
+
+    def _note_times(self, folder: Path, note: Note, here: Mapping[str, list[Any]]) -> None:
+        """Note new times of checkpoints that are those of the bucket all the same, as after a copy or with another
+        clock: the bucket would be without its newest while they are sent again.
+        """
+        changed = {name for name in note.files.keys() & here.keys() if not note.is_unchanged(name, here[name])}
+        touched = {name for name in changed if note.is_of_the_same_size(name, here[name])}
+        for checkpoint in set(map(layout.checkpoint_of, touched)) - {None}:
+            if self._is_that_of_the_bucket(folder, str(checkpoint), note):
+                for name in _parts_of(str(checkpoint), touched):
+                    note.files[name] = note.files[name]._replace(time=here[name][1])
+
+    def _is_that_of_the_bucket(self, folder: Path, checkpoint: str, note: Note) -> bool:
+        """Report whether a checkpoint in `folder` is undamaged, and was saved when that of the bucket was."""
+        place = os.path.relpath(place_of(Path(f"{folder / checkpoint}{manifest.MANIFEST}")), folder)
+        if place not in note.files or manifest.what_is_wrong(folder / checkpoint) is not None:
+            return False
+        # It has the time of the save, and the checksums of all files.
+        return bool(self.fs.cat_file(place) == (folder / place).read_bytes())
+
+    def fetch(self, folder: Path, but: Collection[str] | None = None) -> Objects:
         """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.
+        Return what the bucket had.
 
         What the bucket does not have is removed: it belongs to a run that was continued elsewhere. What was not sent of
         that is moved into UNSENT.
@@ -240,61 +250,187 @@ class Store:
           but: the folder sends files, too, which stay as they are, but for these; None: it no longer sends any.
         """
         with lock_of(folder):
-            for _ in range(_ATTEMPTS - 1):
-                with contextlib.suppress(FileNotFoundError):  # an expired checkpoint; the state file no longer names it
-                    return self._fetch(folder, but)
-            self._fetch(folder, but)
+            return _while_it_changes(lambda: self._fetch(folder, but))
 
-    def _fetch(self, folder: Path, but: Collection[str] | None) -> None:
-        staging, unsent = folder / ".fetching", folder / UNSENT
-        shutil.rmtree(staging, ignore_errors=True)
-        note, here = Note.read(folder, self.url), fingerprints(folder)
-        kept = set() if but is None else note.own(here) - {*but}
-        # Not of a folder that an interrupted fetch has left: there it is what was fetched.
-        left = note.left(here) if but is None and (note.folder or note.worker) else {}
-        if left:
-            say(f"remote: another has written to {self.url} since {folder} did; its {len(left)} unsent files: {unsent}")
-        for name in sorted(left, key=upload_order, reverse=True):
-            (unsent / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(folder / name, unsent / name)
-        note.folder = note.folder if but is not None else ""  # no longer up to date
-        note.save(folder)
-        before = note.files
-
-        def marks() -> dict[str, str]:
-            return {name: mark_of(info) for name, info in self.objects().items() if name not in kept}
-
-        def unchanged(marks: Mapping[str, str]) -> set[str]:
-            return {name for name, mark in marks.items() if mark and before.get(name) == [*here.get(name, []), mark]}
+    def _fetch(self, folder: Path, but: Collection[str] | None) -> Objects:
+        note = Note.read(folder, self.url)
+        here = fingerprints(folder)
+        first = self.objects()
+        kept = set[str]() if but is None else note.own(here) - {*but}
+        if but is None:
+            self._give_up_unsent(folder, note, here, first)
+            note.folder = ""  # no longer up to date
+            note.gone = []
+            note.lost = []
+            note.save(folder)
 
         # The state files before the others, which are then at least as new. One that is unchanged is not written: a
         # task here may be writing the next.
-        first = marks()
-        of_states = {name: mark for name, mark in first.items() if upload_order(name)[0]}
-        states = {name: self.fs.cat_file(name) for name in of_states.keys() - unchanged(first)}
-        there = {name: mark for name, mark in marks().items() if not upload_order(name)[0]} | of_states
-        same = unchanged(there)
-        wanted = sorted(there.keys() - states.keys() - same)
+        there = {name: info for name, info in first.items() if _is_state(name)}
+        changed_states = {name for name in there.keys() - kept if not _is_same(name, there[name], note, here)}
+        contents = {name: self.fs.cat_file(name) for name in changed_states}
+        there |= {name: info for name, info in self.objects().items() if not _is_state(name)}
+        others = there.keys() - changed_states - kept
+        changed_others = {name for name in others if not _is_same(name, there[name], note, here)}
+        staged = self._stage(folder, changed_others, contents)
+
+        marks = {name: mark_of(info) for name, info in there.items() if name not in kept}
+        gone = here.keys() - marks.keys() - kept
+        for name in sorted(gone, key=upload_order, reverse=True):  # the state files and indexes first
+            (folder / name).unlink(missing_ok=True)
+        files = {name: noted for name, noted in note.files.items() if name in kept}
+        for name in note.files.keys() & marks.keys():
+            # What it has sent itself, too: from here on it may be another's to send.
+            files[name] = note.files[name]._replace(is_fetched=True)
+        note.files = files
+        self._move(folder, note, {name: marks[name] for name in changed_states | changed_others}, staged)
+        return there
+
+    def _give_up_unsent(self, folder: Path, note: Note, here: Mapping[str, list[Any]], there: Objects) -> None:
+        """Move what was not sent of a folder that is no longer up to date into UNSENT."""
+        unsent = []
+        for name in note.left(here):
+            size = here[name][0]
+            noted = note.files.get(name)
+            if noted is None:
+                # Of a folder that has lost its note nobody knows; what is of the same size was sent.
+                is_there = name in there and there[name]["size"] == size
+            else:
+                is_there = noted.is_fetched and noted.time is None and noted.bytes == size  # a fetch was interrupted
+            if not is_there:
+                unsent.append(name)
+        if unsent:
+            what = f"another has written to {self.url} since {folder} did"
+            say(f"remote: {what}; its {len(unsent)} unsent files: {folder / UNSENT}")
+        set_aside(folder, unsent)
+
+    def _stage(self, folder: Path, names: Collection[str], contents: Mapping[str, bytes] = {}) -> Path:
+        """Fetch objects into a folder beside the files of `folder`, and return its path.
+
+        Args:
+          contents: name -> what was read of further objects already.
+        """
+        staging = folder / ".fetching"
+        shutil.rmtree(staging, ignore_errors=True)
+        wanted = sorted(names)
         if wanted:
             self.fs.get(wanted, [str(staging / name) for name in wanted])
-        for name in sorted(here.keys() - there.keys() - kept, key=upload_order, reverse=True):
-            (folder / name).unlink(missing_ok=True)  # the state files and indexes first
-        for name in sorted({*wanted, *states}, key=upload_order):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if name in states:
-                write_atomically(folder / name, states[name])
-            else:
-                os.replace(staging / name, folder / name)
-        shutil.rmtree(staging, ignore_errors=True)
-        note.files = {name: noted for name, noted in before.items() if name in kept}
-        for name, mark in there.items():
-            note.files[name] = [*(here[name] if name in same else fingerprint(folder / name)), mark]
+        for name, data in contents.items():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            (staging / name).write_bytes(data)
+        return staging
+
+    def _move(self, folder: Path, note: Note, marks: Mapping[str, str], staged: Path) -> None:
+        """Move files that `_stage` fetched to their places, so that there are whole checkpoints at any time, and note
+        them.
+
+        Args:
+          marks: name -> mark of each.
+        """
+        for name, mark in marks.items():
+            # Before they are moved: what an interrupted fetch leaves in the folder was sent by nobody here.
+            note.files[name] = Version((staged / name).stat().st_size, None, mark, is_fetched=True)
         note.save(folder)
+        for name in sorted(marks, key=upload_order, reverse=True):
+            if name.endswith(".index"):
+                (folder / name).unlink(missing_ok=True)  # it is no checkpoint while its files are replaced
+        for name in sorted(marks, key=upload_order):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged / name, folder / name)
+            size, time_of_change = fingerprint(folder / name)
+            note.files[name] = Version(size, time_of_change, marks[name], is_fetched=True)
+        note.save(folder)
+        shutil.rmtree(staged, ignore_errors=True)
 
 
-def mark_of(info: Mapping[str, Any]) -> str:
-    """Return what changes with an object's contents, of what the store says of it."""
-    return next((str(info[key]) for key in _MARKS if info.get(key)), "")
+def _is_state(name: str) -> bool:
+    """Report whether an object is one of LAST_FILES."""
+    return upload_order(name)[0] > 0
+
+
+def _while_it_changes(act: Callable[[], _T]) -> _T:
+    """Return what `act` returns. It is called again if an object is gone: a checkpoint has expired, which the state
+    file no longer names.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return act()
+    return act()
+
+
+def _is_same(name: str, info: Mapping[str, Any], note: Note, here: Mapping[str, list[Any]]) -> bool:
+    """Report whether the object `name` is in the version that the folder has."""
+    mark = mark_of(info)
+    is_known = bool(mark) and name in note.files and note.files[name].mark == mark
+    return is_known and note.is_unchanged(name, here.get(name, []))
+
+
+def set_aside(folder: Path, names: Collection[str]) -> None:
+    """Move files that were not sent into UNSENT, in an order in which there are only whole checkpoints at any time."""
+    for name in sorted(names, key=upload_order, reverse=True):
+        place = folder / UNSENT / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(folder / name, place)
+
+
+def find_damaged(folder: Path, note: Note, here: Mapping[str, list[Any]], suspect: Collection[str] = ()) -> set[str]:
+    """Return the names of files that were damaged since both sides had them; of a checkpoint, those of all its files.
+
+    Args:
+      folder: the local folder.
+      here: as `fingerprints` returns it.
+      suspect: as in `Store._repair`.
+    """
+    damaged = set()
+    checkpoints = {*suspect}
+    exports = exports_in(note.files)
+    for name in note.files.keys() & here.keys():
+        if note.is_unchanged(name, here[name]):
+            continue
+        checkpoint = layout.checkpoint_of(name)
+        if checkpoint is not None:
+            checkpoints.add(checkpoint)
+        # An export is never written to again.
+        if is_below(name, exports) or _is_damaged(folder / name, note.files[name], here[name][0]):
+            damaged.add(name)
+    for checkpoint in checkpoints:
+        is_whole_there = f"{checkpoint}.index" in note.files
+        if is_whole_there and manifest.what_is_wrong(folder / checkpoint) is not None:
+            damaged |= _parts_of(checkpoint, note.files.keys() | here.keys())
+    return damaged
+
+
+def _parts_of(checkpoint: str, names: Iterable[str]) -> set[str]:
+    """Return those of `names` that are files of a checkpoint, without the results of its evaluations."""
+    return {name for name in names if layout.checkpoint_of(name) == checkpoint and not name.endswith(manifest.METRICS)}
+
+
+def _is_damaged(path: Path, noted: Version, size: int) -> bool:
+    """Report whether a file that has changed since both sides had it is no newer version, as far as one can see.
+
+    Args:
+      size: its bytes.
+    """
+    is_half_fetched = noted.is_fetched and noted.time is None
+    was_sent = noted.bytes is not None and noted.time is not None
+    has_nothing_new = was_sent and only_grows(path.name) and size <= (noted.bytes or 0)
+    return is_half_fetched or has_nothing_new or not _can_be_read(path)
+
+
+def _can_be_read(path: Path) -> bool:
+    """Report whether a small file is whole as far as its format shows: JSON, YAML or a state file."""
+    is_state = path.name == layout.STATE_FILE
+    has_lines = is_state or path.suffix == ".yaml"
+    if not has_lines and path.suffix != ".json":
+        return True
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            json.loads(data)
+    except (OSError, ValueError):
+        return False
+    is_cut = has_lines and not data.endswith(b"\n")
+    return not is_cut and (not is_state or layout.parse_state(data) is not None)
 
 
 class Lease:

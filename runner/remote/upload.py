@@ -16,31 +16,32 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from runner.checkpoint_files import layout, manifest
+from runner.checkpoint_files.layout import STATE_FILE
 from runner.config.schema import ConfigError, RunSettings
 from runner.distribute.cluster import ALONE, Cluster
-from runner.remote.store import (
-    CALL_FILE,
-    LEASES,
-    PEERS_FOLDER,
-    STATE_FILE,
-    Lease,
-    LeaseLostError,
+from runner.remote.note import (
     Note,
-    Store,
+    Version,
+    deleted_by_the_run,
     fingerprint,
     fingerprints,
     mark_of,
-    reaching,
+    sending_in,
     upload_order,
-)  # fmt: skip
-from runner.system.files import FolderLostError, HeldFolder, place_of, read_json, write_atomically
+)
+from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Store, reaching
+from runner.system.files import FolderLostError, HeldFolder, place_of, write_atomically
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.exit_codes import FINISHED, USER_ERROR
 from runner.tracking.shipping import NOT_ALL, heed_starter
 from runner.tracking.tracker import describe
 
 MODULE = "runner.remote.upload"
+SENDING = ".sending"
+"""Folder in the local folder with the links and copies that are being sent."""
 PERIOD_SECS, RETRY_SECS, GLANCE_SECS = 3.0, 1.0, 0.2
 
 
@@ -56,15 +57,20 @@ class Uploader:
 
     Attributes:
       held: names of files that wait for an input state of a worker on another host.
+      damaged: names of files of damaged checkpoints, which are not sent.
       before_each: called before each file is sent.
     """
 
     def __init__(self, folder: Path, lease: Lease) -> None:
         self.folder, self.lease, self._store = folder, lease, lease.store
         self._note = Note.read(folder, self._store.url)
-        self._existing, self._gone, self.held = HeldFolder(folder), set[str](), set[str]()
+        self._existing = HeldFolder(folder)
+        self.held = set[str]()
+        self.damaged = set[str]()
         self.is_chief = not self._note.worker
         self.before_each: Callable[[], None] = lambda: None
+        self._verified: dict[str, Any] = {}
+        self._said: dict[str, str] = {}
 
     @property
     def has_others(self) -> bool:
@@ -88,69 +94,188 @@ class Uploader:
           FolderLostError: the folder was deleted; nothing is removed from the bucket for that.
           OSError, and errors of the store: something is left; the next call sends it.
         """
+        self._existing.check()
+        # Before the first look into the store, which may be away: a start after a kill then knows what has expired.
+        gone = self._note_gone()
         if self.is_chief and self.has_others:
             self.lease.check()
             self.fetch()
-        last = [name for name in fingerprints(self.folder) if upload_order(name)[0]]
-        paths = {name: self.folder / name for name in sorted(last, key=upload_order, reverse=True)}
-        states = {name: (fingerprint(path), path.read_bytes()) for name, path in paths.items()}
-        left, copies = self._note.left(fingerprints(self.folder)), self.folder / ".sending"
-        shutil.rmtree(copies, ignore_errors=True)
-        for name in left.keys() - states.keys():
-            (copies / name).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                (os.link if ".data-" in name else shutil.copyfile)(self.folder / name, copies / name)
-            except OSError:  # it is gone; the disk has no links, or is full
-                (copies / name).unlink(missing_ok=True)
-        sources = {name: (copies if (copies / name).exists() else self.folder) / name for name in left}
+        states = self._read_states()
+        left = self._note.left(fingerprints(self.folder))
+        unverified = self._verify(left)
+        copies = self._copy(left.keys() - states.keys() - unverified)
+        unverified |= self._find_replaced(left)
         self.held = {name for name in left if self._is_incomplete(name)}
-        self.held |= {STATE_FILE} if self.held else set()
-        there = {name for name in left if name in states or sources[name].exists()}
-        changed = sorted(there - self.held, key=upload_order)
-        if changed:
-            self._note.files |= {name: [] for name in changed}  # one that is killed may have sent them
-            self._note.save(self.folder)
-        for name in reversed(changed):
+        # A state file waits for the checkpoints that it names.
+        if self.held:
+            self.held.add(STATE_FILE)
+        waiting = self.held | unverified | self._states_of(unverified)
+        there = {name for name in left if name in states or self._source(name).exists()}
+        changed = sorted(there - waiting, key=upload_order)
+        replaced = [name for name in changed if name in self._note.files]
+        self._note_before(changed, states)
+        for name in reversed(replaced):
             if name.endswith(".index"):
-                self._remove(name)  # its files may be replaced: it is no checkpoint until they are all there
+                self._delete(name)  # its files are replaced: it is no checkpoint until they are all there
         for name in changed:
             self.before_each()
-            self.lease.check()
-            if name in states:
-                left[name], data = states[name]  # it may have changed since
-                self._store.fs.pipe_file(name, data)
-            else:
-                self._store.fs.put_file(str(sources[name]), name)  # it may have changed: then it is sent again
-            self._note.files[name] = left[name]
-            self._note.save(self.folder)
-        gone = {name for name in self._note.files if not os.path.lexists(self.folder / name)}
+            self._put(name, left[name], states)
         self._existing.check()
-        if not self.is_chief:  # it is the chief's to remove
-            self._note.files = {name: noted for name, noted in self._note.files.items() if name not in gone}
-        if not self.is_chief or self.held:  # the newest checkpoint first
-            gone = set()
-        # Only at the second look: somebody may be deleting the whole folder.
-        for name in sorted(gone & self._gone, key=upload_order, reverse=True):
-            self._remove(name)
-        self._gone = gone
+        if not waiting:  # the newest checkpoint first
+            for name in sorted(gone, key=upload_order, reverse=True):
+                self._delete(name)
+                del self._note.files[name]
+                self._note.gone.remove(name)
         self._note.save(self.folder)
         shutil.rmtree(copies, ignore_errors=True)
-        return not changed and not gone & self._note.files.keys()
+        is_changing = bool(unverified - self.damaged)
+        return not changed and not is_changing and (bool(waiting) or not self._note.gone)
+
+    def _note_gone(self) -> set[str]:
+        """Note what has vanished since the beginning because the run has deleted it. Return what had at the last look,
+        too: until then somebody may be deleting the whole folder.
+        """
+        note = self._note
+        if not self.is_chief:  # it is the chief's to remove
+            note.files = {name: noted for name, noted in note.files.items() if os.path.lexists(self.folder / name)}
+            return set()
+        before = set(note.gone)
+        missing = {name for name in note.files if not os.path.lexists(self.folder / name)}
+        gone = deleted_by_the_run(self.folder, missing, note.files) - set(note.lost)
+        lost = missing - gone
+        if gone != before or lost != set(note.lost):
+            note.gone = sorted(gone)
+            note.lost = sorted(lost)
+            note.save(self.folder)
+        return gone & before
+
+    def _read_states(self) -> dict[str, tuple[list[Any], bytes]]:
+        """Return name -> (fingerprint, contents) of each state file, those that speak of the others first."""
+        names = [name for name in fingerprints(self.folder) if upload_order(name)[0]]
+        states = {}
+        for name in sorted(names, key=upload_order, reverse=True):
+            path = self.folder / name
+            states[name] = (fingerprint(path), path.read_bytes())
+        return states
+
+    def _verify(self, left: Collection[str]) -> set[str]:
+        """Return those of the files to send that belong to checkpoints which are damaged, or are changing now. A
+        checkpoint is read once, and again when one of its files has changed.
+        """
+        read = (name for name in left if not name.endswith(manifest.METRICS))
+        suspect = set(map(layout.checkpoint_of, read)) - {None}
+        verified = {}
+        damaged = set[str]()
+        for checkpoint in sorted(map(str, suspect)):
+            path = self.folder / checkpoint
+            found = manifest.fingerprint(path)
+            is_verified = self._verified.get(checkpoint) == found
+            damage = None if is_verified else manifest.what_is_wrong(path)
+            if damage is None:
+                verified[checkpoint] = found
+                continue
+            if manifest.fingerprint(path) != found:
+                continue  # it is being replaced or deleted
+            damaged.add(checkpoint)
+            if self._said.get(checkpoint) != damage:
+                self._said[checkpoint] = damage
+                say(f"remote: {path} is damaged, so it is not sent: {damage}")
+        self._verified = verified
+        self.damaged = _files_of(damaged, left)
+        return _files_of(suspect - verified.keys(), left)
+
+    def _find_replaced(self, left: Collection[str]) -> set[str]:
+        """Return those of the files to send that belong to checkpoints that were replaced since they were verified."""
+        replaced = set()
+        for checkpoint, found in self._verified.items():
+            if manifest.fingerprint(self.folder / checkpoint) != found:
+                replaced.add(checkpoint)
+        return _files_of(replaced, left)
+
+    def _states_of(self, unsent: Collection[str]) -> set[str]:
+        """Return the names of the state files that may name checkpoints, of files `unsent`, which the bucket lacks."""
+        states = set()
+        for name in unsent:
+            checkpoint = str(layout.checkpoint_of(name))
+            if f"{checkpoint}.index" not in self._note.files:
+                states.add(os.path.join(os.path.dirname(checkpoint), STATE_FILE))
+        return states
+
+    def _copy(self, names: Collection[str]) -> Path:
+        """Link or copy files to a folder of their own, and return its path."""
+        copies = self.folder / SENDING
+        shutil.rmtree(copies, ignore_errors=True)
+        for name in names:
+            (copies / name).parent.mkdir(parents=True, exist_ok=True)
+            copy = os.link if ".data-" in name else shutil.copyfile
+            try:
+                copy(self.folder / name, copies / name)
+            except OSError:  # it is gone; the disk has no links, or is full
+                (copies / name).unlink(missing_ok=True)
+        return copies
+
+    def _source(self, name: str) -> Path:
+        copy = self.folder / SENDING / name
+        return copy if copy.exists() else self.folder / name
+
+    def _note_before(self, names: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
+        """Note that files are about to be sent: one that is killed may have sent them, and does not know the mark."""
+        for name in names:
+            size = len(states[name][1]) if name in states else self._source(name).stat().st_size
+            self._note.files[name] = Version(size, None, self._mark_before(name))
+        if names:
+            self._note.save(self.folder)
+
+    def _mark_before(self, name: str) -> str:
+        """Return the mark of the object that is there before the next is sent; '': there is none."""
+        noted = self._note.files.get(name)
+        if noted is None:
+            return ""
+        is_known = noted.time is not None or noted.is_fetched
+        if is_known:
+            return noted.mark
+        # The answer to an earlier attempt did not come: only the store knows whether the object did.
+        with suppress(FileNotFoundError):
+            info = self._store.fs.info(name)
+            if self._note.knows(name, info):
+                return mark_of(info)
+        return noted.mark
+
+    def _put(self, name: str, found: list[Any], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
+        """Send a file, and note it.
+
+        Args:
+          found: its fingerprint when it was found to have changed.
+        """
+        self.lease.check()
+        if name in states:
+            found, data = states[name]  # it may have changed since
+            self._store.fs.pipe_file(name, data)
+        else:
+            self._store.fs.put_file(str(self._source(name)), name)  # it may have changed: then it is sent again
+        info = self._store.fs.info(name)
+        is_ours = info["size"] == self._note.files[name].bytes
+        size, time_of_change = found
+        self._note.files[name] = Version(size, time_of_change, mark_of(info) if is_ours else "")
+        self._note.save(self.folder)
 
     def _is_incomplete(self, name: str) -> bool:
         """Report whether `name` is the index of a checkpoint without the input state of a worker on another host."""
-        path = self.folder / name.removesuffix(".index")
         if not name.endswith(".index") or not self.has_others:
             return False
-        inputs = (read_json(place_of(Path(f"{path}.manifest.json")), is_kept=True) or {}).get("input") or {}
-        saved = [worker for worker, how in inputs.items() if how == "saved"]
-        return not all(place_of(Path(f"{path}.input-{worker}.index")).exists() for worker in saved)
+        path = self.folder / name.removesuffix(".index")
+        workers = manifest.saved_inputs(path)
+        return not all(place_of(Path(f"{path}.input-{worker}.index")).exists() for worker in workers)
 
-    def _remove(self, name: str) -> None:
+    def _delete(self, name: str) -> None:
         self.lease.check()
         with suppress(FileNotFoundError):
             self._store.fs.rm_file(name)
-        self._note.files.pop(name, None)
+
+
+def _files_of(checkpoints: Collection[str | None], names: Collection[str]) -> set[str]:
+    """Return those of `names` that are files of one of the checkpoints."""
+    return {name for name in names if layout.checkpoint_of(name) in checkpoints}
 
 
 class Courier:
@@ -245,35 +370,63 @@ def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bo
     Returns:
       0: everything is sent; NOT_ALL: another run has the lease, the folder is gone, or such a checkpoint is left.
     """
-    uploader, is_behind = Uploader(folder, lease), False
+    with sending_in(folder):
+        code = _follow(Uploader(folder, lease), is_last, is_alone=is_alone)
+    if code is not None:
+        return code
+    # Another has the lease or the folder is gone. It is for who started this process to say how the run ends.
+    is_last.wait()
+    return NOT_ALL
+
+
+def _follow(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> int | None:
+    """As in `follow`; None: nothing more may be sent."""
     courier = Courier(uploader)
-    uploader.before_each, sends_at = courier.say, 0.0
+    uploader.before_each = courier.say
+    is_behind = False
+    sends_at = 0.0
     while True:
         ends = is_last.is_set()
+        wait = _secs_between_looks(uploader, ends=ends)
         try:
             if uploader.has_others:
                 courier.hear()  # first: what the chief calls may come with another lease
                 courier.say()
             if ends or time.monotonic() >= sends_at:
-                if uploader.send() and ends and (is_alone or not uploader.held):
-                    if uploader.held:
-                        say(f"remote: {', '.join(sorted(uploader.held))}: the state of a worker's input is missing")
-                    return NOT_ALL if uploader.held else FINISHED
+                is_all = uploader.send() and (is_alone or not uploader.held)
+                if is_all and ends:
+                    return _end(uploader)
                 sends_at = time.monotonic() + PERIOD_SECS
-            wait, is_behind = GLANCE_SECS if ends else RETRY_SECS if uploader.has_others else PERIOD_SECS, False
+            is_behind = False
         except (LeaseLostError, FolderLostError) as error:
-            if not (uploader.is_chief or ends or isinstance(error, FolderLostError)):
-                is_last.wait(RETRY_SECS)  # until the chief calls
-                continue
-            say(f"remote: {error}")
-            is_last.wait()
-            return NOT_ALL
+            waits_for_the_chief = isinstance(error, LeaseLostError) and not uploader.is_chief and not ends
+            if not waits_for_the_chief:
+                say(f"remote: {error}")
+                return None
+            wait = RETRY_SECS
         except Exception as error:  # the store is away, full, or refuses: it is tried again
             if not is_behind:
-                what = f"training continues; {lease.store.url} is behind the folder {folder}"
+                what = f"training continues; {uploader.lease.store.url} is behind the folder {uploader.folder}"
                 say(f"remote: {describe(error)} ({what})")
-            wait, is_behind = RETRY_SECS, True
-        time.sleep(wait) if ends else is_last.wait(wait)
+            is_behind = True
+            wait = RETRY_SECS
+        if ends:
+            time.sleep(wait)
+        else:
+            is_last.wait(wait)
+
+
+def _secs_between_looks(uploader: Uploader, *, ends: bool) -> float:
+    if ends:
+        return GLANCE_SECS
+    return RETRY_SECS if uploader.has_others else PERIOD_SECS
+
+
+def _end(uploader: Uploader) -> int:
+    """Return the exit code when everything is sent that can be, and say what cannot."""
+    if uploader.held:
+        say(f"remote: {', '.join(sorted(uploader.held))}: the state of a worker's input is missing")
+    return NOT_ALL if uploader.held or uploader.damaged else FINISHED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -302,10 +455,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         try:
             with reaching(note.url):
-                if not note.folder or not (store := Store(note.url)).is_current(folder):
+                store = Store(note.url)
+                if not note.folder or not store.is_current(folder):
                     where = note.url or "a URL"
                     raise ConfigError(f"{folder} was not the last to write to {where}, so nothing is sent.")
                 lease = Lease.take(store, note.folder, RunSettings.lease_secs)
+                # Under the lease, as at each start: what was lost or damaged here is not sent, but comes from there.
+                with sending_in(folder):
+                    store.update(folder, lease.number - 1, is_thorough=True)
         except ConfigError as error:
             say(f"upload: {error}")
             return USER_ERROR

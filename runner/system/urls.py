@@ -8,8 +8,11 @@ from typing import Any
 
 from runner.system.redaction import masked_value
 
-STORES: Mapping[str, str] = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "memory": "fsspec"}
+STORES: Mapping[str, str] = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 """Schemes that `runner.remote` mirrors a folder to -> the package that speaks to this store."""
+
+
+_IN_MEMORY = ("memory", "ram")
 
 
 def is_url(path: Any) -> bool:
@@ -39,6 +42,10 @@ def url_mistake(key: str, path: Any, *, may_be_store: bool = False) -> str | Non
         )
     rest = rest.partition("?")[0].rpartition("@")[2]  # without a password
     local = "/" + rest.lstrip("/") if scheme == "file" else f"/mnt/{rest.strip('/') or scheme}"
-    mount = "Write the path" if scheme == "file" else "Mount it (gcsfuse, s3fs, a volume), and use the path"
+    mount = "Mount it (gcsfuse, s3fs, a volume), and use the path"
+    if scheme == "file":
+        mount = "Write the path"
+    elif scheme in _IN_MEMORY:
+        mount = "Only the process that writes to it would see it. Use a path"
     stores = ", or use s3://, gs:// or az://" if may_be_store and scheme != "file" else ""
     return f"{what} is a URL, but a run needs a folder of the file system. {mount}: {key}{local}{end}{stores}"

@@ -24,7 +24,8 @@ import runner
 from runner.checkpoint_files import layout
 from runner.config.schema import RunSettings
 from runner.remote.mirror import local_folder, mirror_of
-from runner.remote.store import Note, Store, fingerprints
+from runner.remote.note import Note, fingerprints
+from runner.remote.store import Store
 from tests.support import chains
 from tests.support.command_line import CommandLine
 from tests.support.object_store import BUCKET, RUN, S3, Start, catches_up, folder_in, kills, served

@@ -19,7 +19,8 @@ fsspec = pytest.importorskip("fsspec")
 from runner.checkpoint_files import layout  # noqa: E402
 from runner.config.mistakes import ConfigError  # noqa: E402
 from runner.remote import store as stores  # noqa: E402
-from runner.remote.store import Lease, Note, Store  # noqa: E402
+from runner.remote.note import Note, fingerprints  # noqa: E402
+from runner.remote.store import Lease, Store  # noqa: E402
 from runner.remote.upload import Uploader  # noqa: E402
 from tests.support import chains  # noqa: E402
 from tests.support.emulators import Emulator, started  # noqa: E402
@@ -139,7 +140,7 @@ def test_only_what_has_changed_is_fetched_again(emulator: Emulator, url: str, tm
         store.fs.pipe_file("export/1/saved_model.pb", os.urandom(1000))
         store.fetch(folder)
     assert got == [["export/1/saved_model.pb", "model.ckpt-1.data-00000-of-00001"], ["export/1/saved_model.pb"]]
-    assert all(store.fs.cat_file(name) == (folder / name).read_bytes() for name in stores.fingerprints(folder))
+    assert all(store.fs.cat_file(name) == (folder / name).read_bytes() for name in fingerprints(folder))
 
 
 def test_a_file_that_grows_is_sent(emulator: Emulator, url: str, tmp_path: Path) -> None:

@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
+import json
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runner.remote import mirror, upload
 from runner.remote import store as stores
+from runner.remote.note import Note
 from runner.remote.store import Lease, Store
+from runner.system import urls
+
+
+class SendingThread:
+    """In place of the process that sends: only this process sees a store in memory, which a run refuses for that."""
+
+    def __init__(self, name: str, env: Mapping[str, str], words: Sequence[str], label: str) -> None:
+        folder, lease, self._secs = Path(words[2]), json.loads(words[4]), float(words[6])
+        self._is_last = threading.Event()
+        held = Lease(Store(Note.read(folder).url), *lease)
+        self._thread = threading.Thread(target=lambda: upload.follow(folder, held, self._is_last), daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def finish(self) -> None:
+        self._is_last.set()
+
+    def end(self) -> None:
+        self._is_last.set()
+        self._thread.join(self._secs)
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
+    real = memory.info
+
+    def info(fs: Any, path: str, **settings: Any) -> dict[str, Any]:  # as in its listings
+        found = dict(real(fs, path, **settings))
+        if isinstance(found.get("created"), datetime):
+            found["created"] = found["created"].timestamp()
+        return found
+
+    monkeypatch.setattr(memory, "info", info)
+    monkeypatch.setattr(urls, "STORES", {**urls.STORES, "memory": "fsspec"})
+    monkeypatch.setattr(mirror, "ShippingProcess", SendingThread)
+    monkeypatch.setattr(upload, "GLANCE_SECS", 0.01)
+
+
+@pytest.fixture
+def store(stores_in_memory: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(Lease, "_keep", lambda lease: None)  # no lease is renewed while a test looks
     pytest.importorskip("fsspec")
     made = Store(f"memory://{uuid.uuid4().hex}/run")

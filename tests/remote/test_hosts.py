@@ -21,7 +21,8 @@ from runner.distribute.cluster import Cluster
 from runner.remote import store as stores
 from runner.remote import upload
 from runner.remote.mirror import Mirror
-from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Note, Store
+from runner.remote.note import Note
+from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Store
 from runner.remote.upload import Courier, Uploader
 from runner.tracking.shipping import NOT_ALL
 from tests.remote.test_object_store import fetched, names

@@ -24,7 +24,8 @@ from runner.config.schema import RunSettings  # noqa: E402
 from runner.launch.optuna_sweeper import STUDY_FILE  # noqa: E402
 from runner.remote import store as stores  # noqa: E402
 from runner.remote.mirror import Mirror  # noqa: E402
-from runner.remote.store import Lease, LeaseLostError, Note, Store  # noqa: E402
+from runner.remote.note import LAST_FILES, NOTE_FILE, Note, fingerprints, upload_order  # noqa: E402
+from runner.remote.store import Lease, LeaseLostError, Store  # noqa: E402
 from runner.remote.upload import Uploader  # noqa: E402
 from runner.system.files import FolderLostError  # noqa: E402
 from runner.tracking.run_record import RUN_FILE  # noqa: E402
@@ -93,7 +94,7 @@ def test_what_is_sent_is_fetched_and_what_expires_here_expires_there(store: Stor
     assert not any("ckpt-1." in name or name.startswith(".") for name in there)
     assert fetched(store, tmp_path / "there") == "model.ckpt-3"
     mine, theirs = (
-        {name: (one / name).read_bytes() for name in stores.fingerprints(one)} for one in (folder, tmp_path / "there")
+        {name: (one / name).read_bytes() for name in fingerprints(one)} for one in (folder, tmp_path / "there")
     )
     assert theirs == mine
 
@@ -107,14 +108,14 @@ def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
     for step in (1, 2, 3, 3, 4):  # one of them is saved again
         save(folder, step, text=str(kills))
         there = {name: store.fs.cat_file(name) for name in names(store)}
-        noted = (folder / stores.NOTE_FILE).read_bytes()
+        noted = (folder / NOTE_FILE).read_bytes()
         for allowed in range(60):
             calls = 0
             for name in names(store) - there.keys():
                 store.fs.rm_file(name)
             for name, data in there.items():
                 store.fs.pipe_file(name, data)
-            (folder / stores.NOTE_FILE).write_bytes(noted)
+            (folder / NOTE_FILE).write_bytes(noted)
 
             def dying(name: str, allowed: int = allowed) -> Any:
                 real = getattr(type(store.fs), name)
@@ -154,7 +155,7 @@ def test_a_reader_finds_a_whole_checkpoint_wherever_the_sending_is_killed(
 def test_what_says_that_a_run_is_over_is_sent_after_its_last_checkpoint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(stores.LAST_FILES) == {layout.STATE_FILE, RUN_FILE, STUDY_FILE}
+    assert set(LAST_FILES) == {layout.STATE_FILE, RUN_FILE, STUDY_FILE}
     folder, sent = tmp_path / "sweep", list[str]()
     folder.mkdir()
     sending = uploader(store, folder)
@@ -309,7 +310,7 @@ def test_the_last_writer_keeps_its_folder_and_any_other_takes_the_buckets(
     (first / "of_the_first").write_text("not sent")
     store.fetch(first)
     assert [Path(path).name for path in layout.candidates_in(first)] == ["model.ckpt-5", "model.ckpt-1"]
-    assert stores.fingerprints(first).keys() == names(store)
+    assert fingerprints(first).keys() == names(store)
 
 
 def test_a_process_that_fetches_removes_nothing_of_one_that_begins_meanwhile(
@@ -320,20 +321,20 @@ def test_a_process_that_fetches_removes_nothing_of_one_that_begins_meanwhile(
     while not sending.send():
         pass
     monkeypatch.setattr(stores, "_is_dead", lambda holder: True)
-    folder, has_looked, real = tmp_path / "here", threading.Event(), Store.is_current
+    folder, has_looked, real = tmp_path / "here", threading.Event(), Store.objects
     reader, writer = (Mirror(folder, store.url) for _ in range(2))
 
-    def slow(store: Store, folder: Path, number: int | None = None) -> bool:
-        found = real(store, folder, number)
+    def slow(store: Store) -> dict[str, Mapping[str, Any]]:
+        found = real(store)
         if threading.current_thread() is reading and not has_looked.is_set():
             has_looked.set()
             time.sleep(1)
         return found
 
-    monkeypatch.setattr(Store, "is_current", slow)
+    monkeypatch.setattr(Store, "objects", slow)
     reading = threading.Thread(target=reader.open, args=("model_dir=",))
     reading.start()
-    has_looked.wait()
+    assert has_looked.wait(60)
     writer.open("model_dir=")
     writer.begin(os.environ, RunSettings())
     save(folder, 8)
@@ -384,6 +385,7 @@ def test_what_was_not_sent_is_set_aside_when_another_has_written(
     assert not capsys.readouterr().err and names(store) == said
 
 
+@pytest.mark.usefixtures("stores_in_memory")
 def test_a_start_whose_fetch_fails_holds_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
@@ -409,7 +411,7 @@ def test_a_run_that_is_wholly_sent_has_not_lost_its_lease(
 
 def test_a_saved_model_is_sent_after_its_variables_and_removed_before_them() -> None:
     files = ["saved_model.pb", "variables/variables.data-00000-of-00001", "variables/variables.index", "assets/words"]
-    there = sorted((f"export/7/{name}" for name in files), key=stores.upload_order)
+    there = sorted((f"export/7/{name}" for name in files), key=upload_order)
     assert there[-2:] == ["export/7/variables/variables.index", "export/7/saved_model.pb"]
 
 

@@ -26,6 +26,7 @@ from tests.support.command_line import CommandLine
 from tests.support.line import line, points
 
 REFUSED = (
+    "memory://b/run",
     "ram://b/run", "hdfs://namenode/run", "s3a://bucket/run", "file:///tmp/run", "http://host/run", "s3://key:word@bucket/run",
     "s3:///run", "gs://bucket/a//b", "az://bucket/../run", "gs://bucket/run?x=1",
 )  # fmt: skip
@@ -83,8 +84,12 @@ def test_an_export_is_in_an_object_store_or_refused_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_store_in_memory_is_of_one_process(tmp_path: Path, command_line: CommandLine) -> None:
-    for words in (["-m", "sweep.dir=memory://b/s"], ["export.dir=memory://b/e", "export.exporters=[final]"]):
+def test_a_store_in_memory_which_no_other_process_sees_is_refused(tmp_path: Path, command_line: CommandLine) -> None:
+    for words in (
+        ["-m", "sweep.dir=memory://b/s"],
+        ["export.dir=memory://b/e", "export.exporters=[final]"],
+        ["model_dir=memory://b/r", "run.inline=true"],
+    ):
         done = command_line(*words, "tracking=none", cwd=tmp_path)
         assert done.returncode == 2 and "memory://b/" in done.stderr, done.stderr
     assert not [path for path in tmp_path.rglob("*") if ":" in path.name]
@@ -117,6 +122,7 @@ def test_check_says_that_tensorflow_opens_a_url_itself() -> None:
     assert {one.verdict for one in local} == {"unchanged"}
 
 
+@pytest.mark.usefixtures("stores_in_memory")
 def test_a_url_has_one_local_folder_and_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +137,7 @@ def test_a_url_has_one_local_folder_and_a_missing_package_is_named(
         local_folder("model_dir=", "az://b/run")
 
 
+@pytest.mark.usefixtures("stores_in_memory")
 def test_what_lies_below_a_url_that_was_written_to_belongs_to_it_and_no_url_is_around_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

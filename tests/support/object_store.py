@@ -30,7 +30,8 @@ import pytest
 import tensorflow as tf
 
 from runner.distribute.local_cluster import free_ports
-from runner.remote.store import Lease, Note, Store, fingerprints
+from runner.remote.note import Note, fingerprints, mark_of
+from runner.remote.store import Lease, Store
 from runner.remote.upload import follow
 from tests.support import chains
 from tests.support.processes import end_all_of
@@ -219,7 +220,11 @@ def catches_up(server: Proxy, store: Store, folder: Path, secs: float, size: int
     assert codes == [0]
     lease.end()
     assert set(store.objects()) == {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert not Note.read(folder).left(fingerprints(folder))
+    note = Note.read(folder)
+    assert not note.left(fingerprints(folder)) and store.is_current(folder)
+    # What a look at an object says of its version is what a listing does.
+    marks = {name: mark_of(info) for name, info in store.objects().items()}
+    assert all(marks.values()) and {name: version.mark for name, version in note.files.items()} == marks
     assert all(store.fs.cat_file(name) == (folder / name).read_bytes() for name in store.objects())
 
 
