@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 from _rounds import Case, Ratio, Times, arguments, measure, show, timed
 
+from runner.checkpoint_files import manifest
 from runner.distribute.local_cluster import free_ports
 from runner.remote.note import Note
 from runner.remote.store import Lease, Store
@@ -54,6 +55,16 @@ def server(scratch: Path) -> subprocess.Popen[bytes]:
             if time.monotonic() > until:
                 raise
             time.sleep(0.2)
+
+
+def save(folder: Path, size: int) -> None:
+    """Write a checkpoint of `size` bytes as a run with a URL does; none of it is read by TensorFlow."""
+    folder.mkdir()
+    path = folder / "model.ckpt-1"
+    for number in range(FILES):
+        Path(f"{path}.data-{number:05d}-of-{FILES:05d}").write_bytes(os.urandom(size // FILES))
+    Path(f"{path}.index").write_bytes(b"index")
+    manifest.write_manifest(path, 1, time.time(), {}, is_mirrored=True)
 
 
 def up(store: Store, folder: Path) -> Callable[[], None]:
@@ -123,9 +134,7 @@ def main() -> None:
         process = server(scratch)
         try:
             folder = scratch / "run"
-            folder.mkdir()
-            for number in range(FILES):
-                (folder / f"model.ckpt-1.data-0000{number}").write_bytes(os.urandom(args.megabytes * 10**6 // FILES))
+            save(folder, args.megabytes * 10**6)
             store, plain = Store("s3://bucket/run"), Store("s3://bucket/plain")
             names = sorted(path.name for path in folder.iterdir())
             rows = measure([

@@ -32,7 +32,23 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the manifest of the checkpoint `path`; None if there is none or it cannot be read."""
     # A damaged one stays: without it, a damaged file of the checkpoint would seem whole.
     manifest = read_json(place_of(Path(f"{os.fspath(path)}{MANIFEST}")), is_kept=True)
-    return manifest if manifest and isinstance(manifest.get("files"), dict) else None
+    return manifest if manifest and _has_all(manifest) else None
+
+
+def _has_all(manifest: Mapping[str, Any]) -> bool:
+    """Report whether a JSON object has what a manifest has; a damaged byte may have changed a name in it."""
+    files: Any = manifest.get("files")
+    inputs: Any = manifest.get("input", {})
+    are_mappings = isinstance(files, dict) and isinstance(inputs, dict)
+    if not are_mappings or not isinstance(manifest.get("time"), int | float):
+        return False
+    if not all(worker.isdigit() for worker in inputs):
+        return False
+    for facts in files.values():
+        is_known = isinstance(facts, dict) and isinstance(facts.get("bytes"), int)
+        if not is_known or not isinstance(facts.get("checksum"), str):
+            return False
+    return True
 
 
 def write_manifest(path: Path, step: int, time: float, inputs: Mapping[int, str], *, is_mirrored: bool = False) -> None:

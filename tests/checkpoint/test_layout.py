@@ -18,6 +18,7 @@ from runner.checkpoint.reader import has_iterator
 from runner.checkpoint.retention import metrics_of, note_metrics
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
+from runner.checkpoint_files import manifest
 from runner.config.validation import checkpoint_in
 from runner.export.receivers import receiver_fn_of_spec
 from runner.run_config import KeepBest, WarmStart
@@ -215,3 +216,18 @@ def test_what_is_left_of_a_checkpoint_that_the_user_deleted_is_none_and_goes(tmp
     for step in (11, 12, 13):
         writer.save(Snapshot(step, {"weight": tf.constant(1.0)}))
     assert {path.name.split(".")[1] for path in tmp_path.rglob("model.ckpt-*")} == {"ckpt-12", "ckpt-13"}
+
+
+@pytest.mark.parametrize("bit", [1, 4, 64])
+def test_no_flipped_byte_of_a_manifest_is_an_error(bit: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt-2"
+    for suffix in ("index", "data-00000-of-00001", "input-0.index"):
+        Path(f"{path}.{suffix}").write_text(suffix)
+    manifest.write_manifest(path, 2, 1e9, {0: "saved"}, is_mirrored=True)
+    file = Path(f"{path}{manifest.MANIFEST}")
+    whole = file.read_bytes()
+    assert manifest.what_is_wrong(path) is None
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        assert manifest.what_is_wrong(path) != ""
+        assert len(manifest.saved_inputs(path)) <= 1 and manifest.time_of(path) is not None

@@ -26,7 +26,7 @@ from runner.config.schema import RunSettings
 from runner.remote.mirror import local_folder, mirror_of
 from runner.remote.note import Note, fingerprints
 from runner.remote.store import Store
-from tests.support import chains
+from tests.support import chains, store_damage
 from tests.support.command_line import CommandLine
 from tests.support.object_store import BUCKET, RUN, S3, Start, catches_up, folder_in, kills, served
 from tests.support.processes import wait_until
@@ -348,6 +348,15 @@ def test_a_fault_of_the_store_passes_and_then_all_is_there(
 @pytest.mark.slow
 def test_runs_that_are_killed_with_their_folders_come_to_the_same_bits(server: S3, tmp_path: Path) -> None:
     assert kills(server, tmp_path, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_damage_between_starts_costs_the_bucket_nothing() -> None:
+    """The costliest kinds; `python -m tests.support.store_damage` draws from all."""
+    kinds = ("empty", "snapshot", "truncate newest", "by hand", "second machine, unsent", "killed uploader")
+    words = [word for kind in kinds for word in ("--only", kind)]
+    assert store_damage.main(["--starts", "6", "--seed", "2", *words]) == 0
 
 
 @pytest.mark.slow
