@@ -19,8 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from runner.checkpoint_files import layout, manifest
 from runner.config.mistakes import ConfigError, NotAllowed, NotFound
 from runner.remote.note import (
@@ -519,17 +517,26 @@ def _this_process() -> dict[str, Any]:
     boot = ""
     with contextlib.suppress(OSError):
         boot = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    me = psutil.Process()
-    return {"host": socket.gethostname(), "boot": boot, "pid": me.pid, "began": me.create_time()}
+    return {"host": socket.gethostname(), "boot": boot, "pid": os.getpid(), "ticks": _ticks_at_start(os.getpid())}
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
     """Report whether a holder was a process of this host that has ended."""
-    if not holder["boot"] or holder["boot"] != _this_process()["boot"]:
+    is_known = bool(holder["boot"]) and "ticks" in holder  # not in the leases of earlier versions
+    if not is_known or holder["boot"] != _this_process()["boot"]:
         return False
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(int(holder["pid"])).create_time() != holder["began"])
-    return True
+    return bool(_ticks_at_start(int(holder["pid"])) != holder["ticks"])
+
+
+def _ticks_at_start(pid: int) -> int | None:
+    """Return when a process began, in ticks since its kernel did; None: there is no such process.
+
+    psutil 7.2 says it by the clock, which may be set meanwhile: a process that lives would seem to be another.
+    """
+    with contextlib.suppress(OSError):
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(after_name[19])  # starttime, the 22nd of all
+    return None
 
 
 def _in_use(what: str, holder: Mapping[str, Any], end: str = "") -> str:

@@ -71,4 +71,4 @@ def store(stores_in_memory: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lease is that of another host, so that nobody knows whether its process lives."""
-    monkeypatch.setattr(stores, "_this_process", lambda: {"host": uuid.uuid4().hex, "boot": "", "pid": 1, "began": 0})
+    monkeypatch.setattr(stores, "_this_process", lambda: {"host": uuid.uuid4().hex, "boot": "", "pid": 1})

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 fsspec = pytest.importorskip("fsspec")
@@ -472,11 +473,25 @@ def test_a_renewed_lease_does_not_expire_and_an_ended_one_is_free_at_once(
 def test_a_process_of_this_host_that_has_ended_holds_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real = stores._this_process
     with monkeypatch.context() as patch:
-        patch.setattr(stores, "_this_process", lambda: {**real(), "began": 1.0})  # an earlier process of this number
+        patch.setattr(stores, "_this_process", lambda: {**real(), "ticks": 1})  # an earlier process of this number
         Lease.take(store, "mine", 60)
     assert Lease.take(store, "other", 60).number == 2
     with pytest.raises(ConfigError):  # this process lives
         Lease.take(store, "third", 60)
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 1.0])
+def test_a_clock_that_jumps_does_not_make_a_holder_a_dead_one(
+    jump: float, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Lease.take(store, "mine", 60)
+    # What the kernel then says of when it began, by the clock.
+    real = psutil._pslinux.boot_time
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: real() + jump)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    with pytest.raises(ConfigError, match="in use by another run"):
+        Lease.take(store, "other", 60)
 
 
 @pytest.mark.parametrize("by_another", [False, True])
