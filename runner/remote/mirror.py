@@ -171,9 +171,10 @@ class Mirror:
             with lock_of(self._folder):
                 if Note.read(self._folder).url != self.url:  # else it is the uploader's
                     Note(self.url).save(self._folder)
-                if is_sent_from(self._folder):
+                # What the bucket has comes from a folder that is used; nothing in it is touched meanwhile.
+                if is_sent_from(self._folder) or store.is_held_on_this_host(Note.read(self._folder, self.url)):
                     return
-                # A worker's folder is never up to date, and no folder is touched while it is used.
+                # A worker's folder is never up to date.
                 with suppress(ConfigError), alone_in(self._folder, timeout_secs=0):
                     store.update(self._folder)
 

@@ -121,6 +121,12 @@ class Store:
             return dict(json.loads(self.fs.cat_file(_name_of(number))))
         return {}
 
+    def is_held_on_this_host(self, note: Note) -> bool:
+        """Report whether a process that lives on this host holds the lease for the folder with this note."""
+        holder = self.lease(self.highest())
+        is_held = bool(note.folder) and holder.get("folder") == note.folder and not holder.get("is_over")
+        return is_held and _is_of_this_kernel(holder) and not _is_dead(holder)
+
     def age(self, name: str) -> float:
         """Return the seconds since an object was written, by the store's clock."""
         probe = f"{LEASES}/clock-{uuid.uuid4().hex}"
@@ -522,10 +528,15 @@ def _this_process() -> dict[str, Any]:
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:
     """Report whether a holder was a process of this host that has ended."""
-    is_known = bool(holder["boot"]) and "ticks" in holder  # not in the leases of earlier versions
-    if not is_known or holder["boot"] != _this_process()["boot"]:
+    if not _is_of_this_kernel(holder):
         return False
     return bool(_ticks_at_start(int(holder["pid"])) != holder["ticks"])
+
+
+def _is_of_this_kernel(holder: Mapping[str, Any]) -> bool:
+    """Report whether a holder is or was a process of this host, of which one can say whether it lives."""
+    is_known = bool(holder["boot"]) and "ticks" in holder  # not in the leases of earlier versions
+    return is_known and holder["boot"] == _this_process()["boot"]
 
 
 def _ticks_at_start(pid: int) -> int | None:

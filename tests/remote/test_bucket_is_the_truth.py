@@ -23,6 +23,7 @@ from runner.checkpoint_files import layout, manifest
 from runner.config.mistakes import ConfigError
 from runner.config.schema import RunSettings
 from runner.remote import note as notes
+from runner.remote import store as stores
 from runner.remote import upload
 from runner.remote.mirror import Mirror
 from runner.remote.note import NOTE_FILE, Note, fingerprints, sending_in
@@ -494,6 +495,19 @@ def test_a_reader_takes_nothing_from_a_folder_that_is_still_sent_from(store: Sto
         assert latest(folder) == "model.ckpt-3"
     Mirror(folder, store.url).open("model_dir=")
     assert (folder / "model.ckpt-9.index").exists()
+
+
+def test_a_reader_takes_nothing_from_a_folder_in_which_a_script_saves(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script holds no lock of its folder, and the process that sends for it may not have begun yet, or have died."""
+    Lease.take(store, Note.read(folder).folder, 60)
+    (folder / "model.ckpt-3.index").unlink()  # the step is saved again: its files are being replaced
+    Mirror(folder, store.url).open("model_dir=")
+    assert not (folder / "model.ckpt-3.index").exists()
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)
+    Mirror(folder, store.url).open("model_dir=")
+    assert latest(folder) == "model.ckpt-3"
 
 
 def test_a_start_waits_for_the_process_that_still_sends(
