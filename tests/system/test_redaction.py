@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from runner.system import redaction
+from runner.system import redaction, secret_texts
 from runner.system.redaction import mask_text, masked, masked_override, secrets_of, secrets_of_overrides
 
 SECRET_KEYS = [
@@ -173,7 +173,7 @@ def test_it_takes_the_standard_library_only() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     tops = {name.split(".")[0] for name in loaded if not name.startswith(("runner", "__editable__"))}
     assert tops <= sys.stdlib_module_names
-    assert redaction.MASK == "***"
+    assert secret_texts.MASK == "***"
 
 
 def test_names_of_the_users_own_are_hidden_too() -> None:

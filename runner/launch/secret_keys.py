@@ -1,0 +1,235 @@
+"""Which keys of a composed config are secret: the command decides it once, and lists them in the config that it saves.
+
+OmegaConf itself evaluates the config, so it knows which environment variables a value came from, however it is written:
+`${oc.env:'TOKEN'}`, `${oc.env:${oc.env:WHICH}}`, `${oc.decode:${oc.env:LOGIN}}`, `${model.params.login}`.
+
+`--cfg` and `--info` show a composed config without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from runner.system.redaction import (
+    LIST,
+    NO_LIST,
+    SecretList,
+    hidden_by,
+    mask_text,
+    masked,
+    masked_override,
+    masked_value,
+    secrets_of,
+    secrets_of_overrides,
+)
+from runner.system.secret_texts import has_one_of
+
+SHORTEST_TYPED = 6
+"""Shortest secret that is looked for in other keys if it was typed; shorter ones may be words with other meanings."""
+
+
+def listed_in(composed: DictConfig, env: Mapping[str, str]) -> list[str]:
+    """Return `run.secrets` of a composed config and what its secrets came from, as `SecretList.of` takes it: variables
+    as `$NAME`, and the full keys of values that came from one, or have a secret of another key in them. Never a value.
+
+    A variable is secret if its name names a secret, or is listed.
+    """
+    entries = entries_of(OmegaConf.select(composed, LIST, throw_on_resolution_failure=False))
+    found = list(_values_of(composed, entries))
+    read = {name for value in found for name in value.read}
+    entries += [f"${name}" for name in sorted(read)]
+    listed = SecretList.of(entries, env)
+    names = {entry[1:] for entry in entries if entry.startswith("$")}
+    variables = {name: env.get(name, "") for name in names}
+    typed = set[str]()
+    for value in found:
+        if not value.read:
+            typed |= secrets_of(value.value, listed, value.key)
+    typed -= listed.values
+    for value in found:
+        entries += _entry_of(value, listed, variables, typed)
+    return list(dict.fromkeys(entries))
+
+
+def texts_in(composed: DictConfig, listed: SecretList) -> set[str]:
+    """Return the secrets in a composed config, as texts."""
+    found = set[str](listed.values)
+    for value in _values_of(composed, ()):
+        found |= secrets_of(value.value, listed, value.key)
+    return found
+
+
+def entries_of(written: Any) -> list[str]:
+    """Return the entries of `run.secrets` that are valid; others are reported when the config is checked."""
+    is_list = isinstance(written, list | ListConfig)
+    return [entry for entry in written if isinstance(entry, str)] if is_list else []
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of the config, as OmegaConf resolved it.
+
+    Attributes:
+      key: the full key.
+      value: the value; a mapping or list only if it was made of variables.
+      read: names of the secret variables that were read for it.
+      is_taken: it was written as an interpolation.
+    """
+
+    key: str
+    value: Any
+    read: frozenset[str]
+    is_taken: bool
+
+
+def _entry_of(value: _Value, listed: SecretList, variables: Mapping[str, str], typed: Collection[str]) -> Iterator[str]:
+    """Yield the entry for a value, if it has a secret and its key does not say so.
+
+    Args:
+      listed: the entries for names and variables.
+      variables: name -> value of each secret variable.
+      typed: secrets that stand in the config itself.
+    """
+    if isinstance(value.value, hidden_by(value.key, listed)):
+        return
+    text = str(value.value)
+    # A short one only where the text was taken from its key: as a word it has other meanings elsewhere.
+    sought = [secret for secret in typed if value.is_taken or len(secret) >= SHORTEST_TYPED]
+    # What looks like a secret is masked anywhere, such as the password of a URL.
+    has_typed = text in sought or has_one_of(sought, mask_text(text, ()))
+    there = {name for name, secret in variables.items() if has_one_of([secret], text)}
+    if not (value.read or has_typed or there):
+        return
+    is_as_it_is = all(variables[name] in text for name in there)
+    if value.read <= there and is_as_it_is and not has_typed and isinstance(value.value, str):
+        yield f"{value.key}={','.join(f'${name}' for name in sorted(there))}"
+    else:
+        yield value.key
+
+
+def _values_of(composed: DictConfig, entries: Collection[str]) -> Iterator[_Value]:
+    """Yield the values of a config. `entries` list secret variables, as `$NAME`."""
+    with _noting_variables() as read:
+        yield from _values_below(composed, "", entries, read)
+
+
+def _values_below(node: Container, at: str, entries: Collection[str], read: list[str]) -> Iterator[_Value]:
+    """Yield the values below `node`.
+
+    Args:
+      at: the full key of the node, which OmegaConf does not know of a node that an interpolation leads to.
+      read: the list of `_noting_variables`.
+    """
+    if node._is_none() or node._is_missing():
+        return
+    names: Iterable[Any] = range(len(node)) if isinstance(node, ListConfig) else node
+    for name in names:
+        key = f"{at}.{name}".removeprefix(".")
+        read.clear()
+        try:
+            value = node[name]
+        except OmegaConfBaseException:  # reported when the config is checked
+            continue
+        secret = frozenset(variable for variable in read if f"${variable}" in entries or hidden_by(variable, NO_LIST))
+        if value is None or key == LIST:
+            continue
+        if isinstance(value, Container) and not secret:
+            yield from _values_below(value, key, entries, read)
+            continue
+        is_taken = OmegaConf.is_interpolation(node, name)
+        yield _Value(key, OmegaConf.to_object(value) if isinstance(value, Container) else value, secret, is_taken)
+
+
+@contextmanager
+def _noting_variables() -> Iterator[list[str]]:
+    """Yield a list to which OmegaConf adds the name of each environment variable that it reads."""
+    names: list[str] = []
+
+    def read(key: str, *default: Any) -> str | None:
+        names.append(key)
+        return oc.env(key, *default)
+
+    # OmegaConf 2.4 has another name for it.
+    register: Any = getattr(OmegaConf, "register_new_resolver", None) or OmegaConf.register_resolver
+    register("oc.env", read, replace=True)
+    try:
+        yield names
+    finally:
+        register("oc.env", oc.env, replace=True)
+
+
+# --- what Hydra prints of a config ------------------------------------------------------------------------------------
+
+_REFERENCE = re.compile(r"\$\{[^,]*(?:, *(?:null|none|''|\"\"))?\}", re.IGNORECASE)
+"""An interpolation without a default that is a secret."""
+
+
+class PrintedConfig:
+    """A composed config of which Hydra prints a part.
+
+    Args:
+      composed: the whole config.
+      env: environment of the command.
+      overrides: words of the command line.
+    """
+
+    def __init__(self, composed: DictConfig, env: Mapping[str, str], overrides: Sequence[str]) -> None:
+        of_run = OmegaConf.masked_copy(composed, [str(name) for name in composed if name != "hydra"])
+        self._listed = SecretList.of(listed_in(of_run, env), env)
+        self._texts = texts_in(of_run, self._listed) | secrets_of_overrides(overrides)
+
+    def masked_text(self, printed: str) -> str:
+        """Return a text with secrets masked."""
+        return mask_text(printed, self._texts)
+
+    def masked_yaml(self, printed: str, package: str) -> str:
+        """Return YAML with secrets masked; without secrets as it is.
+
+        Args:
+          printed: what Hydra printed.
+          package: the key of which Hydra printed the value; '': the whole config.
+        """
+        comment, body = re.fullmatch(r"((?:#.*\n)*)(.*)", printed, re.DOTALL).groups()  # type: ignore[union-attr]
+        is_value = package and not comment
+        if is_value:
+            return f"{self._shown(body.strip(), masked_value(package, body.strip()))}\n"
+        config = OmegaConf.create(body)
+        tree = OmegaConf.to_container(config, resolve=False)
+        shown = self._tree(tree, masked(tree, self._listed, package), masked(tree, self._names, package))
+        return printed if shown == tree else comment + OmegaConf.to_yaml(OmegaConf.create(shown))
+
+    @property
+    def _names(self) -> SecretList:
+        """The list without keys, which say nothing of an interpolation that is not resolved."""
+        return SecretList(self._listed.names, {}, self._listed.values)
+
+    def _tree(self, tree: Any, by_list: Any, by_name: Any) -> Any:
+        """Return the tree as it is shown.
+
+        Args:
+          by_list: the tree, with all secrets masked.
+          by_name: the tree, with only those masked whose key names a secret.
+        """
+        if isinstance(tree, dict):
+            return {name: self._tree(value, by_list[name], by_name[name]) for name, value in tree.items()}
+        if isinstance(tree, list):
+            return [self._tree(*values) for values in zip(tree, by_list, by_name, strict=True)]
+        if not isinstance(tree, str):
+            return by_list
+        if "${" in tree:
+            return self._shown(tree, tree if _REFERENCE.fullmatch(tree) else by_name)
+        return self._shown(tree, by_list)
+
+    def _shown(self, value: str, masked_text: Any) -> Any:
+        """Return a text that is masked, without secrets of other keys; an override of the command line as such."""
+        if masked_text != value or "=" not in value:
+            return mask_text(str(masked_text), self._texts)
+        return mask_text(masked_override(value, self._listed), self._texts)
