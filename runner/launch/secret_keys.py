@@ -43,19 +43,14 @@ def listed_in(composed: DictConfig, env: Mapping[str, str]) -> list[str]:
     A variable is secret if its name names a secret, or is listed.
     """
     entries = entries_of(OmegaConf.select(composed, LIST, throw_on_resolution_failure=False))
-    found = list(_values_of(composed, entries))
-    read = {name for value in found for name in value.read}
+    values = list(_values_of(composed, entries))
+    read: set[str] = set()
+    for value in values:
+        read |= value.read
     entries += [f"${name}" for name in sorted(read)]
-    listed = SecretList.of(entries, env)
-    names = {entry[1:] for entry in entries if entry.startswith("$")}
-    variables = {name: env.get(name, "") for name in names}
-    typed = set[str]()
-    for value in found:
-        if not value.read:
-            typed |= secrets_of(value.value, listed, value.key)
-    typed -= listed.values
-    for value in found:
-        entries += _entry_of(value, listed, variables, typed)
+    search = _Search(entries, env, values)
+    for value in values:
+        entries += search.entries_for(value)
     return list(dict.fromkeys(entries))
 
 
@@ -90,29 +85,49 @@ class _Value:
     is_taken: bool
 
 
-def _entry_of(value: _Value, listed: SecretList, variables: Mapping[str, str], typed: Collection[str]) -> Iterator[str]:
-    """Yield the entry for a value, if it has a secret and its key does not say so.
+class _Search:
+    """The search for values with secrets under keys that do not say so.
 
     Args:
-      listed: the entries for names and variables.
-      variables: name -> value of each secret variable.
-      typed: secrets that stand in the config itself.
+      entries: names of keys and variables, as in `run.secrets`.
+      env: where the values of variables are found.
+      values: the values of the config.
     """
-    if isinstance(value.value, hidden_by(value.key, listed)):
-        return
-    text = str(value.value)
-    # A short one only where the text was taken from its key: as a word it has other meanings elsewhere.
-    sought = [secret for secret in typed if value.is_taken or len(secret) >= SHORTEST_TYPED]
-    # What looks like a secret is masked anywhere, such as the password of a URL.
-    has_typed = text in sought or has_one_of(sought, mask_text(text, ()))
-    there = {name for name, secret in variables.items() if has_one_of([secret], text)}
-    if not (value.read or has_typed or there):
-        return
-    is_as_it_is = all(variables[name] in text for name in there)
-    if value.read <= there and is_as_it_is and not has_typed and isinstance(value.value, str):
-        yield f"{value.key}={','.join(f'${name}' for name in sorted(there))}"
-    else:
-        yield value.key
+
+    def __init__(self, entries: Sequence[str], env: Mapping[str, str], values: Iterable[_Value]) -> None:
+        self._listed = SecretList.of(entries, env)
+        names = [entry[1:] for entry in entries if entry.startswith("$")]
+        self._variables = {name: env.get(name, "") for name in names}
+        typed: set[str] = set()
+        for value in values:
+            if not value.read:
+                typed |= secrets_of(value.value, self._listed, value.key)
+        self._typed = typed - self._listed.values
+
+    def entries_for(self, value: _Value) -> list[str]:
+        """Return the entry for a value; nothing if it has no secret, or its key says so."""
+        if isinstance(value.value, hidden_by(value.key, self._listed)):
+            return []
+        text = str(value.value)
+        there = [name for name, secret in self._variables.items() if has_one_of([secret], text)]
+        has_typed = self._has_typed(value, text)
+        if not (value.read or there or has_typed):
+            return []
+        is_as_it_is = all(self._variables[name] in text for name in there)
+        has_all = value.read.issubset(there)
+        if isinstance(value.value, str) and has_all and is_as_it_is and not has_typed:
+            variables = ",".join(f"${name}" for name in sorted(there))
+            return [f"{value.key}={variables}"]
+        return [value.key]
+
+    def _has_typed(self, value: _Value, text: str) -> bool:
+        """Report whether a text has a secret that stands elsewhere in the config."""
+        if value.is_taken and text in self._typed:
+            return True
+        # A short one only where the text was taken from its key: as a word it has other meanings elsewhere.
+        sought = [secret for secret in self._typed if value.is_taken or len(secret) >= SHORTEST_TYPED]
+        # What looks like a secret is masked anywhere, such as the password of a URL.
+        return has_one_of(sought, mask_text(text, ()))
 
 
 def _values_of(composed: DictConfig, entries: Collection[str]) -> Iterator[_Value]:
@@ -138,14 +153,19 @@ def _values_below(node: Container, at: str, entries: Collection[str], read: list
             value = node[name]
         except OmegaConfBaseException:  # reported when the config is checked
             continue
-        secret = frozenset(variable for variable in read if f"${variable}" in entries or hidden_by(variable, NO_LIST))
         if value is None or key == LIST:
             continue
-        if isinstance(value, Container) and not secret:
+        secret = frozenset(variable for variable in read if _is_secret(variable, entries))
+        if not isinstance(value, Container):
+            yield _Value(key, value, secret, OmegaConf.is_interpolation(node, name))
+        elif secret:
+            yield _Value(key, OmegaConf.to_container(value), secret, is_taken=True)
+        else:
             yield from _values_below(value, key, entries, read)
-            continue
-        is_taken = OmegaConf.is_interpolation(node, name)
-        yield _Value(key, OmegaConf.to_object(value) if isinstance(value, Container) else value, secret, is_taken)
+
+
+def _is_secret(variable: str, entries: Collection[str]) -> bool:
+    return f"${variable}" in entries or bool(hidden_by(variable, NO_LIST))
 
 
 @contextmanager

@@ -73,8 +73,7 @@ _NAMES_A_TOKEN = re.compile(
 )
 _IS_IN_A_VOCABULARY = re.compile(
     r"_(?:pad|padding|eos|bos|sos|eot|sot|eod|unk|unknown|cls|sep|separator|oov|end|mask|masked|stop|start|begin|blank"
-    r"|image|video|audio|vision|speech|text|special|word|newline|prefix|suffix|middle|class|query|filler|prompt|ignore"
-    r"|placeholder|per|max|min|num|boi|eoi|boa|eoa|bor|eor|next|last|first)_token_(?:value_)?$"
+    r"|image|video|audio|vision|special|newline|placeholder|boi|eoi|boa|eoa)_token_(?:value_)?$"
 )
 
 

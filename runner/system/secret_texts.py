@@ -70,7 +70,7 @@ class _Form(NamedTuple):
         value = self.secret.match(text, opening.end())
         if value is None or value[0].startswith(MASK):
             return None
-        group = "secret" if "secret" in self.secret.groupindex else 0
+        group = 0 if value.groupdict().get("secret") is None else "secret"
         secret = value[group]
         if secret.lower() in NO_SECRETS or not self.is_secret(name, secret):
             return None
@@ -283,7 +283,7 @@ _KEPT_IN_URLS = ("", "/", "!'()*", ":/?#[]@!$&'()*+,;=")
 @functools.lru_cache(maxsize=1024)
 def _forms_of(secret: str) -> frozenset[str]:
     """Return `secret` as it is, and as programs write it: in JSON, in Python, in URLs and in base64."""
-    if secret.isdigit():  # its other forms would be found in much else
+    if secret.isdigit() and len(secret) < _SHORTEST_WITHIN:  # its other forms would be found in much else
         return frozenset({secret})
     data = secret.encode("utf-8", "surrogatepass")
     forms = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
