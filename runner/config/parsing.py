@@ -21,7 +21,8 @@ from runner.config.mistakes import ConfigError, Conflict, Malformed, NotSet, Unk
 from runner.config.schema import Config, HookConfig, InputBlock, VocabularyConfig, WarmStartConfig
 from runner.config.step_range import parse_step_range
 from runner.config.validation import check
-from runner.system.redaction import LIST, SecretList, hiding, masked_override
+from runner.system.redaction import SecretList, hiding, masked_override
+from runner.system.secret_names import LIST
 
 FAST_DEV_STEPS = 2
 

@@ -51,7 +51,8 @@ from runner.distribute import cluster_resolver, managed_jobs
 from runner.launch import secret_keys
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
-from runner.system.redaction import LIST, SecretList, also_hide, extend_secrets, mask_text, secrets_of_overrides
+from runner.system.redaction import SecretList, also_hide, extend_secrets, mask_text, secrets_of_overrides
+from runner.system.secret_names import LIST
 from runner.system.standard_streams import FULL_ERROR, one_object, say
 from runner.system.start_status import START_STATUS
 from runner.system.urls import is_url

@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from runner.system.redaction import (
-    LIST,
     NO_LIST,
     SecretList,
     hidden_by,
@@ -30,6 +29,7 @@ from runner.system.redaction import (
     secrets_of,
     secrets_of_overrides,
 )
+from runner.system.secret_names import LIST
 from runner.system.secret_texts import has_one_of
 
 SHORTEST_TYPED = 6
@@ -204,7 +204,9 @@ class PrintedConfig:
     def __init__(self, composed: DictConfig, env: Mapping[str, str], overrides: Sequence[str]) -> None:
         of_run = OmegaConf.masked_copy(composed, [str(name) for name in composed if name != "hydra"])
         self._listed = SecretList.of(listed_in(of_run, env), env)
-        self._texts = texts_in(of_run, self._listed) | secrets_of_overrides(overrides)
+        # An interpolation is shown; what it stands for is in the config.
+        typed = [text for text in overrides if "${" not in text]
+        self._texts = texts_in(of_run, self._listed) | secrets_of_overrides(typed)
 
     def masked_text(self, printed: str) -> str:
         """Return a text with secrets masked."""
@@ -217,7 +219,7 @@ class PrintedConfig:
           printed: what Hydra printed.
           package: the key of which Hydra printed the value; '': the whole config.
         """
-        comment, body = re.fullmatch(r"((?:#.*\n)*)(.*)", printed, re.DOTALL).groups()  # type: ignore[union-attr]
+        comment, body = re.fullmatch(r"((?:#[^\n]*\n)*)(.*)", printed, re.DOTALL).groups()  # type: ignore[union-attr]
         is_value = package and not comment
         if is_value:
             return f"{self._shown(body.strip(), masked_value(package, body.strip()))}\n"

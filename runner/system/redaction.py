@@ -15,11 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from runner.system.secret_names import Types, types_hidden_by, words_of
+from runner.system.secret_names import LIST, Types, types_hidden_by, words_of
 from runner.system.secret_texts import MASK, NO_SECRETS, SHORTEST, masked_in, secrets_in
-
-LIST = "run.secrets"
-"""The key of the list. Its entries name secrets and are none: a command that is shown to be repeated needs them."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ import re
 Types = tuple[type, ...]
 """Types of the values that a key hides: none (), texts (str,), or all (object,)."""
 
+LIST = "run.secrets"
+"""The key of the list. Its entries name secrets and are none: a command that is shown to be repeated needs them."""
+
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 _VENDORS = "|".join(

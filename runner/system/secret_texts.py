@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 from urllib.parse import quote, quote_plus, unquote
 
-from runner.system.secret_names import types_hidden_by, words_of
+from runner.system.secret_names import LIST, types_hidden_by, words_of
 
 MASK = "***"
 
@@ -91,7 +91,7 @@ def _hides(name: str, value: str) -> bool:
 def _is_certain(name: str, value: str) -> bool:
     """Report whether a key `name` is secret with whatever value; `token: x` may be a token of a text."""
     last = name.rpartition(".")[2]
-    return object in types_hidden_by(words_of(last))
+    return name != LIST and object in types_hidden_by(words_of(last))
 
 
 def _is_assigned(name: str, value: str) -> bool:

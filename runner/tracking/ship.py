@@ -32,7 +32,8 @@ from filelock import FileLock, Timeout
 from runner.config import saved_config, schema, user_code
 from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
-from runner.system.redaction import LIST, SecretList, mask_text, masked
+from runner.system.redaction import SecretList, mask_text, masked
+from runner.system.secret_names import LIST
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.backends.csv_tracker import CsvTracker
 from runner.tracking.backends.user_tracker import UserTracker

@@ -13,7 +13,8 @@ from runner.config.metric_names import mode_of, rank_by
 from runner.config.schema import Config, ConfigError, value_at
 from runner.launch.start_files import read_overrides
 from runner.system.console import format_number, print_table, relative
-from runner.system.redaction import LIST, SecretList, masked_override
+from runner.system.redaction import SecretList, masked_override
+from runner.system.secret_names import LIST
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 
