@@ -43,7 +43,9 @@ class Entry:
     def setting(self) -> str:
         """The key and its value, without a secret of the user's own file."""
         written = f"{self.key}={self.value}"
-        return written if self.value.startswith("${") else masked_override(written)
+        if self.value.startswith("${"):
+            return written
+        return masked_override(written)
 
     @property
     def line(self) -> str:

@@ -49,8 +49,9 @@ def _parse(tree: Mapping[str, Any]) -> Config:
             raise NotSet(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
     config: Config = _merge(Config, tree, "")
     evals = _evals(config.input.eval or {})
+    inputs = dataclasses.replace(config.input, eval=evals)
     run = dataclasses.replace(config.run, secrets=_with_inherited(config.run.secrets, evals))
-    config = dataclasses.replace(config, run=run, input=dataclasses.replace(config.input, eval=evals))
+    config = dataclasses.replace(config, run=run, input=inputs)
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
     hooks = _hooks(config.train.hooks)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start, hooks=hooks))
@@ -133,12 +134,15 @@ def _with_inherited(secrets: list[str] | None, evals: Mapping[str, Any]) -> list
     """Return `run.secrets` with the keys that named blocks of `input.eval` inherit from it, for those listed there."""
     if secrets is None:
         return None
-    inherited = []
+    entries = dict.fromkeys(secrets)
     for entry in secrets:
         setting = entry.removeprefix("input.eval.")
-        is_common = setting != entry and setting.partition(".")[0] not in evals
-        inherited += [f"{schema.eval_key(name)}.{setting}" for name in evals if is_common and name]
-    return [*dict.fromkeys([*secrets, *inherited])]
+        first = setting.partition(".")[0]
+        is_common = setting != entry and first not in evals
+        for name in evals:
+            if is_common and name:
+                entries[f"input.eval.{name}.{setting}"] = None
+    return list(entries)
 
 
 def _hooks(blocks: Sequence[Any]) -> list[HookConfig]:

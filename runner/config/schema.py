@@ -690,7 +690,8 @@ def save(config: Config, path: Path) -> None:
     """Write the config to a file, all at once or not at all. A file with secrets is readable only by its owner."""
     tree = to_tree(config)
     has_secrets = bool(secrets_of(tree, SecretList.of(config.run.secrets, {})))
-    write_atomically(path, as_yaml(tree), mode=0o600 if has_secrets else None)
+    mode = 0o600 if has_secrets else None
+    write_atomically(path, as_yaml(tree), mode)
 
 
 def read(path: Path) -> dict[str, Any]:

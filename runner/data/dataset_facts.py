@@ -40,8 +40,9 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
     params = plain_params(params)
     files, function = list(_files(params)), pipeline.name
     at = f"input.{context.replace('eval_', 'eval.', 1)}.params"
-    shown = masked(params, at=at) if isinstance(params, Mapping) else None
-    source = {"input_fn": function, "params": shown, "files": files}
+    source = {"input_fn": function, "params": None, "files": files}
+    if isinstance(params, Mapping):
+        source["params"] = masked(params, at=at)
     described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
     return {
         "context": context,

@@ -306,11 +306,11 @@ class CommandLine:
             with contextlib.redirect_stdout(printed):
                 print_all()
         finally:  # Hydra may end the process
-            if printed.getvalue():
-                package = "" if given.package in (None, "_global_") else given.package
-                sys.stdout.write(self._masked_information(printed.getvalue(), package, is_config=given.cfg is not None))
+            text = printed.getvalue()
+            if text:
+                sys.stdout.write(self._masked_information(text))
 
-    def _masked_information(self, printed: str, package: str, *, is_config: bool) -> str:
+    def _masked_information(self, printed: str) -> str:
         given = self._arguments
         try:
             # Hydra does not hand out the config that it has printed.
@@ -319,7 +319,9 @@ class CommandLine:
         except HydraException:  # of `--info searchpath`, which needs no config
             composed = OmegaConf.create()
         config = secret_keys.PrintedConfig(composed, self.command.env, given.overrides)
-        return config.masked_yaml(printed, package) if is_config else config.masked_text(printed)
+        if given.cfg is None:
+            return config.masked_text(printed)
+        return config.masked_yaml(printed, given.package)
 
     def _launch(self, config: DictConfig) -> None:
         """Run the one job of `config`, or its sweep, in the order of Hydra's own `main`."""
@@ -457,8 +459,10 @@ def _checked(
         # What was secret in the config of the run stays so, whatever this command lists.
         before = secret_keys.entries_of(schema.value_at(left or {}, LIST))
         given = settings.get("secrets") or []
-        further = [entry for entry in dict.fromkeys([*before, *secrets]) if entry not in given]
-        settings["secrets"] = [*given, *further] or settings.get("secrets")
+        added = dict.fromkeys([*before, *secrets])
+        further = [entry for entry in added if entry not in given]
+        if further:
+            settings["secrets"] = [*given, *further]
     try:
         config = parsing.parse(chosen)
     except ConfigError as error:

@@ -25,7 +25,6 @@ from runner.system.redaction import (
     mask_text,
     masked,
     masked_override,
-    masked_value,
     secrets_of,
     secrets_of_overrides,
 )
@@ -64,8 +63,9 @@ def texts_in(composed: DictConfig, listed: SecretList) -> set[str]:
 
 def entries_of(written: Any) -> list[str]:
     """Return the entries of `run.secrets` that are valid; others are reported when the config is checked."""
-    is_list = isinstance(written, list | ListConfig)
-    return [entry for entry in written if isinstance(entry, str)] if is_list else []
+    if not isinstance(written, list | ListConfig):
+        return []
+    return [entry for entry in written if isinstance(entry, str)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,9 @@ def _values_below(node: Container, at: str, entries: Collection[str], read: list
     """
     if node._is_none() or node._is_missing():
         return
-    names: Iterable[Any] = range(len(node)) if isinstance(node, ListConfig) else node
+    names: Iterable[Any] = node
+    if isinstance(node, ListConfig):
+        names = range(len(node))
     for name in names:
         key = f"{at}.{name}".removeprefix(".")
         read.clear()
@@ -191,6 +193,9 @@ def _noting_variables() -> Iterator[list[str]]:
 _REFERENCE = re.compile(r"\$\{[^,]*(?:, *(?:null|none|''|\"\"))?\}", re.IGNORECASE)
 """An interpolation without a default that is a secret."""
 
+_COMMENT = re.compile(r"((?:#[^\n]*\n)*)(.*)", re.DOTALL)
+"""The comments before YAML, such as `# @package model`, and the YAML."""
+
 
 class PrintedConfig:
     """A composed config of which Hydra prints a part.
@@ -202,7 +207,8 @@ class PrintedConfig:
     """
 
     def __init__(self, composed: DictConfig, env: Mapping[str, str], overrides: Sequence[str]) -> None:
-        of_run = OmegaConf.masked_copy(composed, [str(name) for name in composed if name != "hydra"])
+        groups = [str(name) for name in composed if name != "hydra"]
+        of_run = OmegaConf.masked_copy(composed, groups)
         self._listed = SecretList.of(listed_in(of_run, env), env)
         # An interpolation is shown; what it stands for is in the config.
         typed = [text for text in overrides if "${" not in text]
@@ -212,26 +218,25 @@ class PrintedConfig:
         """Return a text with secrets masked."""
         return mask_text(printed, self._texts)
 
-    def masked_yaml(self, printed: str, package: str) -> str:
+    def masked_yaml(self, printed: str, package: str | None) -> str:
         """Return YAML with secrets masked; without secrets as it is.
 
         Args:
           printed: what Hydra printed.
-          package: the key of which Hydra printed the value; '': the whole config.
+          package: the key of which Hydra printed the value; None, `_global_`: the whole config.
         """
-        comment, body = re.fullmatch(r"((?:#[^\n]*\n)*)(.*)", printed, re.DOTALL).groups()  # type: ignore[union-attr]
-        is_value = package and not comment
-        if is_value:
-            return f"{self._shown(body.strip(), masked_value(package, body.strip()))}\n"
-        config = OmegaConf.create(body)
-        tree = OmegaConf.to_container(config, resolve=False)
-        shown = self._tree(tree, masked(tree, self._listed, package), masked(tree, self._names, package))
-        return printed if shown == tree else comment + OmegaConf.to_yaml(OmegaConf.create(shown))
-
-    @property
-    def _names(self) -> SecretList:
-        """The list without keys, which say nothing of an interpolation that is not resolved."""
-        return SecretList(self._listed.names, {}, self._listed.values)
+        at = (package or "").replace("_global_", "")
+        comment, body = _COMMENT.fullmatch(printed).groups()  # type: ignore[union-attr]
+        if at and not comment:  # the value of a key that is no group
+            value = body.strip()
+            return f"{self._shown(value, masked(value, self._listed, at))}\n"
+        tree = OmegaConf.to_container(OmegaConf.create(body), resolve=False)
+        # Keys that are listed because of what they stand for say nothing of an interpolation that is shown.
+        names = SecretList(self._listed.names, {}, self._listed.values)
+        shown = self._tree(tree, masked(tree, self._listed, at), masked(tree, names, at))
+        if shown == tree:
+            return printed
+        return comment + OmegaConf.to_yaml(OmegaConf.create(shown))
 
     def _tree(self, tree: Any, by_list: Any, by_name: Any) -> Any:
         """Return the tree as it is shown.
@@ -246,12 +251,14 @@ class PrintedConfig:
             return [self._tree(*values) for values in zip(tree, by_list, by_name, strict=True)]
         if not isinstance(tree, str):
             return by_list
+        if _REFERENCE.fullmatch(tree):
+            return self._shown(tree, tree)
         if "${" in tree:
-            return self._shown(tree, tree if _REFERENCE.fullmatch(tree) else by_name)
+            return self._shown(tree, by_name)
         return self._shown(tree, by_list)
 
-    def _shown(self, value: str, masked_text: Any) -> Any:
+    def _shown(self, value: str, shown: Any) -> Any:
         """Return a text that is masked, without secrets of other keys; an override of the command line as such."""
-        if masked_text != value or "=" not in value:
-            return mask_text(str(masked_text), self._texts)
-        return mask_text(masked_override(value, self._listed), self._texts)
+        if shown == value and "=" in value:
+            shown = masked_override(value, self._listed)
+        return mask_text(str(shown), self._texts)

@@ -158,9 +158,14 @@ def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list
     listed = _list_of(before) | _list_of(now)
     shown_before = schema.flatten(masked(before, listed))
     shown_now = schema.flatten(masked(now, listed))
-    keys = sorted({*shown_before, *shown_now} - {"model_dir", LIST})
-    pairs = [(key, shown_before.get(key), shown_now.get(key)) for key in keys]
-    return [(key, there, here) for key, there, here in pairs if there != here]
+    keys = {*shown_before, *shown_now} - {"model_dir", LIST}
+    found = []
+    for key in sorted(keys):
+        there = shown_before.get(key)
+        here = shown_now.get(key)
+        if there != here:
+            found.append((key, there, here))
+    return found
 
 
 def _list_of(tree: Mapping[str, object]) -> SecretList:

@@ -50,9 +50,9 @@ class SecretList:
         names: set[str] = set()
         paths: dict[str, frozenset[str]] = {}
         values: set[str] = set()
-        for entry in listed if isinstance(listed, list | tuple) else ():
-            if not isinstance(entry, str):
-                continue
+        if not isinstance(listed, list | tuple):
+            return cls()
+        for entry in filter(_is_text, listed):
             key, _, variables = entry.partition("=")
             if key.startswith("$"):
                 values |= _values_of([key], env)
@@ -92,7 +92,13 @@ NO_LIST = SecretList()
 def _values_of(variables: Iterable[str], env: Mapping[str, str]) -> frozenset[str]:
     """Return the values of environment variables, written as `$NAME`; none if one is not set, or too short to find."""
     found = [env.get(name.strip().removeprefix("$"), "") for name in variables]
-    return frozenset(found) if min(map(len, found)) >= SHORTEST else frozenset()
+    if min(map(len, found)) < SHORTEST:
+        return frozenset()
+    return frozenset(found)
+
+
+def _is_text(entry: object) -> bool:
+    return isinstance(entry, str)
 
 
 _also_secret: frozenset[str] = frozenset()
@@ -186,10 +192,11 @@ def masked_override(text: str, listed: SecretList | None = None) -> str:
     hidden = hidden_by(key, listed)
     if object in hidden or (hidden and not re.fullmatch(r"[-+\d.,e]+", value)):
         return f"{key}={MASK}"
-    inner = re.findall(r"([\w.-]+)['\"]?\s*:", value) if "{" in value else []
-    if any(hidden_by(f"{key}.{name}", listed) for name in inner):
+    if "{" in value:
         # {user: me, password: x}: mask all of it, since parsing Hydra's grammar here would be complex
-        return f"{key}={MASK}"
+        inner = re.findall(r"([\w.-]+)['\"]?\s*:", value)
+        if any(hidden_by(f"{key}.{name}", listed) for name in inner):
+            return f"{key}={MASK}"
     return masked_in(text, listed.values)
 
 
@@ -218,16 +225,18 @@ def hidden_by(key: str, listed: SecretList | None = None) -> Types:
     listed = _of_process(listed)
     if key.lstrip("+~") == LIST:
         return ()
-    return _hidden_by_names(key, listed.names) if listed.at(key) is None else (object,)
+    if listed.at(key) is not None:
+        return (object,)
+    return _hidden_by_names(key, listed.names)
 
 
 def _hidden_by_names(key: str, names: frozenset[str]) -> Types:
     hidden: Types = ()
     for part in key.split("."):
         words = words_of(part)
-        types = (object,) if words in names else types_hidden_by(words)
-        if object in types:
-            return types
+        types = types_hidden_by(words)
+        if words in names or object in types:
+            return (object,)
         hidden = hidden or types
     return hidden
 
@@ -250,8 +259,12 @@ class _Place:
 
     def below(self, part: object) -> _Place:
         key = f"{self.key}.{part}".removeprefix(".")
-        hidden = () if key == LIST else self.hidden + _hidden_by_names(str(part), self.listed.names)
-        of_variables = self.listed.at(key) if self.of_variables is None else self.of_variables
+        of_variables = self.of_variables
+        if of_variables is None:
+            of_variables = self.listed.at(key)
+        hidden: Types = ()
+        if key != LIST:
+            hidden = self.hidden + _hidden_by_names(str(part), self.listed.names)
         return _Place(key, hidden, of_variables, self.listed)
 
     def hides(self, value: object) -> bool:

@@ -70,7 +70,9 @@ class _Form(NamedTuple):
         value = self.secret.match(text, opening.end())
         if value is None or value[0].startswith(MASK):
             return None
-        group = 0 if value.groupdict().get("secret") is None else "secret"
+        group: str | int = 0
+        if value.groupdict().get("secret") is not None:
+            group = "secret"
         secret = value[group]
         if secret.lower() in NO_SECRETS or not self.is_secret(name, secret):
             return None
@@ -228,8 +230,9 @@ def secrets_in(text: str) -> Iterator[str]:
     for first, last in _spans(text):
         secret = text[first:last].strip("\"'")
         is_of_user = text.startswith("://", first - 3) and text.startswith("@", last)
-        password = secret.partition(":")[2] if is_of_user else ""
-        secret = password or secret
+        if is_of_user:
+            _, _, password = secret.partition(":")
+            secret = password or secret
         yield from {secret, unquote(secret)} - NO_SECRETS
 
 
@@ -286,8 +289,11 @@ def _forms_of(secret: str) -> frozenset[str]:
     if secret.isdigit() and len(secret) < _SHORTEST_WITHIN:  # its other forms would be found in much else
         return frozenset({secret})
     data = secret.encode("utf-8", "surrogatepass")
-    forms = {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1]}
-    in_urls = {quote(data, safe=kept) for kept in _KEPT_IN_URLS} | {quote_plus(data)}
+    forms = {secret}
+    for quoted in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)):
+        forms.add(quoted[1:-1])
+    in_urls = {quote(data, safe=kept) for kept in _KEPT_IN_URLS}
+    in_urls.add(quote_plus(data))
     for form in in_urls:
         forms |= {form, re.sub("%..", lambda code: code[0].lower(), form)}
     return frozenset(forms.union(_in_base64(data)))
@@ -302,9 +308,12 @@ def _in_base64(data: bytes) -> Iterator[str]:
     forms = [whole]
     # The number of bytes before it -> the number of its characters that have bits of those.
     for before, shared in ((0, 0), (1, 2), (2, 3)):
-        encoded = base64.b64encode(bytes(before) + data).decode().rstrip("=")
-        is_cut = (before + len(data)) % 3 != 0  # the last character has bits of what follows
-        forms.append(encoded[shared : len(encoded) - is_cut])
+        encoded = base64.b64encode(bytes(before) + data).decode()
+        has_padding = encoded.endswith("=")
+        encoded = encoded.rstrip("=")
+        if has_padding:  # the last character has bits of what follows
+            encoded = encoded[:-1]
+        forms.append(encoded[shared:])
     for form in forms:
         if form is whole or len(form) >= _SHORTEST_WITHIN:
             yield form
