@@ -42,10 +42,7 @@ class Entry:
     @property
     def setting(self) -> str:
         """The key and its value, without a secret of the user's own file."""
-        written = f"{self.key}={self.value}"
-        if self.value.startswith("${"):
-            return written
-        return masked_override(written)
+        return masked_override(f"{self.key}={self.value}")
 
     @property
     def line(self) -> str:

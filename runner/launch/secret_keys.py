@@ -29,7 +29,7 @@ from runner.system.redaction import (
     secrets_of_overrides,
 )
 from runner.system.secret_names import LIST
-from runner.system.secret_texts import has_one_of
+from runner.system.secret_texts import REFERENCE, has_one_of
 
 SHORTEST_TYPED = 6
 """Shortest secret that is looked for in other keys if it was typed; shorter ones may be words with other meanings."""
@@ -190,9 +190,6 @@ def _noting_variables() -> Iterator[list[str]]:
 
 # --- what Hydra prints of a config ------------------------------------------------------------------------------------
 
-_REFERENCE = re.compile(r"\$\{[^,]*(?:, *(?:null|none|''|\"\"))?\}", re.IGNORECASE)
-"""An interpolation without a default that is a secret."""
-
 _COMMENT = re.compile(r"((?:#[^\n]*\n)*)(.*)", re.DOTALL)
 """The comments before YAML, such as `# @package model`, and the YAML."""
 
@@ -251,7 +248,7 @@ class PrintedConfig:
             return [self._tree(*values) for values in zip(tree, by_list, by_name, strict=True)]
         if not isinstance(tree, str):
             return by_list
-        if _REFERENCE.fullmatch(tree):
+        if REFERENCE.fullmatch(tree):
             return self._shown(tree, tree)
         if "${" in tree:
             return self._shown(tree, by_name)

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from runner.system.secret_names import LIST, Types, types_hidden_by, words_of
-from runner.system.secret_texts import MASK, NO_SECRETS, SHORTEST, masked_in, secrets_in
+from runner.system.secret_texts import MASK, NO_SECRETS, REFERENCE, SHORTEST, masked_in, secrets_in
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,9 @@ def masked_override(text: str, listed: SecretList | None = None) -> str:
     """Return an override of the command line, `key=value`, with `***` for a secret value."""
     listed = _of_process(listed)
     key, equals, value = text.partition("=")
-    if not equals or value.lower() in ("", "null", "true", "false"):
+    # An interpolation is no secret, and the command can be repeated with it.
+    is_shown = value.lower() in ("", "null", "true", "false") or REFERENCE.fullmatch(value)
+    if not equals or is_shown:
         return masked_in(text, listed.values)
     hidden = hidden_by(key, listed)
     if object in hidden or (hidden and not re.fullmatch(r"[-+\d.,e]+", value)):

@@ -60,7 +60,7 @@ _NAMES_A_SECRET = re.compile(
     r"|auth_|_authorization_|_bearer_"  # auth, basic_auth, oauth; not author
     r"|(?:api|access|account|private|signing|encryption|ssh|license|licence)_?keys?_"
     r"|_(?:access|api|auth|refresh|bearer|bot)_tokens_"
-    rf"|_(?:{_VENDORS})(?:_(?:{_OF_A_VENDOR}|{_PURPOSES}))*_?keys?_(?:\d+_)?$"
+    rf"|_(?:{_VENDORS})(?:_(?:{_OF_A_VENDOR}|{_PURPOSES})(?=_))*+_?keys?_(?:\d+_)?$"
     rf"|_(?:{_PURPOSES})_?keys?_(?:\d+_)?$"
     r"|_(?:h?otp|totp|mfa|tfa|2_?fa)_(?:(?:auth|codes?|secrets?|seed|key|pin)_)*$"
     r"|_(?:pin|security|verification|recovery|backup|unlock)_codes?_|_(?:seed|recovery)_phrase_|_mnemonic_|_passkeys?_"

@@ -24,6 +24,9 @@ SHORTEST = 4
 NO_SECRETS = frozenset({"", "null", "none", "true", "false", MASK})
 """Values, in lower case, that say nothing although they stand where a secret does."""
 
+REFERENCE = re.compile(r"[\"']?\$\{(?:[^{},]|\$\{[^{},]*\})*(?:, *(?:null|none|''|\"\"))?\}[\"']?", re.IGNORECASE)
+"""An interpolation without a default that is a secret, as it is written."""
+
 _SHORTEST_WITHIN = 8
 """Least number of characters of base64 by which a secret is found within a longer text that was encoded."""
 
@@ -74,7 +77,8 @@ class _Form(NamedTuple):
         if value.groupdict().get("secret") is not None:
             group = "secret"
         secret = value[group]
-        if secret.lower() in NO_SECRETS or not self.is_secret(name, secret):
+        is_nothing = secret.lower() in NO_SECRETS or REFERENCE.fullmatch(secret)
+        if is_nothing or not self.is_secret(name, secret):
             return None
         return value.span(group)
 

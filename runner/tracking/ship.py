@@ -261,7 +261,9 @@ class RunShipper:
         if run_id is not None and run_id != self._shipped.run_id:
             self._shipped.belongs_to(run_id)
             self._shipped.offsets = {self._bounds.name: offset}  # earlier starts are not begun once more
-        self._shipped.started, self._shipped.address = offset, tracker.address()
+        self._shipped.started = offset
+        address = tracker.address()
+        self._shipped.address = address and mask_text(address, self._settings.secret_texts())
         self._save()
         if line["tags"].get("host") and not self._has_looked:
             self._has_looked = True

@@ -50,7 +50,7 @@ PLAIN_KEYS = [
     "feature_key", "label_key", "weight_key", "image_key", "input_key", "join_keys", "row_key", "hash_key", "cache_key",
     "rng_key", "user_key", "time_key", "s3_key", "key_padding_mask", "keypoints", "turkey", "sos_token", "image_token",
     "cls_token", "otp_length", "mfa_dir", "webhook_port", "conn_timeout", "connections", "token_type_ids", "linear_key",
-    "segment_key", "polygon_key", "test_key", "dev_key", "product_key", "write_key", "activation_key",
+    "aws_region_key", "segment_key", "polygon_key", "test_key", "dev_key", "product_key", "write_key", "activation_key",
 ]  # fmt: skip
 
 
@@ -158,6 +158,12 @@ def test_secrets_are_masked_in_any_text_the_longest_first() -> None:
         ("a.token=512", "a.token=512"),
         ("a.secret=512", "a.secret=***"),
         ("a.password=null", "a.password=null"),
+        ("a.password=${oc.env:DB_PASSWORD}", "a.password=${oc.env:DB_PASSWORD}"),
+        ("a.password='${oc.env:DB_PASSWORD,none}'", "a.password='${oc.env:DB_PASSWORD,none}'"),
+        ("a.password=${oc.env:DB_PASSWORD,hunter2}", "a.password=***"),
+        ("a.password=${oc.env:${oc.env:WHICH}}", "a.password=${oc.env:${oc.env:WHICH}}"),
+        ("a.password=x${b.c}", "a.password=***"),
+        ("a.password=${b.c}x${b.c}", "a.password=***"),
         ("a.use_auth=true", "a.use_auth=true"),
         ("a={user:me,password:x}", "a=***"),
         ("a={user:me,'api_key': x}", "a=***"),
