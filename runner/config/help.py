@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import runner
+from runner.system.redaction import masked_override
 
 _SHOWN_PACKAGES = ("tensorflow", "keras", "mlflow", "hydra-core")
 
@@ -39,9 +40,14 @@ class Entry:
         return self.key.partition(".")[0]
 
     @property
+    def setting(self) -> str:
+        """The key and its value, without a secret of the user's own file."""
+        return masked_override(f"{self.key}={self.value}")
+
+    @property
     def line(self) -> str:
         """The key, its value and the first sentence of its comment, in one line of 120 columns."""
-        written = f"{self.key}={self.value}" if self.value else f"{self.key}: ..."
+        written = self.setting if self.value else f"{self.key}: ..."
         first = re.split(r"(?<=[.])\s", self.comment, maxsplit=1)[0]
         start = f"{written:<45}"
         return start + textwrap.shorten(first, max(120 - len(start), 20), placeholder=" ...")
@@ -51,7 +57,7 @@ class Entry:
         """The key, its value, the whole comment and its limits."""
         from runner.config.error_messages import limits_in_words  # of the schema, which the lines do not need
 
-        written = f"{self.key}={self.value}" if self.value else f"{self.key}:"
+        written = self.setting if self.value else f"{self.key}:"
         said = [self.comment, *([limits_in_words(self.key)] if self.value else [])]
         return "\n".join([written, *(_filled(one) for one in said if one)])
 

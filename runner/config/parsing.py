@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +21,8 @@ from runner.config.mistakes import ConfigError, Conflict, Malformed, NotSet, Unk
 from runner.config.schema import Config, HookConfig, InputBlock, VocabularyConfig, WarmStartConfig
 from runner.config.step_range import parse_step_range
 from runner.config.validation import check
-from runner.system.redaction import extend_secrets, masked_override
+from runner.system.redaction import SecretList, hiding, masked_override
+from runner.system.secret_names import LIST
 
 FAST_DEV_STEPS = 2
 
@@ -36,12 +38,20 @@ def parse(tree: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: a key does not exist, a value has the wrong type or is out of range, or settings exclude each other.
     """
-    extend_secrets(_secrets_in(tree))  # first, because messages about mistakes must not show secrets
+    # First, because messages about mistakes must not show secrets.
+    with hiding(SecretList.of(schema.value_at(tree, LIST), os.environ)):
+        return _parse(tree)
+
+
+def _parse(tree: Mapping[str, Any]) -> Config:
     for key, value in schema.flatten(tree).items():
         if value == _MISSING or (isinstance(value, list) and _MISSING in value):
             raise NotSet(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
     config: Config = _merge(Config, tree, "")
-    config = dataclasses.replace(config, input=dataclasses.replace(config.input, eval=_evals(config.input.eval or {})))
+    evals = _evals(config.input.eval or {})
+    inputs = dataclasses.replace(config.input, eval=evals)
+    run = dataclasses.replace(config.run, secrets=_with_inherited(config.run.secrets, evals))
+    config = dataclasses.replace(config, run=run, input=inputs)
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
     hooks = _hooks(config.train.hooks)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start, hooks=hooks))
@@ -53,12 +63,6 @@ def parse(tree: Mapping[str, Any]) -> Config:
         _check_limits(block, schema.eval_key(name))
     check(config)
     return debugged(config)
-
-
-def _secrets_in(tree: Mapping[str, Any]) -> list[str]:
-    """Return the names in `run.secrets` that are valid; invalid ones are reported later."""
-    names = schema.value_at(tree, "run.secrets")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def load(path: Path) -> Config:
@@ -124,6 +128,21 @@ def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
             )
     blocks = {name: OmegaConf.to_container(OmegaConf.merge(common, block)) for name, block in named.items()}
     return {name: _merge(InputBlock, block, schema.eval_key(name)) for name, block in blocks.items()}  # type: ignore[arg-type]
+
+
+def _with_inherited(secrets: list[str] | None, evals: Mapping[str, Any]) -> list[str] | None:
+    """Return `run.secrets` with the keys that named blocks of `input.eval` inherit from it, for those listed there."""
+    if secrets is None:
+        return None
+    entries = dict.fromkeys(secrets)
+    for entry in secrets:
+        setting = entry.removeprefix("input.eval.")
+        first = setting.partition(".")[0]
+        is_common = setting != entry and first not in evals
+        for name in evals:
+            if is_common and name:
+                entries[f"input.eval.{name}.{setting}"] = None
+    return list(entries)
 
 
 def _hooks(blocks: Sequence[Any]) -> list[HookConfig]:

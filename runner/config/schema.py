@@ -16,7 +16,7 @@ from runner.config import changed_keys
 from runner.config.mistakes import ConfigError as ConfigError
 from runner.config.mistakes import Malformed
 from runner.system.files import write_atomically
-from runner.system.redaction import secrets_of
+from runner.system.redaction import SecretList, secrets_of
 
 ENVIRONMENT_COMMANDS = ("best", "cluster_info", "doctor", "new")
 """Commands without a run: they need no user functions and no model_dir, and start no task."""
@@ -689,7 +689,9 @@ def as_yaml(tree: Mapping[str, Any]) -> str:
 def save(config: Config, path: Path) -> None:
     """Write the config to a file, all at once or not at all. A file with secrets is readable only by its owner."""
     tree = to_tree(config)
-    write_atomically(path, as_yaml(tree), mode=0o600 if secrets_of(tree) else 0o644)
+    has_secrets = bool(secrets_of(tree, SecretList.of(config.run.secrets, {})))
+    mode = 0o600 if has_secrets else None
+    write_atomically(path, as_yaml(tree), mode)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -39,7 +39,10 @@ def dataset_facts(input_fn: Any, pipeline: InputPipeline, context: str) -> dict[
     fn, params = (input_fn.fn, input_fn.params) if isinstance(input_fn, Input) else (input_fn, None)
     params = plain_params(params)
     files, function = list(_files(params)), pipeline.name
-    source = {"input_fn": function, "params": masked(params) if isinstance(params, Mapping) else None, "files": files}
+    at = f"input.{context.replace('eval_', 'eval.', 1)}.params"
+    source = {"input_fn": function, "params": None, "files": files}
+    if isinstance(params, Mapping):
+        source["params"] = masked(params, at=at)
     described = json.dumps([source, _source_of(fn), str(pipeline.element_spec)], default=str, sort_keys=True)
     return {
         "context": context,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,9 +48,11 @@ from runner.config.hydra import (
 from runner.config.mistakes import ConfigError, Conflict, NoEffect, NotAllowed, NotSet
 from runner.config.schema import Config
 from runner.distribute import cluster_resolver, managed_jobs
+from runner.launch import secret_keys
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
-from runner.system.redaction import extend_secrets, hidden_by, mask_text, secrets_of_overrides
+from runner.system.redaction import SecretList, also_hide, extend_secrets, mask_text, secrets_of_overrides
+from runner.system.secret_names import LIST
 from runner.system.standard_streams import FULL_ERROR, one_object, say
 from runner.system.start_status import START_STATUS
 from runner.system.urls import is_url
@@ -183,6 +185,9 @@ class CommandLine:
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
+        secrets = secret_keys.listed_in(composed, self.command.env)
+        listed = SecretList.of(secrets, self.command.env)
+        also_hide(listed)  # from here on, messages of the command
         if is_sweep:
             from runner.launch.multirun import SweepJob, name_of_job
 
@@ -190,7 +195,7 @@ class CommandLine:
             batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
             varied = [text for text in overrides if text != "command=dry_run"]
-            name = name_of_job(self.command.argv, varied, hydra_config.sweeper.get("params") or ())
+            name = name_of_job(self.command.argv, varied, hydra_config.sweeper.get("params") or (), listed)
         try:
             if hydra_config.job.chdir:
                 raise NotAllowed(
@@ -199,9 +204,8 @@ class CommandLine:
                 )
             declared = self._composer.declared if self._composer else None
             try:
-                variables = re.findall(r"\$\{oc\.env: *(\w+)", notes["config.yaml"])
                 config = _checked(
-                    composed, directory, overrides, self.command.env, declared, variables, is_sweep=is_sweep
+                    composed, directory, overrides, self.command.env, declared, secrets, is_sweep=is_sweep
                 )
             except ConfigError as error:
                 file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
@@ -259,8 +263,7 @@ class CommandLine:
             raise NoEffect("hydra.output_subdir has no effect: the runner writes to .hydra in model_dir.")
         try:
             if any(getattr(given, name, None) for name in INFORMATION):
-                sys.argv.append("hydra.output_subdir=null")
-                hydra.main(**VERSION, config_path=conf_path(), config_name="runner")(self.run_job)()
+                self._print_information()
                 return
             self._composer = Composer(given.config_path, given.config_name, given.config_dir)
             config = self._composer.compose(given.overrides, is_sweep=given.multirun)
@@ -288,6 +291,37 @@ class CommandLine:
             else:  # flags that cannot be combined: --resolve alone, --multirun --cfg job
                 reason = f"{error}."
             raise ConfigError(reason) from error
+
+    def _print_information(self) -> None:
+        """Let Hydra print what a flag asks for (`--cfg job`, `--info config`), without secrets."""
+        given = self._arguments
+        sys.argv.append("hydra.output_subdir=null")
+        print_all = hydra.main(**VERSION, config_path=conf_path(), config_name="runner")(self.run_job)
+        shows_config = given.cfg is not None or given.info is not None or given.help
+        if not shows_config:
+            print_all()
+            return
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                print_all()
+        finally:  # Hydra may end the process
+            text = printed.getvalue()
+            if text:
+                sys.stdout.write(self._masked_information(text))
+
+    def _masked_information(self, printed: str) -> str:
+        given = self._arguments
+        try:
+            # Hydra does not hand out the config that it has printed.
+            composer = Composer(given.config_path, given.config_name, given.config_dir)
+            composed = composer.compose(given.overrides, is_sweep=False)
+        except HydraException:  # of `--info searchpath`, which needs no config
+            composed = OmegaConf.create()
+        config = secret_keys.PrintedConfig(composed, self.command.env, given.overrides)
+        if given.cfg is None:
+            return config.masked_text(printed)
+        return config.masked_yaml(printed, given.package)
 
     def _launch(self, config: DictConfig) -> None:
         """Run the one job of `config`, or its sweep, in the order of Hydra's own `main`."""
@@ -394,7 +428,7 @@ def _names_of_secrets(word: str) -> list[str]:
 
 def _checked(
     composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str],
-    declared: Mapping[str, Any] | None, variables: Sequence[str], *, is_sweep: bool,
+    declared: Mapping[str, Any] | None, secrets: Sequence[str], *, is_sweep: bool,
 ) -> Config:  # fmt: skip
     """Return the checked config of a job, with its model_dir.
 
@@ -404,7 +438,7 @@ def _checked(
       overrides: the overrides of the job.
       env: environment of the command.
       declared: `composed` before the command line changed its values; None: not known.
-      variables: environment variables that the config reads.
+      secrets: what `composed` lists as secret, and the keys of what it took from there.
       is_sweep: the job belongs to a sweep.
 
     Raises:
@@ -420,10 +454,15 @@ def _checked(
     reads_a_run = command not in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS)
     left = saved_config.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
     chosen = tree if left is None else saved_config.changed_by(left, tree, overrides)
-    hidden = [f"${name}" for name in dict.fromkeys(variables) if hidden_by(name)]
     settings = chosen.get("run")
-    if hidden and isinstance(settings, dict) and isinstance(settings.get("secrets"), list | None):
-        settings["secrets"] = [*dict.fromkeys([*(settings.get("secrets") or ()), *hidden])]
+    if isinstance(settings, dict) and isinstance(settings.get("secrets"), list | None):
+        # What was secret in the config of the run stays so, whatever this command lists.
+        before = secret_keys.entries_of(schema.value_at(left or {}, LIST))
+        given = settings.get("secrets") or []
+        added = dict.fromkeys([*before, *secrets])
+        further = [entry for entry in added if entry not in given]
+        if further:
+            settings["secrets"] = [*given, *further]
     try:
         config = parsing.parse(chosen)
     except ConfigError as error:

@@ -25,7 +25,7 @@ from runner.launch.sweep import Sweep
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import url_or_path
 from runner.system import console
-from runner.system.redaction import masked_override
+from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
@@ -248,19 +248,22 @@ class JudgedJob(StopRequests):
                     yield point
 
 
-def name_of_job(argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str] = ()) -> str:
+def name_of_job(
+    argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str] = (), listed: SecretList = NO_LIST
+) -> str:
     """Return the values that vary between the jobs of a sweep, without secrets: `learning_rate=0.1, strategy=mirrored`.
 
     Args:
       argv: command line of the sweep.
       overrides: overrides of the job.
       swept: keys that a config file varies (`hydra.sweeper.params`).
+      listed: what the config of the job lists as secret.
     """
     varying = _varying(tuple(argv), frozenset(swept))
     last_words = [key.rpartition(".")[2] for key in varying]
     words = []
     for text in overrides:
-        key, _, value = masked_override(text).lstrip("+").partition("=")
+        key, _, value = masked_override(text, listed).lstrip("+").partition("=")
         last = key.rpartition(".")[2]
         # A number of many digits rounded to four, for display; the params of the job's run have all digits.
         value = f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value

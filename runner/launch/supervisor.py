@@ -37,7 +37,7 @@ from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.remote.mirror import local_folder, mirror_of, remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
-from runner.system.redaction import masked, masked_override, secrets_of
+from runner.system.redaction import SecretList, mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
 from runner.tracking import exit_codes
@@ -155,6 +155,16 @@ class Supervisor:
     def file(self) -> Path:
         """The path of the config from which the tasks run."""
         return start_files.file_of_tasks(self.model_dir, self.config.command)
+
+    @functools.cached_property
+    def listed(self) -> SecretList:
+        """What the config of this run lists as secret; other runs of this process have lists of their own."""
+        return SecretList.of(self.config.run.secrets, self.env)
+
+    @functools.cached_property
+    def secrets(self) -> set[str]:
+        """The secrets in the config, as texts."""
+        return secrets_of(schema.to_tree(self.config), self.listed)
 
     @property
     def trains(self) -> bool:
@@ -318,17 +328,22 @@ class Supervisor:
         # Finding the git revision takes two commands, so it is skipped if no tracker records it.
         backends = tracking.backends
         url = remote_dir(self.model_dir)
-        tags = {**masked(tracking.tags), **tags_of_this_process(self.model_dir, self.argv, url)} if backends else {}
+        tags: dict[str, str] = {}
+        if backends:
+            tags |= masked(tracking.tags, self.listed, "tracking.tags")
+            tags |= tags_of_this_process(self.model_dir, self.argv, url, self.listed)
+        name = self.member.name or tracking.run_name or self.model_dir.name
         note_of_run(
             self.model_dir,
             RUN_STARTED,
             command=self.config.command,
-            name=self.member.name or tracking.run_name or self.model_dir.name,
-            params=schema.flatten(masked(schema.to_tree(shown))),
+            name=mask_text(name, self.secrets),
+            params=schema.flatten(masked(schema.to_tree(shown), self.listed)),
             tags=tags,
             parent=self.member.parent and str(self.member.parent),
         )
-        write_settings(self.model_dir, tracking, self.env)  # `follow` reads them
+        # `follow` reads them.
+        write_settings(self.model_dir, tracking, self.env, listed=self.listed)
         shipping.follow(self.model_dir)
 
     def _build_tasks(self, file: Path, record: RunRecord) -> RestartingGang:
@@ -432,7 +447,7 @@ class Supervisor:
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
-        return summary_of(outcome, self.config, run_id, secrets_of(schema.to_tree(self.config)))
+        return summary_of(outcome, self.config, run_id, self.secrets)
 
     def _tell_end(self, outcome: Outcome, summaries: Sequence[str], *, is_kept: bool = False) -> None:
         """Note in the journal how the run ended, with its files and exports, for the trackers.
@@ -494,7 +509,8 @@ class Supervisor:
 
     def _resume_command(self) -> str:
         """Return the command that resumes an interrupted run."""
-        overrides = [masked_override(text) for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
+        words = [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
+        overrides = [masked_override(text, self.listed) for text in words]
         return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={url_or_path(self.model_dir)}"])
 
 

@@ -25,7 +25,7 @@ from runner.launch.command import Command
 from runner.remote.mirror import remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import read_json, write_json
-from runner.system.redaction import masked
+from runner.system.redaction import list_of_process, mask_text, masked, secrets_of
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.tracking.curves import JOBS_FILE, draw_jobs
@@ -238,14 +238,17 @@ class Sweep:
 
     def _tell_start(self, config: Config, command: Command) -> None:
         """Note in the journal what the sweep's run is, for the trackers."""
-        name = config.tracking.run_name or f"sweep {self.directory.name}"
         words, url = ["runner", *command.argv], remote_dir(self.directory)
-        tags = {**masked(config.tracking.tags), **tags_of_this_process(self.directory, words, url)}
+        listed = list_of_process()  # those of all its jobs
+        name = config.tracking.run_name or f"sweep {self.directory.name}"
+        name = mask_text(name, secrets_of(asdict(config.tracking), listed, "tracking"))
+        tags = masked(config.tracking.tags, listed, "tracking.tags")
+        tags |= tags_of_this_process(self.directory, words, url, listed)
         if command.is_copy:  # no process holds the lock that shows whether the sweep is running
             tags = {key: value for key, value in tags.items() if key not in ("host", "lock")}
         params = {"sweep.metric": config.sweep.metric} if config.sweep.metric else {}
         note_of_run(self.directory, RUN_STARTED, command="sweep", name=name, params=params, tags=tags)
-        write_settings(self.directory, replace(config.tracking, system_metrics=False), command.env)
+        write_settings(self.directory, replace(config.tracking, system_metrics=False), command.env, listed=listed)
 
     def _metric_name(self, metrics: Mapping[str, float]) -> str | None:
         if self._settings.metric or "eval/loss" in metrics:

@@ -23,7 +23,8 @@ from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import mirror_of, url_or_path
-from runner.system.redaction import masked
+from runner.system.redaction import SecretList, masked
+from runner.system.secret_names import LIST
 from runner.system.standard_streams import say
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
 from runner.tracking.journal import Journals
@@ -153,9 +154,19 @@ def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list
     """Return (key, value before, value now) for each key that differs between two configs, but for the run's folder,
     without secrets.
     """
-    before, now = schema.flatten(masked(before)), schema.flatten(masked(now))
-    return [
-        (key, before.get(key), now.get(key))
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key) and key != "model_dir"
-    ]
+    # What one of them lists is secret in both; the other may be of an earlier version.
+    listed = _list_of(before) | _list_of(now)
+    shown_before = schema.flatten(masked(before, listed))
+    shown_now = schema.flatten(masked(now, listed))
+    keys = {*shown_before, *shown_now} - {"model_dir", LIST}
+    found = []
+    for key in sorted(keys):
+        there = shown_before.get(key)
+        here = shown_now.get(key)
+        if there != here:
+            found.append((key, there, here))
+    return found
+
+
+def _list_of(tree: Mapping[str, object]) -> SecretList:
+    return SecretList.of(schema.value_at(tree, LIST), {})

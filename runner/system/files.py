@@ -6,8 +6,8 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -135,23 +135,26 @@ def remove_half_written(*folders: Path) -> None:
     there.
     """
     for folder in (*folders, *(folder / RUNNER_FILES for folder in folders)):
-        for file in folder.glob(f".*.????????{HALF_WRITTEN}"):  # the names that mkstemp makes
+        for file in folder.glob(f".*.????????{HALF_WRITTEN}"):  # of _new_file_beside
             file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+def replacing(path: Path, mode: int | None = None) -> Iterator[IO[bytes]]:
     """Yield an empty file, with a `name`, that replaces `path` at the end of this context: a reader sees the old or the
     new file, even after a crash. After an error inside this context, the old one stays.
+
+    Args:
+      mode: the mode of the file, which until the end of this context only its owner can read; None: as of every new
+        file, 0o666 less the umask.
     """
-    with tempfile.NamedTemporaryFile(
-        suffix=HALF_WRITTEN, prefix=f".{path.name}.", dir=path.parent, delete=False
-    ) as file:
+    with _new_file_beside(path, 0o666 if mode is None else 0o600) as file:
         try:
             yield file
             file.flush()
             os.fsync(file.fileno())  # before the rename, which may otherwise reach the disk first
-            os.chmod(file.name, mode)  # until here only its owner can read it
+            if mode is not None:
+                os.chmod(file.name, mode)
             try:
                 os.replace(file.name, path)
             except IsADirectoryError:
@@ -162,7 +165,20 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
             raise
 
 
-def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
+def _new_file_beside(path: Path, mode: int) -> IO[bytes]:
+    """Create and open a file with a name of its own in the folder of `path`.
+
+    Args:
+      mode: its mode, from which the kernel takes the umask; a process can read its umask only by changing it, which
+        files that other threads make at that moment would have.
+    """
+    while True:
+        name = path.parent / f".{path.name}.{secrets.token_hex(4)}{HALF_WRITTEN}"
+        with contextlib.suppress(FileExistsError):
+            return open(os.fspath(name), "x+b", opener=lambda file, flags: os.open(file, flags, mode))
+
+
+def write_atomically(path: Path, text: str | bytes, mode: int | None = None) -> None:
     """Replace the contents of `path` at once, as `replacing` does."""
     data = text.encode() if isinstance(text, str) else text
     with naming_need(path, len(data)), replacing(path, mode) as file:

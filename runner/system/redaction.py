@@ -1,114 +1,205 @@
-"""Mask secrets in everything that is logged, recorded or shown: values of keys that name one, and passwords in URLs."""
+"""Mask secrets in everything that is logged, recorded or shown.
+
+A value is secret by the name of its key (`runner.system.secret_names`), because a config lists it (`run.secrets`), or
+by its form in a text (`runner.system.secret_texts`). What a config lists is decided once, by the command that composes
+it, and stands in the config that it saves: whoever reads that config masks by its list, as a `SecretList`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
-from urllib.parse import unquote
 
-MASK = "***"
+from runner.system.secret_names import LIST, Types, types_hidden_by, words_of
+from runner.system.secret_texts import MASK, NO_SECRETS, REFERENCE, SHORTEST, masked_in, secrets_in
 
-SHORTEST = 4
-"""Shortest secret, in characters, that is masked in texts; shorter ones would occur in too many words."""
 
-# For keys as lower-case words between underscores: hfToken is _hf_token_, DB_PASSWORD is _db_password_.
-_NAMES_A_SECRET = re.compile(
-    r"password|passwd|passphrase|passcode|credential|_pwd_|_jwt_|_sas_|_cookies?_|_pin_$"
-    r"|secrets?_|secret_?key"  # clientSecret, secret_sauce; not secretary
-    r"|auth_|_authorization_|_bearer_"  # auth, basic_auth, oauth; not author
-    r"|(?:api|access|account|private|signing|encryption|ssh|license|licence)_?keys?_"
-    r"|_(?:access|api|auth|refresh)_tokens_"
-)
-# Only a final token: token_dim, max_token_length and num_tokens are sizes; pad_token and the like are vocabulary.
-_NAMES_A_TOKEN = re.compile(
-    r"(?<!_(?:pad|eos|bos|unk|cls|sep|oov|end)_)(?<!_(?:mask|stop)_)(?<!_(?:start)_)token_(?:value_)?$"
-    r"|_session_id_$|_signature_$"
-    r"|_pass_$|[a-z0-9]_pat_$"  # db_pass, GITHUB_PAT; a number is not hidden: num_pass may count passes
-)
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+@dataclass(frozen=True)
+class SecretList:
+    """What one config lists as secret (`run.secrets`), beside what names of keys say.
 
-_END = r"\s\"'<>"
-_IN_URL = (
-    # In http URLs also a user without a password, which may be an access token; git@ and postgres@ are only names.
-    re.compile(rf"(https?://)([^{_END}/?#:@]*)(?::([^{_END}/?#]*))?(?=@)", re.IGNORECASE),
-    # Passwords of databases may contain a slash.
-    re.compile(rf"\b((?!https?:)[a-z][a-z0-9+.-]*://)([^{_END}/:@]*):([^{_END}]*)(?=@)", re.IGNORECASE),
-    # Whoever knows the path of a webhook may post.
-    re.compile(
-        r"(https?://(?:hooks\.slack\.com/\w+|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com/"
-        rf"\w+|chat\.googleapis\.com/v1/spaces)/)([^{_END}]+)",
-        re.IGNORECASE,
-    ),
-)
-"""URLs with a secret: what precedes it, and the secret as the last group that matches."""
-_QUERY_IN_URL = re.compile(rf"([?&]([\w.-]+)=)([^{_END}&#]+)")
-_NAMES_A_SIGNATURE = re.compile(r"(?:.*[-_])?(?:sig|signature)", re.IGNORECASE)
-"""Names of URL parameters with a signature, such as Azure's sig and X-Amz-Signature."""
-_CONNECTION = re.compile(
-    rf"\b((?:password|pwd|accountkey|sharedaccesskey|sharedaccesssignature)\s*=\s*)"
-    rf"(?!(?:null|none|true|false|\*+)\b)(?!\*)([^;{_END}]+)",
-    re.IGNORECASE,
-)
-"""A part of a connection string: `Server=db;Password=x;`."""
+    Attributes:
+      names: names of keys, as `words_of` returns them.
+      paths: full keys, in which a place in a list is a part: `model.params.urls.0`. Each has the values of variables
+        that are all that is secret of the text there; none: all of it is secret.
+      values: values of the environment variables that are listed.
+    """
+
+    names: frozenset[str] = frozenset()
+    paths: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    values: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, listed: Any, env: Mapping[str, str]) -> SecretList:
+        """Return the list with the entries of `listed`, the value of `run.secrets`; what is no entry is left out.
+
+            customer_id                   the name of a key
+            $API_TOKEN                    an environment variable: its value, wherever it is
+            model.params.url              a key
+            model.params.url=$A,$B        a key with the values of these variables in it, and no other secret
+
+        Args:
+          listed: the value of `run.secrets`.
+          env: where the values of variables are found. Without one of them, all at its keys is secret.
+        """
+        names: set[str] = set()
+        paths: dict[str, frozenset[str]] = {}
+        values: set[str] = set()
+        if not isinstance(listed, list | tuple):
+            return cls()
+        for entry in filter(_is_text, listed):
+            key, _, variables = entry.partition("=")
+            if key.startswith("$"):
+                values |= _values_of([key], env)
+            elif "." in key or "[" in key:
+                paths[_with_dots(key)] = _values_of(variables.split(","), env)
+            else:
+                names.add(words_of(key))
+        return cls(frozenset(names), paths, frozenset(values))
+
+    def __or__(self, other: SecretList) -> SecretList:
+        """Return a list with the entries of both."""
+        paths = {**self.paths, **other.paths}
+        for key in self.paths.keys() & other.paths.keys():
+            if self.paths[key] != other.paths[key]:
+                paths[key] = frozenset()
+        return SecretList(self.names | other.names, paths, self.values | other.values)
+
+    def entries(self) -> list[str]:
+        """Return the names and keys, for `of`; without variables, whose values are not written anywhere."""
+        return [*sorted(self.names), *self.paths]
+
+    def at(self, key: str) -> frozenset[str] | None:
+        """Return the entry of `paths` for a full key or one above it; None: there is none."""
+        if not self.paths:
+            return None
+        parts = _with_dots(key.lstrip("+~")).split(".")
+        for above in accumulate(parts, "{}.{}".format):
+            if above in self.paths:
+                return self.paths[above]
+        return None
+
+
+NO_LIST = SecretList()
+"""The list of a config that lists nothing."""
+
+
+def _values_of(variables: Iterable[str], env: Mapping[str, str]) -> frozenset[str]:
+    """Return the values of environment variables, written as `$NAME`; none if one is not set, or too short to find."""
+    found = [env.get(name.strip().removeprefix("$"), "") for name in variables]
+    if min(map(len, found)) < SHORTEST:
+        return frozenset()
+    return frozenset(found)
+
+
+def _is_text(entry: object) -> bool:
+    return isinstance(entry, str)
+
 
 _also_secret: frozenset[str] = frozenset()
-"""Names of keys that `run.secrets` adds, in the form of `_words`."""
+"""Names of keys that the configs of this process's command list."""
+
+_secret_paths: Mapping[str, frozenset[str]] = {}
+"""Full keys that they list."""
 
 _secret_values: frozenset[str] = frozenset()
-"""Values of environment variables that `run.secrets` names, as `$NAME`."""
+"""Values of environment variables that they list."""
 
-_Types = tuple[type, ...]
-"""Types of the values that a key hides: none (), texts (str,), or all (object,)."""
+_hidden_for_now: list[SecretList] = []
+"""The lists of `hiding`, of any thread."""
 
 
 def extend_secrets(names: Iterable[str], env: Mapping[str, str] = os.environ) -> None:
-    """Also hide the values of keys with these `names` (`run.secrets`), in the whole process; `$NAME` stands for the
-    value of an environment variable, wherever it occurs.
+    """Let the messages of this process hide what the list `names` (`run.secrets`) has, and no earlier one. For what is
+    said before there is a config; what is recorded of a run is masked by the list of its config.
     """
-    global _also_secret, _secret_values
-    names = list(names)
-    _also_secret = frozenset(_words(name) for name in names if not name.startswith("$"))
-    values = {env.get(name[1:], "") for name in names if name.startswith("$")}
-    _secret_values = frozenset(value for value in values if len(value) >= SHORTEST)
+    global _also_secret, _secret_paths, _secret_values
+    listed = SecretList.of(list(names), env)
+    _also_secret = listed.names
+    _secret_paths = listed.paths
+    _secret_values = listed.values
 
 
-def masked(tree: Any) -> Any:
+def also_hide(listed: SecretList) -> None:
+    """Let the messages of this process hide this list, too, until the next `extend_secrets`."""
+    global _also_secret, _secret_paths, _secret_values
+    both = list_of_process() | listed
+    _also_secret = both.names
+    _secret_paths = both.paths
+    _secret_values = both.values
+
+
+@contextmanager
+def hiding(listed: SecretList) -> Iterator[None]:
+    """Let the messages of this process hide this list, too, inside this context."""
+    _hidden_for_now.append(listed)
+    try:
+        yield
+    finally:
+        _hidden_for_now.remove(listed)
+
+
+def list_of_process() -> SecretList:
+    """Return what the configs of this process list."""
+    found = SecretList(_also_secret, _secret_paths, _secret_values)
+    for further in tuple(_hidden_for_now):
+        found |= further
+    return found
+
+
+def _of_process(listed: SecretList | None) -> SecretList:
+    return list_of_process() if listed is None else listed
+
+
+def masked(tree: Any, listed: SecretList | None = None, at: str = "") -> Any:
     """Return a copy of nested mappings and lists with `***` in place of secrets; null, true and false stay.
 
     Each part of a dotted key (`model.params.db.password`) is checked, as if the keys were nested.
+
+    Args:
+      tree: the mapping, list or value.
+      listed: what its config lists; None: what the configs of this process list.
+      at: the key at which the tree is in its config.
     """
-    return _masked(tree, ())
+    return _masked(tree, _place_of(at, _of_process(listed)))
 
 
-def secrets_of(tree: Any) -> set[str]:
-    """Return the values that `masked` hides, as texts; of a URL, its password."""
-    return {text for text in _secrets(tree, ()) if text}
+def secrets_of(tree: Any, listed: SecretList | None = None, at: str = "") -> set[str]:
+    """Return the values that `masked` hides, as texts; of a URL, its password. Arguments as of `masked`."""
+    place = _place_of(at, _of_process(listed))
+    found = {*_secrets(tree, place), *place.listed.values}
+    return {text for text in found if text.lower() not in NO_SECRETS}
 
 
 def mask_text(text: str, secrets: Iterable[str]) -> str:
-    """Return `text` with `***` in place of each of `secrets` that is long enough, and of secrets in URLs."""
-    wanted = sorted({secret for secret in secrets if len(secret) >= SHORTEST} | _secret_values, key=len, reverse=True)
-    if wanted:
-        # 1234 is not masked inside 12345, which is another number.
-        whole = (rf"(?<!\d){secret}(?!\d)" if secret.isdigit() else re.escape(secret) for secret in wanted)
-        text = re.sub("|".join(whole), MASK, text)
-    return _mask_urls(text)
+    """Return `text` with `***` in place of each of `secrets` that is long enough, also where it is written as in JSON,
+    URLs or base64; and of what looks like a secret.
+    """
+    return masked_in(text, {*secrets, *list_of_process().values})
 
 
-def masked_override(text: str) -> str:
+def masked_override(text: str, listed: SecretList | None = None) -> str:
     """Return an override of the command line, `key=value`, with `***` for a secret value."""
+    listed = _of_process(listed)
     key, equals, value = text.partition("=")
-    if not equals or value.lower() in ("", "null", "true", "false"):
-        return _mask_urls(text)
-    hidden = hidden_by(key)
+    # An interpolation is no secret, and the command can be repeated with it.
+    is_shown = value.lower() in ("", "null", "true", "false") or REFERENCE.fullmatch(value)
+    if not equals or is_shown:
+        return masked_in(text, listed.values)
+    hidden = hidden_by(key, listed)
     if object in hidden or (hidden and not re.fullmatch(r"[-+\d.,e]+", value)):
         return f"{key}={MASK}"
-    if "{" in value and any(hidden_by(inner) for inner in re.findall(r"([\w.-]+)['\"]?\s*:", value)):
+    if "{" in value:
         # {user: me, password: x}: mask all of it, since parsing Hydra's grammar here would be complex
-        return f"{key}={MASK}"
-    return _mask_urls(text)
+        inner = re.findall(r"([\w.-]+)['\"]?\s*:", value)
+        if any(hidden_by(f"{key}.{name}", listed) for name in inner):
+            return f"{key}={MASK}"
+    return masked_in(text, listed.values)
 
 
 def secrets_of_overrides(overrides: Iterable[str]) -> set[str]:
@@ -116,84 +207,125 @@ def secrets_of_overrides(overrides: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for text in overrides:
         key, _, value = text.partition("=")
+        if key.lstrip("+~") == LIST:
+            continue
         inner = [(key, value), *re.findall(r"([\w.-]+)['\"]?\s*:\s*([^,{}]+)", value)]
         for name, secret in inner:
             if masked_override(f"{name}={secret}") == f"{name}={MASK}":
                 found |= {secret, *(part.strip("[]'\" ") for part in secret.split(","))}
-    return found - {""}
+        found |= set(secrets_in(value))
+    return found - NO_SECRETS
 
 
 def masked_value(key: str, value: Any) -> Any:
     """Return `value` as it may be shown beside its `key`."""
-    return _masked(value, hidden_by(key))
+    return masked(value, at=key)
 
 
-def hidden_by(key: str) -> _Types:
+def hidden_by(key: str, listed: SecretList | None = None) -> Types:
     """Return the types of values that are secret under `key`, for isinstance; () if none."""
-    hidden: _Types = ()
-    for part in str(key).split("."):
-        words = _words(part)
-        if words in _also_secret or _NAMES_A_SECRET.search(words):
+    listed = _of_process(listed)
+    if key.lstrip("+~") == LIST:
+        return ()
+    if listed.at(key) is not None:
+        return (object,)
+    return _hidden_by_names(key, listed.names)
+
+
+def _hidden_by_names(key: str, names: frozenset[str]) -> Types:
+    hidden: Types = ()
+    for part in key.split("."):
+        words = words_of(part)
+        types = types_hidden_by(words)
+        if words in names or object in types:
             return (object,)
-        if _NAMES_A_TOKEN.search(words):
-            hidden = (str,)
+        hidden = hidden or types
     return hidden
 
 
-def _words(name: str) -> str:
-    return f"_{'_'.join(_WORD.findall(name))}_".lower()
+@dataclass(frozen=True)
+class _Place:
+    """Where a value is in a config.
+
+    Attributes:
+      key: its full key.
+      hidden: types of values that the names down to it hide.
+      of_variables: the entry of its key, or one above, in the paths that the config lists; None: there is none.
+      listed: what the config lists.
+    """
+
+    key: str
+    hidden: Types
+    of_variables: frozenset[str] | None
+    listed: SecretList
+
+    def below(self, part: object) -> _Place:
+        key = f"{self.key}.{part}".removeprefix(".")
+        of_variables = self.of_variables
+        if of_variables is None:
+            of_variables = self.listed.at(key)
+        hidden: Types = ()
+        if key != LIST:
+            hidden = self.hidden + _hidden_by_names(str(part), self.listed.names)
+        return _Place(key, hidden, of_variables, self.listed)
+
+    def hides(self, value: object) -> bool:
+        """Report whether a value is secret as a whole, by a name or as that of a variable."""
+        if isinstance(value, bool):
+            return False
+        return isinstance(value, self.hidden) or str(value) in self.listed.values
+
+    def shown(self, value: Any) -> Any:
+        """Return the value without its secrets."""
+        if value is None:
+            return None
+        if self.hides(value):
+            return MASK
+        if self.of_variables is not None and not self._is_of_variables(value):
+            return MASK
+        if not isinstance(value, str):
+            return value
+        return masked_in(value, self.listed.values | (self.of_variables or frozenset()))
+
+    def _is_of_variables(self, value: object) -> bool:
+        """Report whether a text has the values of its variables, which may have others since it was composed."""
+        return bool(self.of_variables) and all(secret in str(value) for secret in self.of_variables or ())
+
+    def secrets(self, value: object) -> Iterator[str]:
+        """Yield what is secret of the value, as texts."""
+        is_entry = self.key.startswith(f"{LIST}.")
+        if isinstance(value, bool) or value is None or is_entry:
+            return
+        if self.of_variables is not None or self.hides(value):
+            yield str(value)
+        elif isinstance(value, str):
+            yield from secrets_in(value)
 
 
-def _masked(tree: Any, hidden: _Types) -> Any:
+def _place_of(at: str, listed: SecretList) -> _Place:
+    top = _Place("", (), None, listed)
+    return top.below(at) if at else top
+
+
+def _masked(tree: Any, place: _Place) -> Any:
     if isinstance(tree, Mapping):
-        return {key: _masked(value, hidden + hidden_by(key)) for key, value in tree.items()}
+        return {key: _masked(value, place.below(key)) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_masked(value, hidden) for value in tree]
-    if _is_secret(tree, hidden):
-        return MASK
-    return mask_text(tree, ()) if isinstance(tree, str) else tree
+        return [_masked(value, place.below(number)) for number, value in enumerate(tree)]
+    return place.shown(tree)
 
 
-def _secrets(tree: Any, hidden: _Types) -> Iterator[str]:
+def _secrets(tree: Any, place: _Place) -> Iterator[str]:
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _secrets(value, hidden + hidden_by(key))
+            yield from _secrets(value, place.below(key))
     elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _secrets(value, hidden)
-    elif _is_secret(tree, hidden):
-        yield str(tree)
-    elif isinstance(tree, str):
-        yield from _secrets_in_urls(tree)
-        yield from (value for value in _secret_values if value in tree)
+        for number, value in enumerate(tree):
+            yield from _secrets(value, place.below(number))
+    else:
+        yield from place.secrets(tree)
 
 
-def _is_secret(value: Any, hidden: _Types) -> bool:
-    is_of_variable = str(value) in _secret_values
-    return value is not None and not isinstance(value, bool) and (isinstance(value, hidden) or is_of_variable)
-
-
-def _mask_urls(text: str) -> str:
-    if "=" in text:
-        text = _CONNECTION.sub(rf"\1{MASK}", text)
-    if "://" not in text:
-        return text
-    for pattern in _IN_URL:
-        text = pattern.sub(rf"\1{MASK}", text)
-    return _QUERY_IN_URL.sub(lambda found: found[1] + (MASK if _is_secret_query(found[2]) else found[3]), text)
-
-
-def _is_secret_query(name: str) -> bool:
-    return bool(hidden_by(name)) or _NAMES_A_SIGNATURE.fullmatch(name) is not None
-
-
-def _secrets_in_urls(text: str) -> Iterator[str]:
-    """Yield passwords and the like, as written and decoded (`%40` is @); for http also a user without a password."""
-    yield from (value for _, value in _CONNECTION.findall(text))
-    if "://" not in text:
-        return
-    for pattern in _IN_URL:
-        for _, *found in pattern.findall(text):
-            secret = found[-1] or found[0]
-            yield from {secret, unquote(secret)}
-    yield from (value for _, name, value in _QUERY_IN_URL.findall(text) if _is_secret_query(name))
+def _with_dots(key: str) -> str:
+    """Return a key of OmegaConf, `urls[0].user`, with the place in a list as a part."""
+    return re.sub(r"\[(\w+)\]", r".\1", key)

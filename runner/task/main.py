@@ -31,7 +31,7 @@ from runner.hooks.hook import Interrupted
 from runner.system import console, gc_pause
 from runner.system.child_process import NOTICES, end_with_parent
 from runner.system.heartbeat import Heartbeat
-from runner.system.redaction import secrets_of
+from runner.system.redaction import SecretList, hiding, secrets_of
 from runner.system.standard_streams import hidden_stderr, say
 from runner.system.start_status import take_terminal
 from runner.task import user_mlflow
@@ -63,6 +63,11 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         take_terminal(os.environ)
         report_error(error, NullJournal(), os.environ, set())
         return USER_ERROR
+    with hiding(SecretList.of(config.run.secrets, os.environ)):
+        return _start(config, Path(config_file), started, inline=inline)
+
+
+def _start(config: Config, config_file: Path, started: float, *, inline: bool) -> int:
     if inline:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
         saves = "saving a checkpoint" if config.command in TRAINING_COMMANDS else "nothing is saved"
@@ -71,7 +76,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         )
         # A live line and a debugger's prompt would disturb each other.
         mode = "plain" if config.run.progress == "auto" else config.run.progress
-        return _run(config, ALONE, stop, mode, started, Path(config_file).parent, goes_on=True)
+        return _run(config, ALONE, stop, mode, started, config_file.parent, goes_on=True)
     if not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = refuse_breakpoint
     watchdog = end_with_parent(os.environ)  # must be first, because it forks
@@ -94,7 +99,7 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         stop.note_work = watchdog.note_work
         if cluster.is_server:  # the coordinator needs this server to save
             watchdog.note_work()
-        return _run(config, cluster, stop, progress_mode, started, Path(config_file).parent)
+        return _run(config, cluster, stop, progress_mode, started, config_file.parent)
 
 
 def _run(
@@ -147,7 +152,8 @@ def _run(
             journal.event("peer_lost", error=str(error))
             return PEER_LOST
         journal = journal if recorded else Journal(path)  # its supervisor hands the reason on
-        report_error(error, journal, os.environ, secrets_of(schema.to_tree(config)))
+        listed = SecretList.of(config.run.secrets, os.environ)
+        report_error(error, journal, os.environ, secrets_of(schema.to_tree(config), listed))
         return code_of_error(error)
     finally:
         # Everything is reported and saved. Python and TensorFlow take a while to end; a stop request in that time must

@@ -10,19 +10,25 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from runner.system.redaction import masked_override
+from runner.system.redaction import NO_LIST, SecretList, mask_text, masked_override
 from runner.tracking.run_lock import LOCK_FILE
 
 
-def tags_of_this_process(directory: Path, argv: Sequence[str], url: str | None = None) -> dict[str, str]:
+def tags_of_this_process(
+    directory: Path, argv: Sequence[str], url: str | None = None, listed: SecretList = NO_LIST
+) -> dict[str, str]:
     """Return the tags of a run in `directory` (that of `url`) that was started by `argv`, with secrets masked.
 
     The tags `host` and `lock` let another process find out whether this one is alive.
+
+    Args:
+      listed: what the config of the run lists as secret.
     """
+    command = shlex.join(masked_override(argument, listed) for argument in argv)
     tags = {
         "mlflow.source.name": "runner",
         "mlflow.source.type": "LOCAL",
-        "command": shlex.join(masked_override(argument) for argument in argv),
+        "command": mask_text(command, listed.values),  # once more, because a script may have `--password x`
         "model_dir": url or str(directory),
         "host": platform.node(),
         "lock": str(directory / LOCK_FILE),

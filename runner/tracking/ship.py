@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from filelock import FileLock, Timeout
 from runner.config import saved_config, schema, user_code
 from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
-from runner.system.redaction import mask_text, masked, secrets_of
+from runner.system.redaction import SecretList, mask_text, masked
+from runner.system.secret_names import LIST
 from runner.system.standard_streams import keep_saying, say
 from runner.tracking.backends.csv_tracker import CsvTracker
 from runner.tracking.backends.user_tracker import UserTracker
@@ -125,7 +126,7 @@ class RunShipper:
         self._build = build
         self.folder, self._name, self._deadline = folder, name, deadline
         self._held = HeldFolder(folder)
-        self._settings, self._path = read_settings(folder)
+        self._settings = read_settings(folder)
         self._lock = FileLock(folder / f".ship.{name}.lock")
         self._shipped = Shipped.read(folder, name)
         self._bounds = journal_path(folder, SUPERVISOR)
@@ -199,7 +200,7 @@ class RunShipper:
 
     def note_problem(self, error: Exception) -> str:
         """Note why the tracker does not have everything, and return it in words."""
-        self._shipped.problem = mask_text(describe(error), secrets_of(asdict(self._settings)))
+        self._shipped.problem = mask_text(describe(error), self._settings.secret_texts())
         first, *lines = self._shipped.problem.split("\n")
         if self._lock.is_locked:
             with suppress(OSError):  # a full disk
@@ -234,9 +235,10 @@ class RunShipper:
         """Begin or continue the run. A command that only reads a run joins it, and a start that failed before its first
         step leaves it as it was.
         """
-        for entry in self._path:
+        for entry in self._settings.path:
             user_code.add_to_path(Path(entry))
-        tracker = self._opening or self._build(self._name, self._settings, self.folder, line["name"], line["time"])
+        settings = self._settings.tracking
+        tracker = self._opening or self._build(self._name, settings, self.folder, line["name"], line["time"])
         self._opening = tracker  # it knows the run that it began, if a call fails halfway and is repeated
         self._deadline.expect(secs=PREPARE_SECS)
         tracker.prepare()
@@ -259,7 +261,9 @@ class RunShipper:
         if run_id is not None and run_id != self._shipped.run_id:
             self._shipped.belongs_to(run_id)
             self._shipped.offsets = {self._bounds.name: offset}  # earlier starts are not begun once more
-        self._shipped.started, self._shipped.address = offset, tracker.address()
+        self._shipped.started = offset
+        address = tracker.address()
+        self._shipped.address = address and mask_text(address, self._settings.secret_texts())
         self._save()
         if line["tags"].get("host") and not self._has_looked:
             self._has_looked = True
@@ -335,8 +339,11 @@ class RunShipper:
             return
         if path.name.startswith("config."):
             path = scratch / path.name
-            # The tasks' config has secrets, which reach no tracker.
-            path.write_text(schema.as_yaml(masked(schema.read(self.folder / name))))
+            tree = schema.read(self.folder / name)
+            # The tasks' config has secrets, which reach no tracker. It lists them itself, since this process may have
+            # another environment than the command that composed it.
+            listed = SecretList.of(schema.value_at(tree, LIST), {})
+            path.write_text(schema.as_yaml(masked(tree, listed)))
         elif path.suffix == ".json" and self._name == MLFLOW:
             with suppress(ConfigError), alone_in(self.folder):  # else the next start writes its own file
                 values = read_json(path) or {}
@@ -454,7 +461,8 @@ class RunShipper:
             self._tracker = None
 
     def _warn(self, what: str, error: Exception) -> None:
-        say(f"tracking: {of(self._name)}{what}: {mask_text(describe(error), secrets_of(asdict(self._settings)))}")
+        why = mask_text(describe(error), self._settings.secret_texts())
+        say(f"tracking: {of(self._name)}{what}: {why}")
 
 
 def _of_a_killed_start(tracker: Tracker, tags: Mapping[str, str]) -> str | None:

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from runner.config.schema import ConfigError, TrackingConfig
 from runner.system.child_process import STOP_SIGNALS, describe_exit, start_pump
 from runner.system.console import relative
 from runner.system.files import read_json, write_atomically
+from runner.system.redaction import NO_LIST, SecretList, secrets_of
 from runner.system.standard_streams import say
 from runner.tracking.mlflow_tracker import experiment_name, tracking_uri
 from runner.tracking.run_record import MLFLOW, Shipped
@@ -43,22 +44,45 @@ MAX_NAMED = 5
 """Largest number of runs that are named in a message."""
 
 
-def write_settings(folder: Path, settings: TrackingConfig, env: Mapping[str, str], path: Sequence[str] = ()) -> None:
+@dataclass(frozen=True)
+class ShipSettings:
+    """What a shipping process knows of a run.
+
+    Attributes:
+      tracking: the trackers, with MLflow's uri and experiment.
+      path: where a user's class is found.
+      listed: what the run's config lists as secret.
+    """
+
+    tracking: TrackingConfig
+    path: Sequence[str]
+    listed: SecretList
+
+    def secret_texts(self) -> set[str]:
+        """Return the secrets in the settings."""
+        return secrets_of(asdict(self.tracking), self.listed, "tracking")
+
+
+def write_settings(
+    folder: Path, settings: TrackingConfig, env: Mapping[str, str], path: Sequence[str] = (),
+    listed: SecretList = NO_LIST,
+) -> None:  # fmt: skip
     """Write where the run in `folder` is recorded, for the shipping processes of this start and later ones.
 
     Args:
       env: MLflow's variables are read from it now, since another shell may not have them.
       path: where a user's class is found, besides the working directory.
+      listed: what the run's config lists as secret.
     """
     if settings.has_mlflow:
         experiment = experiment_name(settings, env)
         settings = replace(settings, uri=tracking_uri(settings, env, Path.cwd()), experiment=experiment)
-    values = {"settings": asdict(settings), "path": [*path, os.getcwd()]}
+    values = {"settings": asdict(settings), "path": [*path, os.getcwd()], "secrets": listed.entries()}
     write_atomically(folder / SETTINGS_FILE, json.dumps(values, default=str), mode=0o600)
 
 
-def read_settings(folder: Path) -> tuple[TrackingConfig, list[str]]:
-    """Return the settings of the trackers of a run, and where a user's class is found.
+def read_settings(folder: Path) -> ShipSettings:
+    """Return what `write_settings` wrote, in this version or an earlier one.
 
     Raises:
       ConfigError: nothing in the folder says how the run is recorded.
@@ -66,7 +90,9 @@ def read_settings(folder: Path) -> tuple[TrackingConfig, list[str]]:
     values = read_json(folder / SETTINGS_FILE)
     if values is None:
         raise ConfigError(f"{folder} has no {SETTINGS_FILE}: it is not the folder of a run. Run its command again.")
-    return TrackingConfig(**values["settings"]), values["path"]
+    # The environment may be another than that of the run's command.
+    listed = SecretList.of(values.get("secrets"), {})
+    return ShipSettings(TrackingConfig(**values["settings"]), values["path"], listed)
 
 
 class Shipping:
@@ -82,7 +108,7 @@ class Shipping:
 
     def follow(self, folder: Path) -> None:
         """Ship the journals of `folder` from now on, to each tracker of its settings."""
-        for backend in read_settings(folder)[0].backends:
+        for backend in read_settings(folder).tracking.backends:
             if backend.name not in self._processes:
                 self._processes[backend.name] = ShippingProcess(backend.name, self._env)
             self._processes[backend.name].follow(folder)

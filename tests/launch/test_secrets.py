@@ -36,8 +36,8 @@ sys.exit(code)
 SECRETS = ("+model.params.db_password=hunter22", "run.secrets=[customer_id]", "+model.params.customer_id=cust4711")
 
 
-def run(code: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *SECRETS, *arguments]
+def run(code: str, cwd: Path, *arguments: str, typed: tuple[str, ...] = SECRETS) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *typed, *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
 
@@ -178,3 +178,44 @@ def test_what_an_interpolation_took_from_the_environment_is_hidden_by_the_name_o
     assert "fromenv99" in (tmp_path / "run" / "config.yaml").read_text()  # the tasks need it
     failed = run(BROKEN.replace("hunter22", "fromenv99"), tmp_path, "model_dir=other", *words)
     assert failed.returncode == 1 and "cannot log in with ***" in failed.stderr
+
+
+def test_each_start_masks_by_the_list_of_its_own_config_and_of_the_run_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config of an earlier start, which is read to say what has changed, replaced the list of this one."""
+    words = ["model_dir=run", "train.max_steps=1", "tracking=none", "+model.params.seat=seat4711"]
+    monkeypatch.setenv("A_TOKEN", "fromenv99")
+    taken = ["+model.params.x=${oc.env:A_TOKEN}", "+model.params.y={deep: ['${oc.env:A_TOKEN}', 1]}"]
+    earlier = run(WATCHED, tmp_path, *words, "+model.params.old=1")
+    assert earlier.returncode == 0, earlier.stderr
+    journal = tmp_path / "run" / "events.supervisor-0.jsonl"
+    assert "seat4711" in journal.read_text()
+    journal.unlink()
+    later = run(WATCHED, tmp_path, *words, *taken, "run.secrets=[customer_id,seat]")
+    assert later.returncode == 0, later.stderr
+    assert "Changed since this run was last started" in later.stdout + later.stderr
+    assert "model.params.x: None -> ***" in later.stdout + later.stderr
+    monkeypatch.delenv("A_TOKEN")
+    (tmp_path / "run" / "checkpoint").touch()
+    read = run(WATCHED, tmp_path, "model_dir=run", "command=evaluate", "tracking=none", "run.secrets=[width]")
+    assert read.returncode == 0, read.stderr
+    record = journal.read_text()
+    assert record.count('"model.params.x": "***"') == 2 and record.count('"model.params.seat": "***"') == 2
+    assert record.count('"model.params.y.deep": ["***", 1]') == 2
+    assert record.count('"model.params.width": "***"') == 1
+    shown = record + later.stdout + later.stderr + read.stdout + read.stderr
+    assert [secret for secret in ("seat4711", "cust4711", "hunter22", "fromenv99") if secret in shown] == []
+    assert (tmp_path / "run" / "config.evaluate.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_config_file_lists_is_not_in_the_name_of_the_first_job(tmp_path: Path) -> None:
+    conf = tmp_path / "conf" / "experiment"
+    conf.mkdir(parents=True)
+    (conf / "listed.yaml").write_text("# @package _global_\nrun: {secrets: [seat]}\nmodel: {params: {seat: a}}\n")
+    swept = ("-m", "experiment=listed", "model.params.seat=seat4711,seat4712", "train.max_steps=1", "tracking=none")
+    result = run(WATCHED.replace("sys.executable", "'/bin/true'"), tmp_path, *swept, typed=())
+    said = result.stdout + result.stderr
+    assert "job 1/2: seat=***" in said and "seat471" not in said
+    (record,) = tmp_path.glob("outputs/sweeps/*/sweep.json")
+    assert "seat471" not in record.read_text()

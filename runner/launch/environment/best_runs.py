@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from runner.config import saved_config
 from runner.config.error_messages import did_you_mean
 from runner.config.metric_names import mode_of, rank_by
-from runner.config.schema import Config, ConfigError
+from runner.config.schema import Config, ConfigError, read, value_at
 from runner.launch.start_files import read_overrides
 from runner.system.console import format_number, print_table, relative
-from runner.system.redaction import masked_override
+from runner.system.redaction import NO_LIST, SecretList, masked_override
+from runner.system.secret_names import LIST
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 
@@ -32,7 +36,7 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
         names = sorted({name for one in runs.values() for name in one["metrics"]})
         there = f"{did_you_mean(metric, names)} There are: {', '.join(names) or 'none'}."
         raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
-    typed = {run: [masked_override(text) for text in read_overrides(Path(run))] for run in values}
+    typed = {run: _shown_overrides(Path(run)) for run in values}
     common = set.intersection(*map(set, typed.values()))
     rows = []
     for rank, run in enumerate(rank_by(values, metric, config.sweep.mode), 1):
@@ -41,3 +45,19 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     title = f"runs in {relative(folder)}, best first by {metric} ({mode_of(metric, config.sweep.mode)})"
     table = print_table(title, ["rank", "model_dir", metric, "step", "status", "settings"], rows)
     return {"metric": metric, "runs": [{**row, metric: values[row["model_dir"]]} for row in table]}
+
+
+def _shown_overrides(run: Path) -> list[str]:
+    """Return the overrides of a run, without what its own config lists as secret."""
+    listed = _list_of(run / saved_config.FILE)
+    return [masked_override(text, listed) for text in read_overrides(run)]
+
+
+def _list_of(config: Path) -> SecretList:
+    if not config.exists():
+        return NO_LIST
+    with suppress(ConfigError):  # damaged, which concerns who reads the run
+        text = config.read_text(errors="replace")
+        if "\n  secrets: null\n" not in text:  # as in most; reading all of it takes 20 ms
+            return SecretList.of(value_at(read(config), LIST), os.environ)
+    return NO_LIST

@@ -19,7 +19,7 @@ from typing import Any
 
 from runner.config.schema import ConfigError, TrackingConfig
 from runner.system.files import MODEL_SUMMARY_FILE
-from runner.system.redaction import masked
+from runner.system.redaction import NO_LIST, mask_text, masked
 from runner.system.standard_streams import say
 from runner.tracking.artifacts import Artifacts, keeping
 from runner.tracking.curves import CURVES_FILE
@@ -135,13 +135,18 @@ class ScriptRecord(NullRecord):
             return
         self._journals = Journals(self.model_dir).mark()
         self._had_checkpoint = (self.model_dir / "checkpoint").exists()
+        given = {name: value for name, value in settings.items() if value is not None}
         note_of_run(
             self.model_dir,
             RUN_STARTED,
             command=command,
-            name=self.settings.run_name or self.model_dir.name,
-            params=masked({**self.params, **{name: value for name, value in settings.items() if value is not None}}),
-            tags={**masked(self.settings.tags), **self.tags, **tags_of_this_process(self.model_dir, sys.argv)},
+            name=mask_text(self.settings.run_name or self.model_dir.name, ()),
+            params=masked({**self.params, **given}, NO_LIST),
+            tags={
+                **masked(self.settings.tags, NO_LIST),
+                **masked(self.tags, NO_LIST),
+                **tags_of_this_process(self.model_dir, sys.argv),
+            },
         )
         write_settings(self.model_dir, self.settings, os.environ, sys.path[:1])  # `follow` reads them
         _shipping(os.getpid()).follow(self.model_dir)
