@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 _LOOK_SECS = 0.2
 
 _OUR_FILE = re.compile(rf"({re.escape(PREFIX)}\d+)\.")
+_PARTS = ("index", "meta", r"data-\d+-of-\d+", r"input-\d+\..+", manifest.MANIFEST[1:], manifest.METRICS[1:])
+_OUR_PART = re.compile(rf"({re.escape(PREFIX)}\d+)\.({'|'.join(_PARTS)})")
 _STATE_LINE = re.compile(rb'^\s*(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"(.*)"\s*$', re.MULTILINE)
 # TensorFlow's field: when it last kept a checkpoint for keep_every_n_hours, or when it began to count.
 _BEGAN_LINE = re.compile(rb"^\s*last_preserved_timestamp\s*:\s*(\S+)\s*$", re.MULTILINE)
@@ -71,13 +73,13 @@ def step_of(name: str) -> int | None:
 
 
 def checkpoint_of(file: str) -> str | None:
-    """Return the path of the checkpoint that a file belongs to, which the runner or tf.estimator named; None: to none.
+    """Return the path of the checkpoint of which a file is a part; None: of none, or of one with a name of its own.
 
     Args:
       file: path of a file, which need not exist, in the folder of checkpoints or in RUNNER_FILES of it.
     """
     folder, name = os.path.split(file)
-    match = _OUR_FILE.match(name)
+    match = _OUR_PART.fullmatch(name)
     if match is None:
         return None
     if os.path.basename(folder) == RUNNER_FILES:

@@ -89,6 +89,22 @@ def what_is_wrong(path: str | os.PathLike[str]) -> str | None:
     return what_is_missing(path) or what_has_changed(path)
 
 
+def what_is_wrong_with_input(path: str | os.PathLike[str], worker: int) -> str | None:
+    """Return why the state of a worker's input in the checkpoint `path` is incomplete or damaged; None if it is whole,
+    or the manifest does not know it.
+    """
+    path = Path(path)
+    for name, facts in (read_manifest(path) or {"files": {}})["files"].items():
+        if not name.startswith(f"{path.name}.input-{worker}."):
+            continue
+        place = place_of(path.parent / name)
+        if not place.exists() or place.stat().st_size != facts["bytes"]:
+            return f"{name} is missing or has another size than {facts['bytes']} bytes"
+        if facts["checksum"].startswith("crc32:") and _checksum(place) != facts["checksum"]:
+            return f"{name} does not have the checksum {facts['checksum']}"
+    return None
+
+
 def what_is_missing(path: str | os.PathLike[str]) -> str | None:
     """Return why the checkpoint `path` is incomplete: a file is missing or has another size than in the manifest.
     Return None if it is complete.

@@ -198,7 +198,7 @@ class Mirror:
         store = Store(self.url, self._key)
         folder = self._folder
         worker = place.worker_index
-        with reaching(f"{self._key}{self.url}"), lock_of(folder), ExitStack() as begun:
+        with reaching(f"{self._key}{self.url}"), ExitStack() as begun:
             if worker:  # else its supervisor does, later
                 begun.enter_context(alone_in(folder, "run.local_dir"))
                 self._begin_as_worker(store, worker)
@@ -225,22 +225,24 @@ class Mirror:
         identity = note.folder if is_last_writer else uuid.uuid4().hex
         self._lease = Lease.take(store, identity, settings.lease_secs)
         begun.callback(self._lease.end)
-        with sending_in(folder):
+        # In this order: a process of an earlier start that still sends takes the second lock while it has the first.
+        with sending_in(folder), lock_of(folder):
             store.update(folder, self._lease.number - 1, is_thorough=True)  # only now: until then another could write
-        note = Note.read(folder, self.url)
-        note.folder = identity
-        note.worker = 0
-        note.save(folder)
+            note = Note.read(folder, self.url)
+            note.folder = identity
+            note.worker = 0
+            note.save(folder)
 
     def _begin_as_worker(self, store: Store, worker: int) -> None:
         """Fetch what the bucket has, if this folder was the chief's or another worker's."""
-        note = Note.read(self._folder, self.url)
-        if note.worker != worker:
-            store.fetch(self._folder)  # it may have sent what is now another's
-            note.folder = ""
-            note.files = Note.read(self._folder).files
-        note.worker = worker
-        note.save(self._folder)
+        with lock_of(self._folder):
+            note = Note.read(self._folder, self.url)
+            if note.worker != worker:
+                store.fetch(self._folder)  # it may have sent what is now another's
+                note.folder = ""
+                note.files = Note.read(self._folder).files
+            note.worker = worker
+            note.save(self._folder)
 
     def lost(self) -> str:
         """Return why this run no longer may write to the URL; '' while it may."""

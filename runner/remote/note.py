@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from runner.checkpoint_files import layout
+from runner.checkpoint_files import layout, manifest
 from runner.checkpoint_files.layout import STATE_FILE
 from runner.config.mistakes import ConfigError
 from runner.system.files import read_dataclass, write_json
@@ -42,6 +42,8 @@ _IS_OF_A_WORKER = re.compile(r"\.input-[1-9]\d*\.")
 # Each start of a run or a sweep writes to one of these journals, in its folder or in those of its jobs.
 _IS_RECORD = re.compile(r"checkpoint|run\.json|study\.journal|events\.(chief|supervisor)-0\.jsonl")
 _IS_EXPORT = re.compile(r"saved_model\.pb(txt)?")
+_OF_EXPORT = re.compile(r"saved_model\.pb|variables/|assets(\.extra)?/|fingerprint\.pb$|keras_metadata\.pb$")
+_STAYS = re.compile(r"config(\..*)?\.yaml|summary(\..*)?\.json|graph\.pbtxt")
 _GROWS = re.compile(r"events\.(.*\.jsonl|out\.tfevents\..*)|study\.journal")
 
 
@@ -54,12 +56,14 @@ class Version(NamedTuple):
       mark: what the store says of the object, as in `mark_of`; while it is about to be sent, of the object before. '':
         there was none, or an earlier version of the runner has sent it.
       is_fetched: it was fetched, not sent.
+      unanswered: sizes of further attempts to send it to which no answer came, and which may still arrive.
     """
 
     bytes: int | None
     time: int | None
     mark: str = ""
     is_fetched: bool = False
+    unanswered: tuple[int | None, ...] = ()
 
 
 @dataclass
@@ -101,14 +105,27 @@ class Note:
         Args:
           here: as `fingerprints` returns it.
         """
+        changed = self._changed(here)
+        return {name: fingerprint for name, fingerprint in changed.items() if self._has_its_index(name, here)}
+
+    def _changed(self, here: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        """As `left`, with the files of checkpoints that are being saved."""
         found = {}
         for name, fingerprint in here.items():
-            checkpoint = layout.checkpoint_of(name)
-            # Without its index it is no checkpoint yet, or what an interrupted save has left.
-            is_whole = checkpoint is None or f"{checkpoint}.index" in here
-            if self._sends(name) and is_whole and not self.is_unchanged(name, fingerprint):
+            if self._sends(name) and not self.is_unchanged(name, fingerprint):
                 found[name] = fingerprint
         return found
+
+    def _has_its_index(self, name: str, here: Mapping[str, list[Any]]) -> bool:
+        """Report whether the index is there that makes a checkpoint of its files. Without it they are none yet, or what
+        an interrupted save has left. A worker sends the state of its input alone.
+        """
+        checkpoint = layout.checkpoint_of(name)
+        if checkpoint is None:
+            return True
+        if self.worker:
+            return f"{name.partition(f'.input-{self.worker}.')[0]}.input-{self.worker}.index" in here
+        return f"{checkpoint}.index" in here
 
     def is_unchanged(self, name: str, fingerprint: list[Any]) -> bool:
         """Report whether a file is still the one that both sides have.
@@ -133,7 +150,7 @@ class Note:
         sent = {name for name, noted in self.files.items() if not noted.is_fetched or name not in here}
         if self.worker:
             sent &= here.keys()
-        return self.left(here).keys() | sent
+        return self._changed(here).keys() | sent
 
     def is_behind(self, there: Mapping[str, Mapping[str, Any]]) -> bool:
         """Report whether a run was continued elsewhere: the bucket has what only the sender of this folder writes, in a
@@ -142,7 +159,12 @@ class Note:
         Args:
           there: name -> what the store says of the object.
         """
-        return any(is_of_the_sender(name) and not self.knows(name, info) for name, info in there.items())
+        # Folders of runs: what a person puts elsewhere, such as a copy of an export, says nothing of them.
+        of_runs = {os.path.dirname(name) for name in (*there, *self.files) if is_record(name)}
+        for name, info in there.items():
+            if _is_of_the_sender(name, of_runs) and not self.knows(name, info):
+                return True
+        return False
 
     def knows(self, name: str, info: Mapping[str, Any]) -> bool:
         """Report whether an object is in a version that this folder has sent, was about to send, or has fetched."""
@@ -151,9 +173,12 @@ class Note:
             return False
         if noted.mark and noted.mark == mark_of(info):
             return True
+        sizes = set(noted.unanswered)
         # Whoever is killed while he sends does not know the new mark.
         has_mark = bool(noted.mark) and noted.time is not None
-        return not has_mark and noted.bytes in (None, info["size"])
+        if not has_mark:
+            sizes.add(noted.bytes)
+        return None in sizes or info["size"] in sizes
 
 
 def _version(values: Iterable[Any]) -> Version:
@@ -161,13 +186,14 @@ def _version(values: Iterable[Any]) -> Version:
     fetched, and nothing of what they were about to send.
     """
     known = list(values)
-    is_of_an_earlier_version = len(known) < len(Version._fields)
+    is_of_an_earlier_version = len(known) < 4
     if not known:
         return Version(None, None)
     if is_of_an_earlier_version:
         size, time = known[:2]
         return Version(size, time, is_fetched=len(known) == 3)
-    return Version(*known)
+    size, time, mark, is_fetched, unanswered = known
+    return Version(size, time, mark, is_fetched, tuple(unanswered))
 
 
 def mark_of(info: Mapping[str, Any]) -> str:
@@ -182,18 +208,30 @@ def mark_of(info: Mapping[str, Any]) -> str:
 # --- which file is whose ----------------------------------------------------------------------------------------------
 
 
-def is_of_the_sender(name: str) -> bool:
+def _is_of_the_sender(name: str, of_runs: Collection[str]) -> bool:
     """Report whether only the sender of a folder writes files of this name, not a worker on another host or a person:
-    checkpoints, exports, and the records of which each start writes one.
+    records, of which each start writes one, checkpoints beside them, and exports in a place of their own.
+
+    Args:
+      of_runs: folders with records.
     """
+    if is_record(name):
+        return True
     file = os.path.basename(name)
-    is_of_a_checkpoint = layout.checkpoint_of(name) is not None and not _IS_OF_A_WORKER.search(file)
-    return is_of_a_checkpoint or is_record(name) or _IS_EXPORT.fullmatch(file) is not None
+    checkpoint = layout.checkpoint_of(name)
+    if checkpoint is not None:
+        return os.path.dirname(checkpoint) in of_runs and not _IS_OF_A_WORKER.search(file)
+    return not of_runs and _IS_EXPORT.fullmatch(file) is not None
 
 
 def is_record(name: str) -> bool:
-    """Report whether a file is one that a run never deletes."""
+    """Report whether a file is one that each start of a run writes."""
     return _IS_RECORD.fullmatch(os.path.basename(name)) is not None
+
+
+def stays(name: str) -> bool:
+    """Report whether a file is one that no run deletes, however old it is."""
+    return only_grows(name) or _STAYS.fullmatch(os.path.basename(name)) is not None
 
 
 def only_grows(name: str) -> bool:
@@ -223,21 +261,23 @@ def expired_in(folder: Path, names: Iterable[str]) -> set[str]:
     return expired
 
 
-def deleted_by_the_run(folder: Path, missing: Collection[str], noted: Collection[str]) -> set[str]:
-    """Return those of the `missing` files, of those `noted`, that a run has deleted in `folder`.
+def deleted_by_the_run(folder: Path, missing: Collection[str], here: Collection[str]) -> set[str]:
+    """Return those of the `missing` files that a run has deleted in `folder`, which has those that are `here`.
 
     What somebody else deletes is still in the bucket at the next start, which fetches it. So a checkpoint counts when
-    the state file no longer names it; and nothing counts in a folder that is being emptied, by a person or by what
-    cleans caches: one of its records is gone, or everything is.
+    the state file no longer names it; and nothing counts in a folder that is being emptied: one of its records is gone,
+    or everything is.
     """
-    if len(missing) == len(noted):
+    if not here:
         return set()
     emptied = {os.path.dirname(name) for name in missing if is_record(name)}
     expired = expired_in(folder, missing)
     deleted = set()
     for name in missing:
-        is_kept = layout.checkpoint_of(name) is not None and name not in expired
-        if not is_kept and not is_below(name, emptied):
+        # A run deletes the results of evaluations when it saves the step again.
+        is_part = layout.checkpoint_of(name) is not None and not name.endswith(manifest.METRICS)
+        is_kept = is_part and name not in expired
+        if not is_kept and not stays(name) and not is_below(name, emptied):
             deleted.add(name)
     return deleted
 
@@ -245,6 +285,16 @@ def deleted_by_the_run(folder: Path, missing: Collection[str], noted: Collection
 def exports_in(names: Iterable[str]) -> set[str]:
     """Return the folders of the SavedModels among files of these names."""
     return {os.path.dirname(name) for name in names if _IS_EXPORT.fullmatch(os.path.basename(name))}
+
+
+def is_of_an_export(name: str, exports: Iterable[str]) -> bool:
+    """Report whether a file is a part of a SavedModel in one of the folders `exports`."""
+    for export in exports:
+        inside = name.removeprefix(f"{export}/")
+        is_inside = not export or inside != name
+        if is_inside and _OF_EXPORT.match(inside):
+            return True
+    return False
 
 
 def is_below(name: str, folders: Iterable[str]) -> bool:

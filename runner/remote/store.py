@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import threading
@@ -28,7 +29,7 @@ from runner.remote.note import (
     exports_in,
     fingerprint,
     fingerprints,
-    is_below,
+    is_of_an_export,
     is_sent,
     lock_of,
     mark_of,
@@ -44,6 +45,8 @@ LEASES, UNSENT = ".lease", ".unsent"
 # In LEASES of a cluster of several hosts, in the bucket and on each host: the chief's message, and the others' answers.
 CALL_FILE, PEERS_FOLDER = "generation.json", "peers"
 _ATTEMPTS = 5
+# A user's own file may be of another form.
+_OURS = re.compile(r"(run|sweep|summary(\..*)?|shipped\..*|model\.ckpt-.*)\.json|config(\..*)?\.yaml")
 _T = TypeVar("_T")
 Objects = dict[str, Mapping[str, Any]]
 """Name -> what a store says of the object."""
@@ -160,7 +163,24 @@ class Store:
         # identifies a folder, so what the bucket has must be what the folder has written.
         note = Note.read(folder, self.url)
         is_new = not note.folder and bool(there)
-        return None if is_new or note.is_behind(there) else there
+        if is_new or note.is_behind(there) or self._has_an_older_state(folder, note, there):
+            return None
+        return there
+
+    def _has_an_older_state(self, folder: Path, note: Note, there: Objects) -> bool:
+        """Report whether a state file in `folder` was put back from a backup, without the note: it is not the one that
+        was sent, and names an older checkpoint as the latest than that of the bucket does.
+        """
+        here = fingerprints(folder)
+        for name in note.files.keys() & there.keys() & here.keys():
+            is_state = os.path.basename(name) == layout.STATE_FILE
+            if not is_state or note.is_unchanged(name, here[name]):
+                continue
+            mine = layout.parse_state((folder / name).read_bytes())
+            theirs = layout.parse_state(self.fs.cat_file(name))
+            if mine is not None and theirs is not None and _is_older(mine, theirs):
+                return True
+        return False
 
     def was_last_written_by(self, note: Note, number: int) -> bool:
         """Report whether the lease `number` was that of the folder with this note, or there was none."""
@@ -190,8 +210,18 @@ class Store:
         note.files = {name: noted for name, noted in note.files.items() if name in there}
         # The state files first: they say which of the missing checkpoints have expired.
         self._repair(folder, note, {name: info for name, info in there.items() if _is_state(name)}, set())
+        self._note_times(folder, note)
         newest = layout.candidates_in(folder)[:1] if is_thorough else []
         self._repair(folder, note, there, {os.path.basename(path) for path in newest})
+        if is_thorough:
+            states = give_up_damaged(folder, note) & there.keys()
+            if states:
+                staged = self._stage(folder, states)
+                self._move(folder, note, {name: mark_of(there[name]) for name in states}, staged)
+        for name, noted in note.files.items():
+            is_an_earlier_attempt = noted.time is not None and noted.mark not in ("", mark_of(there[name]))
+            if is_an_earlier_attempt:  # which arrived after the last one was answered: that is sent again
+                note.files[name] = noted._replace(time=None)
         # What is still missing here was deleted by the run, which could not remove it there any more.
         note.gone = sorted(note.files.keys() - fingerprints(folder).keys())
         note.lost = []
@@ -206,12 +236,14 @@ class Store:
         """
         here = fingerprints(folder)
         noted = note.files.keys() & there.keys()
-        self._note_times(folder, note, here)
-        damaged = find_damaged(folder, note, here, suspect) & noted
+        damaged = find_damaged(folder, note, here, noted, suspect) & noted
         lost = noted - here.keys()
-        expired = lost & {*note.gone, *expired_in(folder, lost)} - {*note.lost}
-        known_here = noted | (there.keys() & here.keys())
-        changed = {name for name in known_here if not note.knows(name, there[name])}
+        expired = expired_in(folder, lost) | lost.intersection(note.gone)
+        expired -= set(note.lost)
+        # Parts of a checkpoint which only workers on other hosts send belong to another save of the step.
+        both_have = (there.keys() & here.keys()) - noted
+        unknown = {name for name in both_have if layout.checkpoint_of(name) is None}
+        changed = {name for name in noted | unknown if not note.knows(name, there[name])}
         wanted = damaged | changed | (lost - expired)
         if not wanted:
             return
@@ -223,12 +255,16 @@ class Store:
         marks = {name: mark_of(there[name]) for name in wanted}
         self._move(folder, note, marks, staged)
 
-    def _note_times(self, folder: Path, note: Note, here: Mapping[str, list[Any]]) -> None:
+    def _note_times(self, folder: Path, note: Note) -> None:
         """Note new times of checkpoints that are those of the bucket all the same, as after a copy or with another
         clock: the bucket would be without its newest while they are sent again.
         """
-        changed = {name for name in note.files.keys() & here.keys() if not note.is_unchanged(name, here[name])}
-        touched = {name for name in changed if note.is_of_the_same_size(name, here[name])}
+        here = fingerprints(folder)
+        touched = set()
+        for name in note.files.keys() & here.keys():
+            is_changed = not note.is_unchanged(name, here[name])
+            if is_changed and note.is_of_the_same_size(name, here[name]):
+                touched.add(name)
         for checkpoint in set(map(layout.checkpoint_of, touched)) - {None}:
             if self._is_that_of_the_bucket(folder, str(checkpoint), note):
                 for name in _parts_of(str(checkpoint), touched):
@@ -293,15 +329,14 @@ class Store:
     def _give_up_unsent(self, folder: Path, note: Note, here: Mapping[str, list[Any]], there: Objects) -> None:
         """Move what was not sent of a folder that is no longer up to date into UNSENT."""
         unsent = []
+        has_no_note = not note.folder and not note.worker and not note.files
         for name in note.left(here):
             size = here[name][0]
-            noted = note.files.get(name)
-            if noted is None:
-                # Of a folder that has lost its note nobody knows; what is of the same size was sent.
-                is_there = name in there and there[name]["size"] == size
-            else:
-                is_there = noted.is_fetched and noted.time is None and noted.bytes == size  # a fetch was interrupted
-            if not is_there:
+            noted = note.files.get(name, Version(None, None))
+            is_half_fetched = noted.is_fetched and noted.time is None and noted.bytes == size
+            # Of a folder that has lost its note nobody knows; what is of the same size was sent.
+            seems_sent = has_no_note and name in there and there[name]["size"] == size
+            if not is_half_fetched and not seems_sent:
                 unsent.append(name)
         if unsent:
             what = f"another has written to {self.url} since {folder} did"
@@ -377,31 +412,62 @@ def set_aside(folder: Path, names: Collection[str]) -> None:
         os.replace(folder / name, place)
 
 
-def find_damaged(folder: Path, note: Note, here: Mapping[str, list[Any]], suspect: Collection[str] = ()) -> set[str]:
+def find_damaged(
+    folder: Path, note: Note, here: Mapping[str, list[Any]], names: Collection[str], suspect: Collection[str]
+) -> set[str]:
     """Return the names of files that were damaged since both sides had them; of a checkpoint, those of all its files.
 
     Args:
       folder: the local folder.
       here: as `fingerprints` returns it.
+      names: the files to look at.
       suspect: as in `Store._repair`.
     """
     damaged = set()
     checkpoints = {*suspect}
     exports = exports_in(note.files)
-    for name in note.files.keys() & here.keys():
+    for name in here.keys() & set(names):
         if note.is_unchanged(name, here[name]):
             continue
         checkpoint = layout.checkpoint_of(name)
         if checkpoint is not None:
             checkpoints.add(checkpoint)
         # An export is never written to again.
-        if is_below(name, exports) or _is_damaged(folder / name, note.files[name], here[name][0]):
+        if is_of_an_export(name, exports) or _is_damaged(folder / name, note.files[name], here[name][0]):
             damaged.add(name)
     for checkpoint in checkpoints:
         is_whole_there = f"{checkpoint}.index" in note.files
         if is_whole_there and manifest.what_is_wrong(folder / checkpoint) is not None:
             damaged |= _parts_of(checkpoint, note.files.keys() | here.keys())
     return damaged
+
+
+def give_up_damaged(folder: Path, note: Note) -> set[str]:
+    """Move checkpoints that were not sent, and are damaged, into UNSENT: nothing can continue from them. Return the
+    names of the state files that name one of them as the latest.
+    """
+    states = set()
+    left = note.left(fingerprints(folder))
+    for checkpoint in set(map(layout.checkpoint_of, left)) - {None}:
+        path = folder / str(checkpoint)
+        damage = manifest.what_is_wrong(path)
+        if damage is None:
+            continue
+        say(f"remote: {path} was not sent and is damaged ({damage}); its files: {folder / UNSENT}")
+        set_aside(folder, _parts_of(str(checkpoint), left))
+        if layout.read_state(path.parent).latest == path.name:
+            states.add(os.path.relpath(path.parent / layout.STATE_FILE, folder))
+    return states
+
+
+def _is_older(mine: layout.State, theirs: layout.State) -> bool:
+    """Report whether a state file names an older checkpoint as the latest than another one."""
+    my_step = layout.step_of(mine.latest or "")
+    their_step = layout.step_of(theirs.latest or "")
+    if my_step is None or their_step is None:
+        return False
+    # After a rollback the later one still is named.
+    return my_step < their_step and theirs.latest not in mine.names
 
 
 def _parts_of(checkpoint: str, names: Iterable[str]) -> set[str]:
@@ -422,11 +488,11 @@ def _is_damaged(path: Path, noted: Version, size: int) -> bool:
 
 
 def _can_be_read(path: Path) -> bool:
-    """Report whether a small file is whole as far as its format shows: JSON, YAML or a state file."""
+    """Report whether a small file of the runner is whole as far as its format shows."""
     is_state = path.name == layout.STATE_FILE
-    has_lines = is_state or path.suffix == ".yaml"
-    if not has_lines and path.suffix != ".json":
+    if not is_state and not _OURS.fullmatch(path.name):
         return True
+    has_lines = is_state or path.suffix == ".yaml"
     try:
         data = path.read_bytes()
         if path.suffix == ".json":

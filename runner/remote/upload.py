@@ -40,6 +40,8 @@ from runner.tracking.shipping import NOT_ALL, heed_starter
 from runner.tracking.tracker import describe
 
 MODULE = "runner.remote.upload"
+MAX_ATTEMPTS = 50
+"""Number of attempts to send one file whose sizes are remembered."""
 SENDING = ".sending"
 """Folder in the local folder with the links and copies that are being sent."""
 PERIOD_SECS, RETRY_SECS, GLANCE_SECS = 3.0, 1.0, 0.2
@@ -69,8 +71,7 @@ class Uploader:
         self.damaged = set[str]()
         self.is_chief = not self._note.worker
         self.before_each: Callable[[], None] = lambda: None
-        self._verified: dict[str, Any] = {}
-        self._said: dict[str, str] = {}
+        self._verified: dict[str, tuple[Any, str | None]] = {}
 
     @property
     def has_others(self) -> bool:
@@ -106,12 +107,12 @@ class Uploader:
         copies = self._copy(left.keys() - states.keys() - unverified)
         unverified |= self._find_replaced(left)
         self.held = {name for name in left if self._is_incomplete(name)}
-        # A state file waits for the checkpoints that it names.
+        # A state file waits for the checkpoint that it names as the latest.
         if self.held:
             self.held.add(STATE_FILE)
-        waiting = self.held | unverified | self._states_of(unverified)
+        waiting = self.held | self._states_of(unverified, states)
         there = {name for name in left if name in states or self._source(name).exists()}
-        changed = sorted(there - waiting, key=upload_order)
+        changed = sorted(there - waiting - unverified, key=upload_order)
         replaced = [name for name in changed if name in self._note.files]
         self._note_before(changed, states)
         for name in reversed(replaced):
@@ -122,7 +123,7 @@ class Uploader:
             self._put(name, left[name], states)
         self._existing.check()
         if not waiting:  # the newest checkpoint first
-            for name in sorted(gone, key=upload_order, reverse=True):
+            for name in sorted(gone - left.keys(), key=upload_order, reverse=True):  # a step may have been saved again
                 self._delete(name)
                 del self._note.files[name]
                 self._note.gone.remove(name)
@@ -141,7 +142,7 @@ class Uploader:
             return set()
         before = set(note.gone)
         missing = {name for name in note.files if not os.path.lexists(self.folder / name)}
-        gone = deleted_by_the_run(self.folder, missing, note.files) - set(note.lost)
+        gone = deleted_by_the_run(self.folder, missing, fingerprints(self.folder)) - set(note.lost)
         lost = missing - gone
         if gone != before or lost != set(note.lost):
             note.gone = sorted(gone)
@@ -164,42 +165,52 @@ class Uploader:
         """
         read = (name for name in left if not name.endswith(manifest.METRICS))
         suspect = set(map(layout.checkpoint_of, read)) - {None}
-        verified = {}
+        before = self._verified
+        self._verified = {}
         damaged = set[str]()
         for checkpoint in sorted(map(str, suspect)):
             path = self.folder / checkpoint
             found = manifest.fingerprint(path)
-            is_verified = self._verified.get(checkpoint) == found
-            damage = None if is_verified else manifest.what_is_wrong(path)
-            if damage is None:
-                verified[checkpoint] = found
-                continue
-            if manifest.fingerprint(path) != found:
-                continue  # it is being replaced or deleted
-            damaged.add(checkpoint)
-            if self._said.get(checkpoint) != damage:
-                self._said[checkpoint] = damage
-                say(f"remote: {path} is damaged, so it is not sent: {damage}")
-        self._verified = verified
+            known, damage = before.get(checkpoint, ((), None))
+            if known != found:
+                damage = self._what_is_wrong(path)
+                if manifest.fingerprint(path) != found:
+                    continue  # it is being replaced or deleted
+                if damage is not None:
+                    say(f"remote: {path} is damaged, so it is not sent: {damage}")
+            self._verified[checkpoint] = (found, damage)
+            if damage is not None:
+                damaged.add(checkpoint)
         self.damaged = _files_of(damaged, left)
-        return _files_of(suspect - verified.keys(), left)
+        changing = suspect - self._verified.keys()
+        return _files_of(changing | damaged, left)
+
+    def _what_is_wrong(self, path: Path) -> str | None:
+        """Return what is wrong with what this folder sends of a checkpoint."""
+        if self._note.worker:
+            return manifest.what_is_wrong_with_input(path, self._note.worker)
+        return manifest.what_is_wrong(path)
 
     def _find_replaced(self, left: Collection[str]) -> set[str]:
         """Return those of the files to send that belong to checkpoints that were replaced since they were verified."""
         replaced = set()
-        for checkpoint, found in self._verified.items():
+        for checkpoint, (found, _) in self._verified.items():
             if manifest.fingerprint(self.folder / checkpoint) != found:
                 replaced.add(checkpoint)
         return _files_of(replaced, left)
 
-    def _states_of(self, unsent: Collection[str]) -> set[str]:
-        """Return the names of the state files that may name checkpoints, of files `unsent`, which the bucket lacks."""
-        states = set()
-        for name in unsent:
-            checkpoint = str(layout.checkpoint_of(name))
-            if f"{checkpoint}.index" not in self._note.files:
-                states.add(os.path.join(os.path.dirname(checkpoint), STATE_FILE))
-        return states
+    def _states_of(self, unsent: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> set[str]:
+        """Return the names of the state files whose latest checkpoint is `unsent`, and not in the bucket."""
+        waiting = set()
+        checkpoints = set(map(layout.checkpoint_of, unsent))
+        for name, (_, data) in states.items():
+            state = layout.parse_state(data) if os.path.basename(name) == STATE_FILE else None
+            if state is None or state.latest is None:
+                continue
+            latest = os.path.join(os.path.dirname(name), state.latest)
+            if latest in checkpoints and f"{latest}.index" not in self._note.files:
+                waiting.add(name)
+        return waiting
 
     def _copy(self, names: Collection[str]) -> Path:
         """Link or copy files to a folder of their own, and return its path."""
@@ -221,25 +232,34 @@ class Uploader:
     def _note_before(self, names: Collection[str], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
         """Note that files are about to be sent: one that is killed may have sent them, and does not know the mark."""
         for name in names:
-            size = len(states[name][1]) if name in states else self._source(name).stat().st_size
-            self._note.files[name] = Version(size, None, self._mark_before(name))
+            self._note.files[name] = self._about_to_be(name, self._size_to_send(name, states))
         if names:
             self._note.save(self.folder)
 
-    def _mark_before(self, name: str) -> str:
-        """Return the mark of the object that is there before the next is sent; '': there is none."""
+    def _size_to_send(self, name: str, states: Mapping[str, tuple[list[Any], bytes]]) -> int | None:
+        """Return how many bytes are sent; None: that shows when they are, since the disk had no room for a copy."""
+        if name in states:
+            return len(states[name][1])
+        source = self._source(name)
+        is_copy = source != self.folder / name
+        return source.stat().st_size if is_copy else None
+
+    def _about_to_be(self, name: str, size: int | None) -> Version:
+        """Return what is known of an object before a version of `size` is sent."""
         noted = self._note.files.get(name)
         if noted is None:
-            return ""
-        is_known = noted.time is not None or noted.is_fetched
-        if is_known:
-            return noted.mark
-        # The answer to an earlier attempt did not come: only the store knows whether the object did.
+            return Version(size, None)
+        is_answered = noted.time is not None or noted.is_fetched
+        if is_answered:
+            return Version(size, None, noted.mark)
+        # The answer to an earlier attempt did not come. It may have arrived, or arrive later.
+        mark = noted.mark
         with suppress(FileNotFoundError):
             info = self._store.fs.info(name)
             if self._note.knows(name, info):
-                return mark_of(info)
-        return noted.mark
+                mark = mark_of(info)
+        attempts = dict.fromkeys([*noted.unanswered, noted.bytes])
+        return Version(size, None, mark, unanswered=tuple(attempts)[-MAX_ATTEMPTS:])
 
     def _put(self, name: str, found: list[Any], states: Mapping[str, tuple[list[Any], bytes]]) -> None:
         """Send a file, and note it.
@@ -253,10 +273,10 @@ class Uploader:
             self._store.fs.pipe_file(name, data)
         else:
             self._store.fs.put_file(str(self._source(name)), name)  # it may have changed: then it is sent again
-        info = self._store.fs.info(name)
-        is_ours = info["size"] == self._note.files[name].bytes
+        mark = mark_of(self._store.fs.info(name))
         size, time_of_change = found
-        self._note.files[name] = Version(size, time_of_change, mark_of(info) if is_ours else "")
+        unanswered = self._note.files[name].unanswered
+        self._note.files[name] = Version(size, time_of_change, mark, unanswered=unanswered)
         self._note.save(self.folder)
 
     def _is_incomplete(self, name: str) -> bool:
@@ -447,7 +467,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         def heard(line: str) -> None:
             if not line:
                 is_last.set()
-                time.sleep(options.secs)
+                ends_at = time.monotonic() + options.secs
+                while time.monotonic() < ends_at and not lease.lost:  # the next start waits for this process
+                    time.sleep(GLANCE_SECS)
                 lease.end()
                 os._exit(NOT_ALL)  # a file may be under way
 

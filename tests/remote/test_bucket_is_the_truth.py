@@ -6,6 +6,7 @@ folder was emptied, put back from a backup, or damaged.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import pytest
 
 pytest.importorskip("fsspec")
 
+from runner.checkpoint.retention import Keep
 from runner.checkpoint_files import layout, manifest
 from runner.config.mistakes import ConfigError
 from runner.config.schema import RunSettings
@@ -29,7 +31,6 @@ from runner.remote.mirror import Mirror
 from runner.remote.note import NOTE_FILE, Note, fingerprints, sending_in
 from runner.remote.store import Lease, Store
 from runner.remote.upload import Uploader
-from runner.tracking.shipping import NOT_ALL
 from tests.remote.test_object_store import fetched, names, save
 from tests.support.processes import wait_until
 
@@ -112,6 +113,44 @@ def test_a_folder_put_back_from_a_backup_becomes_what_the_bucket_has(
     assert {name: data for name, data in contents(store).items() if "ckpt" in name} == {
         name: data for name, data in before.items() if "ckpt" in name
     }
+
+
+@pytest.mark.parametrize("with_times", [True, False])
+def test_a_backup_without_hidden_files_becomes_what_the_bucket_has(
+    with_times: bool, store: Store, tmp_path: Path
+) -> None:
+    """The note of the folder knows all, so its files have to tell: the state file names an older checkpoint."""
+    folder, backup = tmp_path / "here", tmp_path / "backup"
+    run(store, folder, 1, 2)
+    shutil.copytree(folder, backup, ignore=shutil.ignore_patterns(".*"))
+    run(store, folder, 3, 4, 5)
+    before = contents(store)
+    for path in folder.iterdir():
+        if not path.name.startswith("."):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    copy = shutil.copy2 if with_times else shutil.copy
+    shutil.copytree(backup, folder, copy_function=copy, dirs_exist_ok=True)
+    mirror = start(store, folder)
+    assert latest(folder) == "model.ckpt-5"
+    end(store, mirror, folder)
+    after = contents(store)
+    assert {name: data for name, data in after.items() if "ckpt" in name} == {
+        name: data for name, data in before.items() if "ckpt" in name
+    }
+
+
+def test_what_was_not_sent_is_set_aside_also_if_the_bucket_has_a_file_of_its_size(
+    store: Store, folder: Path, tmp_path: Path
+) -> None:
+    save(folder, 4, "mine")
+    mine = (folder / "model.ckpt-4.index").read_bytes()
+    other = tmp_path / "other"
+    mirror = start(store, other)
+    save(other, 4, "ours")
+    end(store, mirror, other)
+    run(store, folder)
+    assert (folder / ".unsent" / "model.ckpt-4.index").read_bytes() == mine
+    assert (folder / "model.ckpt-4.index").read_bytes() == (other / "model.ckpt-4.index").read_bytes()
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
@@ -268,15 +307,43 @@ def test_a_damaged_checkpoint_that_only_the_folder_has_is_not_sent(
     run(store, folder, 1, 2, 3)
     save(folder, 4)
     flip(folder / "model.ckpt-4.data-00000-of-00001")
-    assert upload.main([str(folder)]) == NOT_ALL
-    assert "model.ckpt-4 is damaged, so it is not sent" in capsys.readouterr().err
+    assert upload.main([str(folder)]) == 0
+    assert "model.ckpt-4 was not sent and is damaged" in capsys.readouterr().err
+    assert (folder / ".unsent" / "model.ckpt-4.index").exists() and latest(folder) == "model.ckpt-3"
     assert not any("ckpt-4" in name for name in names(store))
-    assert fetched(store, tmp_path / "reader") == "model.ckpt-3"  # the state file waits, too
+    assert fetched(store, tmp_path / "reader") == "model.ckpt-3"
     store.fs.pipe_file(".lease/00000002", json.dumps({**store.lease(2), "is_over": True}).encode())
     mirror = start(store, folder)
     save(folder, 4)  # again, from the one before it
     end(store, mirror, folder)
     assert fetched(store, tmp_path / "later") == "model.ckpt-4"
+
+
+@pytest.mark.parametrize("keep", [Keep(5), Keep(None)])
+def test_a_checkpoint_that_is_damaged_before_it_is_sent_holds_nothing_up(
+    keep: Keep, store: Store, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.remote.test_object_store.KEEP", keep)
+    reads, real = list[str](), manifest.what_is_wrong
+
+    def what_is_wrong(path: Path) -> str | None:
+        reads.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(manifest, "what_is_wrong", what_is_wrong)
+    sending = Uploader(folder, Lease(store, store.highest()))
+    save(folder, 4)
+    flip(folder / "model.ckpt-4.index")
+    sending.send()
+    assert fetched(store, tmp_path / "before") == "model.ckpt-3"  # the state file names it as the latest, and waits
+    for step in range(5, 9):
+        save(folder, step)
+        sending.send()
+    while not sending.send():
+        pass
+    assert not any("ckpt-4." in name for name in names(store))
+    assert fetched(store, tmp_path / "reader") == "model.ckpt-8"
+    assert reads.count("model.ckpt-4") == 1 and sending.damaged
 
 
 # --- what has expired -------------------------------------------------------------------------------------------------
@@ -322,6 +389,41 @@ def test_an_export_that_a_run_has_deleted_while_the_store_was_away_is_removed_af
     assert not (folder / "export" / "7").exists()
     end(store, mirror, folder)
     assert {name for name in names(store) if "export" in name} == {"export/8/saved_model.pb"}
+
+
+def test_the_only_export_of_a_place_gives_way_to_the_next(store: Store, tmp_path: Path) -> None:
+    """As with `exports_to_keep=1`: all that was sent is gone."""
+    folder = tmp_path / "exports"
+    for number in (7, 8):
+        mirror = start(store, folder)
+        shutil.rmtree(folder / "final", ignore_errors=True)
+        (folder / "final" / str(number)).mkdir(parents=True)
+        (folder / "final" / str(number) / "saved_model.pb").write_text(f"the {number}th")
+        end(store, mirror, folder)
+    assert names(store) == {"final/8/saved_model.pb"}
+
+
+def test_results_of_a_step_that_is_saved_again_do_not_come_back(store: Store, folder: Path) -> None:
+    name = "runner_files/model.ckpt-3.metrics.json"
+    (folder / name).write_text("{}")
+    run(store, folder)
+    mirror = start(store, folder)
+    (folder / name).unlink()  # as the writer does
+    save(folder, 3, "other values")
+    end(store, mirror, folder)
+    run(store, folder)
+    assert not (folder / name).exists() and name not in names(store)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "graph.pbtxt", "eval/events.out.tfevents.1.host"])
+def test_what_no_run_deletes_stays_in_the_bucket(name: str, store: Store, folder: Path) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("old\n")
+    run(store, folder)
+    mirror = start(store, folder)
+    (folder / name).unlink()  # as what cleans caches of old files does
+    end(store, mirror, folder)
+    assert name in names(store)
 
 
 @pytest.mark.parametrize("gone", ["checkpoint", "run.json", "events.supervisor-0.jsonl", "*"])
@@ -370,6 +472,55 @@ def test_objects_of_others_neither_make_a_folder_old_nor_are_touched(store: Stor
     run(store, folder, 5)
     assert {name: store.fs.cat_file(name) for name in others} == others
     assert latest(folder) == "model.ckpt-5" and not (folder / ".unsent").exists()
+
+
+@pytest.mark.parametrize("place", ["serving/1/saved_model.pb", "copies/model.ckpt-9.index"])
+def test_an_export_or_a_checkpoint_that_a_person_puts_beside_a_run_does_not_make_its_folder_old(
+    place: str, store: Store, folder: Path
+) -> None:
+    store.fs.pipe_file(place, b"a person's")
+    save(folder, 4)  # not sent
+    run(store, folder)
+    assert latest(folder) == "model.ckpt-4" and not (folder / ".unsent").exists()
+
+
+def test_a_saved_model_in_the_folder_itself_makes_no_other_file_a_part_of_it(store: Store, folder: Path) -> None:
+    (folder / "saved_model.pb").write_text("graph")
+    run(store, folder, 4)
+    save(folder, 5)  # not sent
+    run(store, folder)
+    assert latest(folder) == "model.ckpt-5" and not (folder / ".unsent").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [("notes.yaml", "a: 1\n", "a: 1\nb: 2"), ("steps.json", "{}\n", "{}\n{}\n")],
+)
+def test_a_file_of_the_user_may_have_any_form(name: str, before: str, after: str, store: Store, folder: Path) -> None:
+    (folder / name).write_text(before)
+    run(store, folder)
+    (folder / name).write_text(after)  # not sent
+    run(store, folder)
+    assert store.fs.cat_file(name).decode() == (folder / name).read_text() == after
+
+
+def test_results_that_are_named_after_a_checkpoint_are_sent(store: Store, folder: Path) -> None:
+    name = "predictions/model.ckpt-3.predictions.csv"
+    (folder / name).parent.mkdir()
+    (folder / name).write_text("1")
+    run(store, folder)
+    assert name in names(store)
+
+
+def test_the_input_state_of_a_worker_that_was_killed_does_not_replace_that_of_a_later_save(
+    store: Store, folder: Path
+) -> None:
+    store.fs.pipe_file("runner_files/model.ckpt-4.input-1.index", b"of a worker on another host")
+    save(folder, 4)
+    (folder / "runner_files/model.ckpt-4.input-1.index").write_text("of a task on this host")
+    mirror = start(store, folder)
+    assert (folder / "runner_files/model.ckpt-4.input-1.index").read_text() == "of a task on this host"
+    end(store, mirror, folder)
 
 
 def test_what_a_person_changes_in_the_bucket_is_fetched_and_not_replaced(store: Store, folder: Path) -> None:
@@ -422,6 +573,69 @@ def test_a_folder_whose_answers_were_lost_is_still_current(
     run(store, folder)
     assert latest(folder) == "model.ckpt-4" and not (folder / ".unsent").exists()
     assert store.fs.cat_file("events.supervisor-0.jsonl").startswith(mine)
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+@pytest.mark.parametrize("file", ["checkpoint", "events.supervisor-0.jsonl"])
+def test_an_attempt_that_arrives_late_is_known_and_replaced(
+    file: str, is_answered: bool, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending = Uploader(folder, Lease(store, store.highest()))
+    late = list[bytes]()
+    put_file, pipe_file = type(store.fs).put_file, type(store.fs).pipe_file
+
+    def put(fs: Any, source: str, name: str) -> None:
+        if name == file:
+            late.append(Path(source).read_bytes())
+            raise TimeoutError
+        put_file(fs, source, name)
+
+    def pipe(fs: Any, name: str, data: bytes, **settings: Any) -> None:
+        if name == file:
+            late.append(data)
+            raise TimeoutError
+        pipe_file(fs, name, data, **settings)
+
+    for step in (99, 100):
+        save(folder, step)
+        with open(folder / "events.supervisor-0.jsonl", "a") as journal:
+            journal.write("{}\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store.fs), "put_file", put)
+            patch.setattr(type(store.fs), "pipe_file", pipe)
+            with pytest.raises(TimeoutError):
+                sending.send()
+    if is_answered:
+        while not sending.send():
+            pass
+    store.fs.pipe_file(file, late[0])
+    save(folder, 101)  # and then the machine is lost
+    assert store.is_current(folder)
+    mirror = start(store, folder)
+    end(store, mirror, folder)
+    assert store.fs.cat_file(file) == (folder / file).read_bytes() and latest(folder) == "model.ckpt-101"
+
+
+def test_a_journal_that_grows_on_a_full_disk_leaves_its_folder_current(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending, journal = Uploader(folder, Lease(store, store.highest())), folder / "events.supervisor-0.jsonl"
+    journal.open("a").write("{}\n")
+    real = type(store.fs).put_file
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    def grow(fs: Any, source: str, name: str) -> None:
+        journal.open("a").write("{}\n")
+        real(fs, source, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", fail)
+        patch.setattr(type(store.fs), "put_file", grow)
+        sending.send()
+    save(folder, 4)
+    assert store.is_current(folder)
 
 
 class Killed(BaseException):

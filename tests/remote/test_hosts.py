@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,12 @@ from runner.distribute.cluster import Cluster
 from runner.remote import store as stores
 from runner.remote import upload
 from runner.remote.mirror import Mirror
-from runner.remote.note import Note
+from runner.remote.note import Note, is_sent_from
 from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Store
 from runner.remote.upload import Courier, Uploader
 from runner.tracking.shipping import NOT_ALL
 from tests.remote.test_object_store import fetched, names
+from tests.support.processes import wait_until
 
 KEEP = Keep(2)
 TASKS = {"chief": ["a:1"], "worker": ["b:1"]}
@@ -102,6 +105,83 @@ def test_a_checkpoint_is_there_when_the_input_state_of_each_worker_is(
     for folder in (tmp_path / "reader", chief.folder, worker.folder):
         assert (folder / part).read_text() == "index 1 of 1 "
     assert (tmp_path / "reader" / "model.ckpt-1.index").read_text() == "index 1 of 0"
+
+
+def test_the_chief_fetches_while_a_checkpoint_is_published(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files move into place one by one, the index last; what the bucket does not have is not removed meanwhile."""
+    chief, _ = hosts
+    real, looks = os.replace, list[str]()
+
+    def replace(source: Any, target: Any) -> None:
+        if str(target).endswith("model.ckpt-2.index") and not looks:
+            looks.append("one")
+            chief.uploader.send()
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    chief.save(2)
+    assert looks and manifest.what_is_wrong(chief.folder / "model.ckpt-2") is None
+
+
+@pytest.mark.parametrize("what", ["no index", "another index"])
+def test_a_worker_sends_the_state_of_its_input_whatever_became_of_its_copy(
+    what: str, hosts: tuple[Host, Host], store: Store, tmp_path: Path
+) -> None:
+    chief, worker = hosts
+    for host in hosts:
+        host.save(1)
+    index = worker.folder / "model.ckpt-1.index"
+    index.unlink()
+    if what == "another index":
+        index.write_text("x")
+    worker.send()
+    chief.send()
+    assert fetched(store, tmp_path / "reader") == "model.ckpt-1"
+
+
+def test_a_damaged_state_of_a_worker_s_input_is_not_sent(
+    hosts: tuple[Host, Host], store: Store, tmp_path: Path
+) -> None:
+    chief, worker = hosts
+    for host in hosts:
+        host.save(1)
+    (worker.folder / "runner_files" / "model.ckpt-1.input-1.index").write_text("x")
+    worker.send()
+    chief.send()
+    assert not fetched(store, tmp_path / "reader") and not any(".input-1." in name for name in names(store))
+
+
+@pytest.mark.parametrize("delay", [0, 0.05])
+def test_a_start_takes_over_from_the_process_of_a_chief_that_waits_for_a_worker(
+    delay: float, hosts: tuple[Host, Host], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That process fetches all the time, under the lock under which a start does."""
+    chief, _ = hosts
+    memory = type(store.fs.fs)
+
+    def slow(real: Any) -> Any:
+        def call(*args: Any, **settings: Any) -> Any:
+            time.sleep(delay)
+            return real(*args, **settings)
+
+        return call
+
+    for name in ("find", "cat_file", "pipe_file"):
+        monkeypatch.setattr(memory, name, slow(getattr(memory, name)))
+    chief.save(1)
+    is_last = threading.Event()
+    is_last.set()
+    sender = threading.Thread(target=upload.follow, args=(chief.folder, chief.uploader.lease, is_last), daemon=True)
+    sender.start()
+    wait_until(lambda: is_sent_from(chief.folder))
+    monkeypatch.setattr(stores, "_is_dead", lambda holder: True)  # its supervisor was killed
+    mirror = Mirror(chief.folder, store.url)
+    mirror.begin(os.environ, RunSettings(upload_secs=1))
+    sender.join(60)
+    assert not sender.is_alive()
+    mirror.close()
 
 
 def test_what_expires_on_the_chief_expires_in_the_bucket_and_a_worker_removes_nothing(
