@@ -396,9 +396,9 @@ def test_the_only_export_of_a_place_gives_way_to_the_next(store: Store, tmp_path
     folder = tmp_path / "exports"
     for number in (7, 8):
         mirror = start(store, folder)
-        shutil.rmtree(folder / "final", ignore_errors=True)
         (folder / "final" / str(number)).mkdir(parents=True)
         (folder / "final" / str(number) / "saved_model.pb").write_text(f"the {number}th")
+        shutil.rmtree(folder / "final" / str(number - 1), ignore_errors=True)
         end(store, mirror, folder)
     assert names(store) == {"final/8/saved_model.pb"}
 
