@@ -49,7 +49,7 @@ _OF_A_VENDOR = (
 _PURPOSES = (
     "storage|hmac|master|admin|server|service|client|app|application|shared|pre_?shared|host|integration|ingest|"
     "ingestion|instrumentation|consumer|developer|deploy|deployment|subscription|webhook|vault|kms|unseal|session|jwt|"
-    "crypto|cipher|aes|rsa|dsa|ecdsa|ed_25519|tls|ssl|gpg|pgp|pem|cert|certificate|decryption|symmetric|secret|bot|"
+    "crypto|cipher|fernet|aes|rsa|dsa|ecdsa|ed_25519|tls|ssl|gpg|pgp|pem|cert|certificate|decryption|symmetric|secret|bot|"
     "cloud|wallet|billing"
 )
 """What a key that is a credential is for. Not what data are found or sorted by: label, sort, group, primary."""
