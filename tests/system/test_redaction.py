@@ -271,8 +271,9 @@ TAIL = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0"
     "token",
     [
         f"ghp_{TAIL[:36]}", f"gho_{TAIL[:36]}", f"ghs_{TAIL[:36]}", f"github_pat_{TAIL}", f"hf_{TAIL[:34]}",
-        f"hf_{'ab' * 17}", f"AKIA{TAIL[:16].upper()}", f"ASIA{TAIL[:16].upper()}", f"sk-{TAIL}", f"sk-proj-{TAIL}", f"sk-ant-api03-{TAIL}",
-        f"glpat-{TAIL[:20]}", f"xoxb-123456789012-{TAIL}", f"xoxp-{TAIL}", f"AIza{TAIL[:35]}", f"sk_live_{TAIL[:24]}",
+        f"hf_{'ab' * 17}", f"AKIA{TAIL[:16].upper()}", f"ASIA{TAIL[:16].upper()}", f"sk-{TAIL}", f"sk-proj-{TAIL}",
+        f"sk-ant-api03-{TAIL}", f"glpat-{TAIL[:20]}", f"xoxb-123456789012-{TAIL}", f"xoxp-{TAIL}", f"AIza{TAIL[:35]}",
+        f"sk_live_{TAIL[:24]}",
         f"rk_live_{TAIL[:24]}", f"pypi-{TAIL}", f"ya29.{TAIL}", f"npm_{TAIL[:36]}", f"eyJhbGciOiJI.eyJzdWIiOiIx.{TAIL}",
     ],
 )  # fmt: skip
