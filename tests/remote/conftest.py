@@ -53,6 +53,13 @@ def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     monkeypatch.setattr(memory, "info", info)
+    pipe_file, one_at_a_time = memory.pipe_file, threading.Lock()
+
+    def create(fs: Any, *args: Any, **settings: Any) -> None:  # stores create an object once; this looks, and then does
+        with one_at_a_time:
+            pipe_file(fs, *args, **settings)
+
+    monkeypatch.setattr(memory, "pipe_file", create)
     monkeypatch.setattr(urls, "STORES", {**urls.STORES, "memory": "fsspec"})
     monkeypatch.setattr(mirror, "ShippingProcess", SendingThread)
     monkeypatch.setattr(upload, "GLANCE_SECS", 0.01)
