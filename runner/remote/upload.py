@@ -408,14 +408,12 @@ def _follow(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> 
     while True:
         ends = is_last.is_set()
         wait = _secs_between_looks(uploader, ends=ends)
+        is_due = ends or time.monotonic() >= sends_at
         try:
-            if uploader.has_others:
-                courier.hear()  # first: what the chief calls may come with another lease
-                courier.say()
-            if ends or time.monotonic() >= sends_at:
-                is_all = uploader.send() and (is_alone or not uploader.held)
-                if is_all and ends:
-                    return _end(uploader)
+            is_all = _look(uploader, courier, is_due=is_due)
+            if ends and is_all and (is_alone or not uploader.held):
+                return _end(uploader)
+            if is_due:
                 sends_at = time.monotonic() + PERIOD_SECS
             is_behind = False
         except (LeaseLostError, FolderLostError) as error:
@@ -434,6 +432,14 @@ def _follow(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> 
             time.sleep(wait)
         else:
             is_last.wait(wait)
+
+
+def _look(uploader: Uploader, courier: Courier, *, is_due: bool) -> bool:
+    """Carry the messages that are new, and send if it is time to. Return whether that was all there is to send."""
+    if uploader.has_others:
+        courier.hear()  # first: what the chief calls may come with another lease
+        courier.say()
+    return is_due and uploader.send()
 
 
 def _secs_between_looks(uploader: Uploader, *, ends: bool) -> float:
