@@ -193,7 +193,7 @@ _TOKENS = (
     rf"{_ALONE}xox[a-z](?:\.xox[a-z])?-[A-Za-z0-9-]{{10,}}",
     rf"{_ALONE}xapp-\d-[A-Za-z0-9-]{{10,}}",
     rf"{_ALONE}hf_[A-Za-z0-9]{{34,}}",  # often of letters alone
-    rf"{_ALONE}(?:gsk|npm|r8|nvapi|dckr_pat|dop_v1|shp(?:at|ss|ca|pa)|sbp|figd|lin_api|glsa|pul|whsec|sntry[su]|tvly"
+    rf"{_ALONE}(?:hf|gsk|npm|r8|nvapi|dckr_pat|dop_v1|shp(?:at|ss|ca|pa)|sbp|figd|lin_api|glsa|pul|whsec|sntry[su]|tvly"
     r"|pcsk|jina|ntn)[_-](?=[A-Za-z0-9]*\d)[A-Za-z0-9]{20,}",
     rf"{_ALONE}(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{{16}}(?![A-Za-z0-9])",
     rf"{_ALONE}AIza[A-Za-z0-9_-]{{35}}",
