@@ -226,14 +226,19 @@ def run(planted: Planted, words: list[str], env: Mapping[str, str]) -> Ended:
 
 def _children_of(pid: int) -> Iterator[str]:
     try:
-        found = psutil.Process(pid).children(recursive=True)
+        process = psutil.Process(pid)
+        typed = process.cmdline()
+        found = process.children(recursive=True)
     except psutil.Error:
         return
     for child in found:
         try:
-            yield " ".join(child.cmdline())
+            words = child.cmdline()
         except psutil.Error:
             continue
+        # Until it runs its own program, a child has the words of the process that it was forked from: what was typed.
+        if words != typed:
+            yield " ".join(words)
 
 
 def typed(planted: Planted) -> dict[str, str]:
