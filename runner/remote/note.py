@@ -51,7 +51,8 @@ class Version(NamedTuple):
     """A file as both sides have it.
 
     Attributes:
-      bytes: its size; None: not known, because an earlier version of the runner was about to send it.
+      bytes: its size; None: not known, because it grew while it was sent from a full disk, or an earlier version of the
+        runner was about to send it.
       time: when the local file was changed, in ns; None: it is about to be sent or fetched.
       mark: what the store says of the object, as in `mark_of`; while it is about to be sent, of the object before. '':
         there was none, or an earlier version of the runner has sent it.

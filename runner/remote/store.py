@@ -273,10 +273,11 @@ class Store:
     def _is_that_of_the_bucket(self, folder: Path, checkpoint: str, note: Note) -> bool:
         """Report whether a checkpoint in `folder` is undamaged, and was saved when that of the bucket was."""
         place = os.path.relpath(place_of(Path(f"{folder / checkpoint}{manifest.MANIFEST}")), folder)
-        if place not in note.files or manifest.what_is_wrong(folder / checkpoint) is not None:
+        if place not in note.files or not (folder / place).exists():
             return False
-        # It has the time of the save, and the checksums of all files.
-        return bool(self.fs.cat_file(place) == (folder / place).read_bytes())
+        # It has the time of the save, and the checksums of all files, which are read only if it is the same.
+        is_same_save = self.fs.cat_file(place) == (folder / place).read_bytes()
+        return is_same_save and manifest.what_is_wrong(folder / checkpoint) is None
 
     def fetch(self, folder: Path, but: Collection[str] | None = None) -> Objects:
         """Bring `folder` to the state of the bucket, with whole checkpoints, also while another host is writing there.

@@ -142,7 +142,9 @@ class Uploader:
             return set()
         before = set(note.gone)
         missing = {name for name in note.files if not os.path.lexists(self.folder / name)}
-        gone = deleted_by_the_run(self.folder, missing, fingerprints(self.folder)) - set(note.lost)
+        gone = set[str]()
+        if missing:  # else the folder is not walked once more, every few seconds
+            gone = deleted_by_the_run(self.folder, missing, fingerprints(self.folder)) - set(note.lost)
         lost = missing - gone
         if gone != before or lost != set(note.lost):
             note.gone = sorted(gone)
