@@ -49,11 +49,20 @@ running: pytest.Item | None = None
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-messages", action="store_true", help="run what meets messages; write their files anew")
+    parser.addoption("--cost", action="store_true", help="show what each test costs: tests/support/cost.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Split the CPU into two devices to mirror over, before any test makes a tensor."""
-    if config.getoption("numprocesses", None):
+    is_xdist_controller = bool(config.getoption("numprocesses", None))
+    if config.getoption("cost"):
+        from tests.support import cost
+
+        if not is_xdist_controller:
+            config.pluginmanager.register(cost.Cost())
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(cost.Summary())
+    if is_xdist_controller:
         return  # pytest-xdist: this process runs no test, and need not import TensorFlow; each worker comes here, too
     gc.disable()  # until all is collected: nothing that is imported is garbage, and to search it took 3 CPU seconds
     from runner.distribute.strategy import split_cpu
