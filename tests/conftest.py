@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import cost
 from tests.support.processes import STARTED, end_all_of
 
 if TYPE_CHECKING:
@@ -33,18 +35,11 @@ for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "HYDRA_FULL_ERROR"
 
 TESTS = Path(__file__).parent
 PROCESS_FOLDERS = ("integration", "launch")
-"""Their tests are `processes`, but for those marked `long`."""
-LONGEST = (
-    "integration/test_wheel.py", "integration/test_object_store.py", "docs/test_tutorials.py",
-    "exactness/test_cases.py", "integration/test_parameter_server.py", "integration/test_multi_process.py",
-    "integration/test_chains.py", "integration/test_users_day.py", "integration/test_hosts.py",
-    "input_fns/test_input_fns.py", "programs/test_engine.py", "config/test_config.py",
-    "programs/test_optimizer_step.py", "launch/test_sweep.py", "integration/test_main.py",
-    "estimator/test_grouped_steps.py", "classic/test_keras_models.py", "hooks/test_hooks.py",
-)  # fmt: skip
-"""Files of 18 CPU seconds and more in one of the tiers, the longest first."""
+"""Their tests are `processes`."""
 
 running: pytest.Item | None = None
+environment_of_all: dict[str, str] = {}
+"""What is set when all is collected."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,8 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Split the CPU into two devices to mirror over, before any test makes a tensor."""
     is_xdist_controller = bool(config.getoption("numprocesses", None))
     if config.getoption("cost"):
-        from tests.support import cost
-
         if not is_xdist_controller:
             config.pluginmanager.register(cost.Cost())
         if not hasattr(config, "workerinput"):
@@ -71,7 +64,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave TensorFlow's modules, a million objects that live as long as the process, to no search for garbage."""
+    """Note the environment, and leave TensorFlow's modules to no search for garbage: a million objects that live as
+    long as the process.
+    """
+    environment_of_all.update(os.environ)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -81,24 +77,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("write_messages"):
         items[:] = [item for item in items if "messages" in getattr(item, "fixturenames", ())]
 
-    def folder_of(item: pytest.Item) -> str:
-        return item.path.relative_to(TESTS).parts[0]
+    costs = cost.read_list()
+    secs_of_file: dict[str, float] = collections.defaultdict(float)
+    for function, secs in costs.items():
+        secs_of_file[function.partition("::")[0]] += sum(secs)
 
-    def place(item: pytest.Item) -> tuple[int, bool]:
-        file = item.path.relative_to(TESTS).as_posix()
-        return LONGEST.index(file) if file in LONGEST else len(LONGEST), folder_of(item) not in PROCESS_FOLDERS
+    def has_processes(item: pytest.Item) -> bool:
+        return item.path.relative_to(TESTS).parts[0] in PROCESS_FOLDERS
+
+    def place(item: pytest.Item) -> tuple[float, bool]:
+        return -secs_of_file[item.nodeid.partition("::")[0]], not has_processes(item)
 
     # A file is one worker's. Long ones at the end, and those that wait, would leave a core without work.
     items.sort(key=place)
     for item in items:
-        if folder_of(item) in PROCESS_FOLDERS and not item.get_closest_marker("long"):
+        if has_processes(item):
             item.add_marker("processes")
+        quick_secs, _ = costs.get(item.nodeid.partition("[")[0], (0.0, 0.0))
+        if quick_secs >= cost.LONG_SECS:
+            item.add_marker("long")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """Leave what outlives a file's tests to no later search for garbage: late in a session one took 10 s. What the last
     search complains of, such as an open socket, pytest says at the beginning of the next file.
+
+    Nor does what the code of a file has set in the environment outlive it: with other variables than its server a task
+    of `command_line` would import TensorFlow itself, for 4 s.
     """
     global running
     running = item
@@ -107,6 +113,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     finally:
         running = None
         if nextitem is None or nextitem.path != item.path:
+            os.environ.clear()
+            os.environ.update(environment_of_all)
             gc.collect()
             gc.freeze()
 

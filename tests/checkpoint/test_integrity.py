@@ -69,7 +69,6 @@ def trained(six_steps: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("how", "name"), DAMAGES, ids=[f"{how.__name__}{name}" for how, name in DAMAGES])
 def test_a_damaged_newest_gives_way_to_the_one_before_with_one_warning(
     trained: Path, how: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture, messages: Messages

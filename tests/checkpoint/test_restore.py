@@ -35,7 +35,6 @@ def values_of(path: str | None) -> dict[str, np.ndarray]:
 PAIRS = [(writes, reads) for writes in STRATEGIES for reads in STRATEGIES if writes != reads]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "writes", "reads"),
     slow_but(

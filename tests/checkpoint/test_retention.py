@@ -175,7 +175,6 @@ def test_where_nobody_has_noted_the_first_save_hours_count_from_the_oldest_check
 # --- in a run ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_inspect_says_why_each_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keeping = (
         "checkpoint.save_steps=1", "checkpoint.keep_max=2", "checkpoint.keep_best.metric=eval/mae",

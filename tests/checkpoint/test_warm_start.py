@@ -91,7 +91,6 @@ def started(
     return reader.get_many(reader.names())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("write", [ours, tf1, object_based])
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_every_kind_of_checkpoint_is_read(tmp_path: Path, write: Any, as_folder: bool) -> None:
@@ -198,7 +197,6 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, messages: Messages) -> 
         started(tmp_path / "new", str(tmp_path / "nowhere"))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("overrides", [
     ["checkpoint=/nowhere/model.ckpt-3"],
     ["checkpoint=conf"],

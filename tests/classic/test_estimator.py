@@ -159,7 +159,6 @@ def test_what_is_logged_has_tf_estimators_words(
 # --- operators of TF 1 ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_tensors_and_variables_can_be_keys_as_in_a_graph(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
         spec = dense(features, labels, mode)
@@ -209,7 +208,6 @@ def test_a_partial_keeps_what_it_has_bound(tmp_path: Path) -> None:
     Estimator(functools.partial(model_fn, params={"mine": 3}), str(tmp_path)).train(batches(), steps=1)
 
 
-@pytest.mark.long
 def test_an_optimizer_of_ones_own_finds_its_state_in_the_graph(tmp_path: Path) -> None:
     """As published ones do: with the graph as key, since nothing is executed eagerly in model_fn."""
 
@@ -296,7 +294,6 @@ def test_hooks_that_only_look_at_the_ends_keep_the_loop(
     messages.logged(caplog, "GlobalStepWaiterHook")
 
 
-@pytest.mark.long
 def test_a_script_may_call_it_in_a_graph_of_its_own(tmp_path: Path) -> None:
     outside = Estimator(dense, str(tmp_path / "outside"), RunConfig(tf_random_seed=1))
     expected = outside.train(batches(), steps=3).evaluate(batches(2))
@@ -356,7 +353,6 @@ def test_a_profiler_hook_of_a_graph_writes_timelines_in_its_session(tmp_path: Pa
     assert written == [0, 1, 1, 2, 2]
 
 
-@pytest.mark.long
 def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path, messages: Messages) -> None:
     """Under Mirrored tf.estimator's failed (tensorflow issue 23525)."""
     estimator = Estimator(dense, str(tmp_path), RunConfig(train_distribute=mirrored()))

@@ -92,7 +92,6 @@ def rows(found: dict[str, Any], *names: str) -> list[float]:
 # --- the numbers of Keras ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", slow_but(["functional", "sequential", "own"], "own"))
 def test_train_and_evaluate_do_what_fit_and_evaluate_do(family: Any, kind: str, tmp_path: Path) -> None:
     model, fitted = build(family, kind), build(family, kind)
@@ -115,7 +114,6 @@ def test_train_and_evaluate_do_what_fit_and_evaluate_do(family: Any, kind: str, 
     assert (tmp_path / "keras" / "keras_model.ckpt.index").exists()
 
 
-@pytest.mark.long
 def test_two_replicas_come_to_the_same(family: Any, tmp_path: Path) -> None:
     model, fitted = build(family), build(family)
     config = RunConfig(train_distribute=tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]), tf_random_seed=1)
@@ -128,7 +126,6 @@ def test_two_replicas_come_to_the_same(family: Any, tmp_path: Path) -> None:
         np.testing.assert_allclose(estimator.get_variable_value(name), expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.long
 def test_weights_of_examples_are_a_feature(family: Any, tmp_path: Path) -> None:
     more: dict[str, Any] = {"metrics": [], "weighted_metrics": ["mae"]}
     model, fitted = build(family, **more), build(family, **more)
@@ -145,7 +142,6 @@ def test_weights_of_examples_are_a_feature(family: Any, tmp_path: Path) -> None:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_variables_features_predictions_and_metrics_have_their_names(
     family: Any, tmp_path: Path, messages: Messages
 ) -> None:
@@ -195,7 +191,6 @@ IN_TWO = [2.268739, 0.594052, 1.867882, -1.041666, -1.494837]
 AS_ONE = [2.510572, 0.723941, 1.850265, -1.115370, -1.455476]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_inputs_and_outputs_are_in_order_or_have_names(family: Any, structure: str, tmp_path: Path) -> None:
     fn = STRUCTURES[structure]
@@ -206,7 +201,6 @@ def test_inputs_and_outputs_are_in_order_or_have_names(family: Any, structure: s
     np.testing.assert_allclose(values, AS_ONE if "of tensors" in structure else IN_TWO, rtol=1e-5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("fn", "names", "error"),
     [
@@ -227,7 +221,6 @@ def test_names_that_the_model_does_not_have_are_refused(
         estimator.evaluate(fn, steps=1)
 
 
-@pytest.mark.long
 def test_an_output_has_a_signature_of_its_class(family: Any, tmp_path: Path, messages: Messages) -> None:
     classes = {"o1": RegressionOutput, "o2": PredictOutput}
     names = {"o1_mae": "x", "o2_mae": "y"}
@@ -243,7 +236,6 @@ def test_an_output_has_a_signature_of_its_class(family: Any, tmp_path: Path, mes
         unknown.train(rows_of(DICTS), steps=1)
 
 
-@pytest.mark.long
 def test_a_saved_model_of_keras_is_read(tmp_path: Path) -> None:
     model = tf.keras.models.clone_model(build(tf.keras))
     model.compile("sgd", "mse")
@@ -259,7 +251,6 @@ def test_a_second_estimator_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     assert again.get_variable_value("global_step") == 6
 
 
-@pytest.mark.long
 def test_a_model_whose_weights_are_not_made_yet_begins_with_initial_values(family: Any, tmp_path: Path) -> None:
     model = family.Sequential([family.layers.Dense(3), family.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -274,7 +265,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", slow_but(OPTIMIZERS, "Adam", "RMSprop centered momentum"))
 def test_state_of_optimizers_of_tf_keras_has_the_names_of_2_15(name: str, tmp_path: Path) -> None:
     model, rate = build(tf_keras), tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.1, 0.05])
@@ -291,7 +281,6 @@ def test_state_of_optimizers_of_tf_keras_has_the_names_of_2_15(name: str, tmp_pa
     assert not [name for name in estimator.get_variable_names() if "iter" in name]
 
 
-@pytest.mark.long
 def test_an_optimizer_that_2_15_did_not_know_is_what_it_is(tmp_path: Path) -> None:
     model = build(tf_keras)
     model.compile(tf_keras.optimizers.AdamW(0.1), "mse")
@@ -352,7 +341,6 @@ LIKE_2_15: dict[str, tuple[Any, Any, bool, list[float], set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("case", LIKE_2_15)
 def test_what_2_15_trained_is_trained_alike(case: str, tmp_path: Path) -> None:
     make, optimizers, is_fitted, losses, names = LIKE_2_15[case]
@@ -366,7 +354,6 @@ def test_what_2_15_trained_is_trained_alike(case: str, tmp_path: Path) -> None:
     assert names <= {*estimator.get_variable_names()}
 
 
-@pytest.mark.long
 def test_a_model_is_exported_before_it_is_trained(family: Any, tmp_path: Path) -> None:
     model = build(family)
     model.fit(X, Y, verbose=0)
@@ -388,7 +375,6 @@ def test_a_frozen_layer_keeps_its_weights(family: Any, tmp_path: Path) -> None:
     assert np.any(estimator.get_variable_value("y/kernel") != model.get_layer("y").get_weights()[0])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("given", "error"), [
     ({"o1": WEIGHTS[:8]}, None), ((WEIGHTS[:8], WEIGHTS[:8]), None),
     ({"o1": WEIGHTS[:8], "o9": WEIGHTS[:8]}, ValueError), ((WEIGHTS[:8],), ValueError),

@@ -135,7 +135,6 @@ def test_every_checkpoint_is_evaluated_and_exported_and_the_last_one_is_final(tm
     assert exported == ["mine-22"]
 
 
-@pytest.mark.long
 def test_a_finished_run_is_evaluated_where_tf_estimator_returned_nothing(tmp_path: Path) -> None:
     config = RunConfig(train_distribute=mirrored(), eval_distribute=mirrored())
     specs = TrainSpec(batches(), max_steps=2), EvalSpec(batches(2))
@@ -268,7 +267,6 @@ def test_early_stopping_hooks_that_cannot_be_are_refused(
         early_stopping.make_early_stopping_hook(*given)
 
 
-@pytest.mark.long
 def test_early_stopping_works_under_a_strategy_and_leaves_nothing_in_the_checkpoint(tmp_path: Path) -> None:
     """tf.estimator's: a ValueError under any strategy, a variable STOP in the checkpoint, one step more in a re-run, a
     NotFoundError where the model had been trained without the hook (tensorflow issue 51525)."""

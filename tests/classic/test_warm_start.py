@@ -127,7 +127,6 @@ def test_the_saved_model_of_a_v1_program_is_read_by_the_names_of_its_variables(o
 HALF = v1.constant_initializer(0.5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("name", "info", "params", "expected"), [
     ("table", ("cxab", 4, 0, "abc"), {}, [[3, 30], [0, 0], [1, 10], [2, 20]]),
     ("table", ("ca", 2, 2, "abc"), {}, [[3, 30], [1, 10], [0, 0], [0, 0]]),

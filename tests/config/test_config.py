@@ -47,7 +47,6 @@ def parsed(*overrides: str) -> Config:
     return parsing.parse(composed(overrides))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
     needed = ["model.fn=a.b", "input.train.fn=a.b", "input.eval.fn=a.b"] if option == "custom" else []
@@ -316,7 +315,6 @@ def test_the_newest_runs_are_named_to_somebody_who_gives_none(
     assert parsed("command=inspect", "model_dir=outputs/older", "model.fn=null").model_dir == "outputs/older"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [

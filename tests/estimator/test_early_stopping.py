@@ -128,7 +128,6 @@ def said(folder: Path) -> list[str]:
 REASON = "eval/distance has not improved for 2 evaluations; best 0 at step 6"
 
 
-@pytest.mark.long
 def test_it_ends_says_why_and_does_not_train_on(tmp_path: Path, messages: Messages) -> None:
     result = run(tmp_path)
     assert (result.global_step, result.stopped_early) == (10, REASON)
@@ -141,7 +140,6 @@ def test_it_ends_says_why_and_does_not_train_on(tmp_path: Path, messages: Messag
     assert run(tmp_path, EarlyStopping(), max_steps=15).global_step == 15
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "evaluated"),
     slow_but(itertools.product([2, 6, 8, 10], [True, False]), (2, False), (8, True), (10, False)),
@@ -155,7 +153,6 @@ def test_a_run_that_was_killed_ends_where_an_undisturbed_one_does(step: int, eva
     assert {int(at): float(value) for at, value in values.items()} == {2: 4, 4: 2, 6: 0, 8: 2, 10: 4}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", [3, 8, 9])
 def test_a_run_that_was_interrupted_ends_where_an_undisturbed_one_does(step: int, tmp_path: Path) -> None:
     interrupted = run(tmp_path, stop=Interrupter(step))
@@ -218,7 +215,6 @@ def test_command_train_does_not_evaluate(messages: Messages) -> None:
     refuses(["command=train", "train.early_stopping.metric=eval/loss"], messages)
 
 
-@pytest.mark.long
 def test_a_config_that_asks_for_it_gets_it(tmp_path: Path, capfd: Any, messages: Messages) -> None:
     overrides = (
         "model.fn=tests.estimator.test_early_stopping.around_six", "train.early_stopping.metric=eval/distance",

@@ -97,7 +97,6 @@ def test_every_example_is_trained_on_once_an_epoch(function: str, tmp_path: Path
         assert seen.batches[:3] != seen.batches[3:6], "shuffled anew"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
 def test_several_replicas_count_the_same_examples_and_steps(strategy: str, tmp_path: Path) -> None:
     run = estimator(Seen(), tmp_path, strategy).train_run(Input(points, params={}, batch_size=4), max_epochs=3)
@@ -115,7 +114,6 @@ def test_what_comes_first_ends_training(tmp_path: Path) -> None:
     assert run is not None and run.global_step == 9
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "stop"),
     slow_but(itertools.product(FUNCTIONS, [2, 3, 5]), ("points", 2), ("from_generator", 3), ("ends_by_itself", 5)),

@@ -20,7 +20,6 @@ from tests.exactness import every_metric
 from tests.exactness.product import strategy_of
 from tests.support.tiers import slow_but
 
-pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 NAMES = [*(f"keras.{name}" for name in every_metric.KERAS), *(f"v1.{name}" for name in every_metric.V1)]
 

@@ -508,7 +508,6 @@ def test_hooks_add_to_the_graph_that_is_default_in_all_their_methods(tmp_path: P
     assert hook.same == [True] * 4
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "strategy"),
     slow_but(itertools.product(LINES, ["default", "mirrored"]), ("native", "default"), ("classic", "mirrored")),
@@ -650,7 +649,6 @@ def test_logging_tensor_hook_gets_values_of_the_step_and_formats_them(said: list
     assert said == [f"<{losses[0]:.4f}>", f"<{losses[2]:.4f}>"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ends", ["data", "nan"])
 def test_logging_tensor_hook_is_left_out_of_a_loop_that_ends_early(
     ends: str, said: list[str], tmp_path: Path, messages: Messages

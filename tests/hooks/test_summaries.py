@@ -54,14 +54,12 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Pa
     return strategy, model_dir
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tag", ["v2/value", "v2/histogram", "v1_value", "v1_histogram", "loss", "global_step/sec"])
 def test_each_summary_is_written_once_at_its_steps(tag: str, run: tuple[str, Path]) -> None:
     _, model_dir = run
     assert steps_of(model_dir, tag) == [1, 3, 6]
 
 
-@pytest.mark.long
 def test_no_other_summary_is_written(run: tuple[str, Path]) -> None:
     _, model_dir = run
     tags = {event.tag for event in read_events(model_dir)} - {"train/mae"}  # of the native one, see test_train_scalars
@@ -109,14 +107,12 @@ def test_summary_that_model_fn_names_loss_takes_the_place_of_the_runners(tmp_pat
     assert [(event.step, event.value) for event in read_events(tmp_path) if event.tag == "loss"] == [(1, 7), (2, 7)]
 
 
-@pytest.mark.long
 def test_summaries_do_not_change_what_is_trained(tmp_path: Path) -> None:
     with_them = trained("classic", None, tmp_path / "with")
     without = trained("classic", None, tmp_path / "without", save_summary_steps=None)
     assert with_them.get_variable_value("weight") == without.get_variable_value("weight") != 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "strategy"),
     slow_but(itertools.product(LINES, STRATEGIES), ("native", "default"), ("classic", "mirrored")),

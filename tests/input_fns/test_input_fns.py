@@ -154,7 +154,6 @@ def first_error(dataset: tf.data.Dataset, messages: Messages, hide: str = BEFORE
 # What all of them promise.
 
 
-@pytest.mark.long
 @every_source
 def test_eval_is_one_ordered_pass_of_all_examples(source: str, built: Built) -> None:
     got = [i for batch in built(source, "eval") for i in ids(batch)]
@@ -190,7 +189,6 @@ def test_batches_across_epochs_are_full_and_every_epoch_complete(source: str, bu
     assert [sorted(flat[k : k + len(expected)]) for k in (0, len(expected))] == [expected, expected]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("source", slow_but(SOURCES, "tfrecord", "npz"))  # csv and tfrecord shuffle alike, in Records
 def test_the_order_of_train_is_the_seeds(source: str, tmp_path: Path) -> None:
     fn, make = SOURCES[source]
@@ -208,7 +206,6 @@ def test_the_order_of_train_is_the_seeds(source: str, tmp_path: Path) -> None:
     assert order() == order(shuffle_seed=0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("steps", [(3, 5, 7), pytest.param((1, 4, 10), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     ("source", "across"),
@@ -283,7 +280,6 @@ def test_records_are_shuffled_in_the_order_of_tf_data(seed: int | None) -> None:
     assert sorted(numbers(_records._shuffled_once)) == sorted(expected)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("source", slow_but(SOURCES, "tfrecord", "npz", "digits"))
 def test_the_runner_divides_them_over_replicas(source: str, tmp_path: Path) -> None:
     fn, make = SOURCES[source]
@@ -318,7 +314,6 @@ def test_digits_are_one_pipeline_for_all_workers() -> None:
     assert steps[0] == steps[1] == steps[2] and len(steps[0][0]) == 60
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "num_workers"), slow_but(itertools.product(FILE_SOURCES, [2, 4]), ("tfrecord", 2), ("npz", 2))
 )
@@ -375,7 +370,6 @@ def test_they_declare_what_they_need(source: str) -> None:
 # Files.
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("source", slow_but(FILE_SOURCES, "npz"))
 def test_files_are_a_path_a_glob_or_a_list_and_each_is_read_once(source: str, tmp_path: Path) -> None:
     suffix = source
@@ -451,7 +445,6 @@ BAD_LINES = (",1,x,1", "9,1,x,1,5", '9,1,x"y,1')
 MORE_BAD_LINES = ("9,abc,x,1", "9,1,x,1.5", "9,1,x,99999999999", "9,1,,1", "9,1", "", '9,1,"x,1')
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("line", slow_but([*BAD_LINES, *MORE_BAD_LINES], *BAD_LINES), ids=repr)
 def test_a_bad_csv_line_is_named_with_its_file_and_number(line: str, tmp_path: Path, messages: Messages) -> None:
     write_csv(tmp_path / "a.csv", csv_lines(0, 6))
@@ -532,7 +525,6 @@ def test_tfrecord_knows_its_number_of_steps(tmp_path: Path) -> None:
     assert [i for batch in read_tfrecord(path, index=False) for i in ids(batch)] == list(range(9))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "record",
     [b"this is no Example", example(9, x=[1]), b""],
@@ -548,7 +540,6 @@ def test_a_bad_record_is_named_with_its_file_and_index(
     assert f"{bad} record 5" in first_error(read_tfrecord(str(tmp_path / "*.tfrecord"), mode), messages)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_damaged_bytes_are_named_with_file_and_record(mode: str, tmp_path: Path, messages: Messages) -> None:
     path = Path(write_tfrecord(tmp_path / "a.tfrecord", [example(i) for i in range(10)]))

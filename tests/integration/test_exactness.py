@@ -13,8 +13,6 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, RunConfig
 from tests.support.models import STYLES, classic, data, eval_input, native, strategies, train_input
 
-pytestmark = pytest.mark.long
-
 STRATEGIES = strategies()
 REPLICATED = ["one_device", "mirrored", "central_storage"]
 

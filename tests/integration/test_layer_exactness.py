@@ -17,7 +17,6 @@ from tests.support.models import data
 from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
-pytestmark = pytest.mark.long
 
 RATE, L2 = 0.0625, 0.25
 """Exact in float32, in which Keras keeps a learning rate."""

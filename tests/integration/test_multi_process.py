@@ -401,6 +401,7 @@ def test_sparse_gradients_of_uneven_batches_are_added_up(model_fn: Any, two: Gan
         assert found["native_lazy_adam/largest message"] < 1000, "a whole table travels"
 
 
+@pytest.mark.slow  # the only one that would need three workers
 def test_tables_of_which_most_is_touched_are_summed_whole_over_three_workers(three: Gang, tmp_path: Path) -> None:
     """In some steps, and by rows in the others; of some batches a worker has no example."""
     estimator = Estimator(most_rows, tmp_path, RunConfig())

@@ -22,7 +22,6 @@ from tests.support.tiers import slow_but
 
 tf_keras = pytest.importorskip("tf_keras", reason="the extra 'classic' brings it")
 v1 = tf.compat.v1
-pytestmark = pytest.mark.long
 
 STRATEGIES = strategies()
 
@@ -124,8 +123,9 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(np.abs(found - expected)) / max(np.max(np.abs(expected)), 1e-30))
 
 
-QUICK = ("native-tf_keras-adam", "native-lazy-adam", "classic-each-of-v1")
-"""Of Keras 3, tests/exactness and tests/programs/test_optimizer_step.py have it, sparse gradients included."""
+QUICK = ("native-tf_keras-adam", "native-lazy-adam")
+"""tests/exactness and tests/programs/test_optimizer_step.py have those of Keras 3 and TensorFlow 1, sparse gradients
+included."""
 
 
 @pytest.mark.parametrize("case", slow_but(CASES, *QUICK))

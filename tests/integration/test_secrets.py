@@ -276,6 +276,7 @@ def check_folder(planted: Planted) -> set[str]:
     return kept
 
 
+@pytest.mark.slow
 def test_120_secrets_stay_in_a_run_and_in_a_sweep(planted: Planted, empty_mlflow_database: Path) -> None:
     assert len(planted.values) >= 120
     secret = typed(planted)

@@ -25,8 +25,6 @@ from tests.support.messages import Messages
 from tests.support.models import STYLES, eval_input, strategies, train_input
 from tests.support.tiers import slow_but
 
-pytestmark = pytest.mark.long
-
 STRATEGIES = strategies()
 MODELS = ("classic", "keras_model")
 EVALUATIONS: dict[str, Any] = {**STRATEGIES, "default": "default", "same": None}
@@ -56,9 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pa
     return train
 
 
-PAIRS = slow_but(
-    itertools.product(MODELS, STRATEGIES), *(("classic", name) for name in STRATEGIES), ("keras_model", "mirrored")
-)
+PAIRS = slow_but(itertools.product(MODELS, STRATEGIES), ("classic", "mirrored"), ("keras_model", "central_storage"))
 
 
 def evaluated(model: str, train: str, evaluation: str, folder: Path, journal: Path) -> tuple[dict[str, Any], int]:

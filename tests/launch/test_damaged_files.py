@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("damaged",), slow_but([(case,) for case in CASES], *[(case,) for case in CASES[::5]]),
+    ("damaged",), slow_but([(case,) for case in CASES], (CASES[0],)),
     ids=["; ".join(f"{file} {damage.__name__}" for file, damage in case) for case in CASES],
 )  # fmt: skip
 def test_damaged_files_are_named_and_left_aside(

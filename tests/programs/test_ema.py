@@ -44,7 +44,6 @@ def test_averages_are_those_of_the_weights_of_each_step(style: str, tmp_path: Pa
             np.testing.assert_allclose(found, average, rtol=1e-12)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_averages_are_equal_on_every_strategy_and_change_nothing_else(style: str, tmp_path: Path) -> None:
     expected = values_of(estimator(style, tmp_path / "default").train(train_input(6, 19, "float64"), steps=12))
@@ -63,7 +62,6 @@ def test_averages_are_equal_on_every_strategy_and_change_nothing_else(style: str
             np.testing.assert_allclose(value, expected[name], rtol=1e-10, atol=1e-12, err_msg=f"{strategy} {name}")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", slow_but(["default", "mirrored", "central_storage"], "mirrored"))
 def test_a_resumed_run_has_the_averages_of_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
     expected = values_of(estimator("native", tmp_path / "whole", strategy).train(train_input(16), steps=8))
@@ -90,7 +88,6 @@ def plain(trainer: Estimator, averages: bool, tmp_path: Path) -> Estimator:
     return estimator("native", folder, ema_decay=None)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "how"),
     slow_but(

@@ -64,7 +64,6 @@ def in_memory(trainer: Estimator) -> dict[str, str]:
 # --- names ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "strategy"),
     slow_but(
@@ -114,7 +113,6 @@ def test_a_variable_that_train_never_made_is_named(tmp_path: Path, messages: Mes
         trainer.evaluate(eval_input(8))
 
 
-@pytest.mark.long
 def test_initial_values_are_a_function_of_seed_and_name(tmp_path: Path) -> None:
     found = {}
     for strategy in STRATEGIES:
@@ -129,7 +127,6 @@ def test_initial_values_are_a_function_of_seed_and_name(tmp_path: Path) -> None:
     assert not np.array_equal(other.get_variable_value("hidden/kernel"), found["default"])
 
 
-@pytest.mark.long
 def test_symbolic_initial_values_are_computed_once(tmp_path: Path) -> None:
     def symbolic(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         start = tf.Variable(tf.random.normal([4, 1], seed=1) * 0 + 2.0, name="start")
@@ -185,7 +182,6 @@ def with_normalization(style: str) -> Any:
     return {"native": native_fn, "classic": classic_fn, "keras_model": keras_fn}[style]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "strategy"),
     slow_but(
@@ -211,7 +207,6 @@ def test_evaluate_and_predict_change_no_variable(style: str, strategy: str, tmp_
     assert np.abs(trainer.get_variable_value(moving)).max() > 0, "in training, Keras updates its own statistics"
 
 
-@pytest.mark.long
 def test_plain_batch_normalization_averages_by_examples(tmp_path: Path) -> None:
     """Its statistics are per replica; the moving mean is their example-weighted mean, that of the whole batch."""
     means = {}
@@ -238,7 +233,6 @@ def test_native_effects_run_in_program_order(tmp_path: Path) -> None:
     assert trainer.get_variable_value("seen") == 45.0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_classic_example_of_tf_estimator(strategy: str, tmp_path: Path) -> None:
     """get_variable, GradientDescentOptimizer, minimize(loss, global_step): the gradient is the mean over examples."""
@@ -264,7 +258,6 @@ def test_classic_example_of_tf_estimator(strategy: str, tmp_path: Path) -> None:
     assert found == {"loss": pytest.approx(1.28**2), "mae": pytest.approx(1.28), "global_step": 2}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["default", "mirrored"])
 def test_keras_optimizer_in_a_train_op_trains_plain_variables(strategy: str, tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
@@ -337,7 +330,6 @@ def test_every_example_is_trained_on_once_per_epoch(strategy: str, tmp_path: Pat
 # --- resume and checkpoints -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("style", "strategy"),
     slow_but(
@@ -356,7 +348,6 @@ def test_stopping_and_resuming_changes_no_bit(style: str, strategy: str, tmp_pat
         assert value.tobytes() == expected[name].tobytes(), name
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_a_checkpoint_moves_between_strategies(style: str, tmp_path: Path) -> None:
     for step, strategy in enumerate([*STRATEGIES, "default"], start=1):
@@ -367,7 +358,6 @@ def test_a_checkpoint_moves_between_strategies(style: str, tmp_path: Path) -> No
         np.testing.assert_allclose(value, through.get_variable_value(name), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_a_plain_saver_reads_the_checkpoint_of_mirrored(style: str, tmp_path: Path) -> None:
     trainer = Estimator(STYLES[style], tmp_path, config("mirrored")).train(train_input(8), steps=3)
@@ -382,7 +372,6 @@ def test_a_plain_saver_reads_the_checkpoint_of_mirrored(style: str, tmp_path: Pa
 # --- long runs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "mirrored"))
 def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strategy: str, tmp_path: Path) -> None:
     """tf.estimator built each anew and lost up to 500 MB by it (tensorflow issues 13895, 31021, 32052)."""
@@ -437,7 +426,6 @@ def _inference(model: Any) -> list[Any]:
     return [program for key, program in model._programs.items() if key[0] != "train"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("style", slow_but(STYLES, "classic"))
 def test_nan_is_named_at_its_exact_step(style: str, tmp_path: Path, messages: Messages) -> None:
     poisoned = 437
@@ -480,7 +468,6 @@ def test_loops_grow_and_end_where_a_checkpoint_is_due(tmp_path: Path) -> None:
     assert saved == [0, 30, 60, 90, 100]
 
 
-@pytest.mark.long
 def test_a_finite_input_of_unknown_length_ends_training(tmp_path: Path) -> None:
     def input_fn(params: Any) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensor_slices((np.ones([10, 4], np.float32), np.ones([10, 1], np.float32)))
@@ -547,7 +534,6 @@ def test_an_emptied_model_dir_is_a_new_model(tmp_path: Path) -> None:
     assert trainer.train(points, steps=2).get_variable_value("global_step") == 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["default", "mirrored"])
 def test_metrics_of_any_dtype_and_rank_are_means_over_examples(strategy: str, tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:

@@ -61,7 +61,6 @@ FLAT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "strategy"),
     slow_but(

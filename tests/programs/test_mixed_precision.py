@@ -47,7 +47,6 @@ def values_of(trainer: Estimator) -> dict[str, np.ndarray]:
     return {name: trainer.get_variable_value(name) for name in trainer.get_variable_names()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("precision", "strategy"),
     slow_but(
@@ -101,7 +100,6 @@ def test_half_precision_that_nothing_uses_is_said(
     messages.logged(caplog, "train.precision")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", slow_but(ALL, "default", "mirrored"))
 def test_a_scaled_loss_in_float32_comes_to_what_the_loss_comes_to(strategy: str, tmp_path: Path) -> None:
     """A power of two scales without rounding, so nothing but sums over replicas may differ."""
@@ -130,7 +128,6 @@ def ones(num_examples: int = 4) -> tf.data.Dataset:
     )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "parts"),
     slow_but(itertools.product(ALL, [1, 2]), ("default", 1), ("mirrored", 2), ("central_storage", 1)),
@@ -172,7 +169,6 @@ def test_the_scale_doubles_after_two_thousand_updates_in_a_row(tmp_path: Path) -
     assert values[SCALE] == 2**16 and values[COUNTER] == 3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", slow_but(ALL, "mirrored"))
 def test_a_resumed_run_has_the_scale_and_the_bits_of_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
     def trained(folder: str, steps: int) -> dict[str, np.ndarray]:

@@ -74,7 +74,6 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 # --- clipping -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["sgd", "v1"])
 def test_the_global_gradient_is_clipped_the_same_on_every_strategy(optimizer: str, tmp_path: Path) -> None:
     params = {"optimizer": optimizer}
@@ -262,7 +261,6 @@ LOSSES = ("per example", "scalar", "weighted", "weighted scalar")
 SOME_PARTS, ALL_PARTS = (("default", 3), ("mirrored", 2)), tuple(itertools.product(("default", *SEVERAL), (3, 2)))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("loss", "divided"),
     slow_but([("weighted", SOME_PARTS), *itertools.product(LOSSES, [ALL_PARTS])], ("weighted", SOME_PARTS)),
@@ -360,7 +358,6 @@ def test_steps_are_updates_and_hooks_and_summaries_see_the_last_part(tmp_path: P
     assert [event.value for event in read_events(tmp_path) if event.tag == "rows"] == [2, 1, 2, 1]
 
 
-@pytest.mark.long
 def test_batch_normalization_takes_the_statistics_of_each_part(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         hidden = keras.layers.BatchNormalization(momentum=0.5, dtype="float64")(features, training=mode == "train")
@@ -404,7 +401,6 @@ TOGETHER: dict[str, Any] = {"clip_global_norm": 0.3, "warmup_steps": 5, "ema_dec
 """But for learning_rate_scaling, which is there to make a difference between numbers of replicas."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("optimizer", slow_but(["sgd", "adam", "v1"], "sgd"))
 def test_all_options_together_are_equal_on_every_strategy(optimizer: str, tmp_path: Path) -> None:
     params = {"optimizer": optimizer}
@@ -422,7 +418,6 @@ def test_all_options_together_are_equal_on_every_strategy(optimizer: str, tmp_pa
         assert_equal(found, expected, strategy)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", slow_but(["default", *SEVERAL], "mirrored"))
 def test_a_resumed_run_with_all_options_is_bitwise_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
     config = RunConfig(

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
+from unittest import mock
 
 import pytest
 
@@ -64,11 +65,11 @@ class CommandLine:
                 patch.chdir(cwd)
                 patch.setattr(sys, "argv", ["runner", *words])
                 patch.setattr(sys, "path", [*sys.path])
-                for name, value in {"PYTHONPATH": str(ROOT), **env}.items():
-                    patch.setenv(name, value)
                 for user in ("task_group", "multirun"):
                     patch.setattr(f"runner.launch.{user}.build_starter", lambda *args, **settings: self.starter)
-                code = app.run_command_line()
+                # What a command sets in its environment ends with it, too: the tasks of the next would not be forked.
+                with mock.patch.dict(os.environ, {"PYTHONPATH": str(ROOT), **env}):
+                    code = app.run_command_line()
             out.seek(0)
             err.seek(0)
             return subprocess.CompletedProcess(words, code, out.read(), err.read())

@@ -1,8 +1,12 @@
 """What each test costs, with the processes that it starts: `make test ARGS=--cost`.
 
 A thread looks fifty times a second where the main thread is, and five times a second at all processes below this one.
-A row for each test goes to FILE of the process that prints the summary: `python -m tests.support.cost` shows the table
-of all rows there, of several calls of pytest if nobody has removed it.
+A row for each test goes to FILE, of several calls of pytest if nobody has removed it:
+
+    python -m tests.support.cost            show the table of all rows there
+    python -m tests.support.cost --list     write LIST anew from them: after a quiet `make test-all ARGS=--cost`
+
+LIST has the functions that are too dear for `make check`; tests/conftest.py marks them `long`.
 """
 
 from __future__ import annotations
@@ -24,19 +28,24 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "build" / "cost.jsonl"
+LIST = ROOT / "tests" / "costs.txt"
+LONG_SECS = 0.7
+"""CPU seconds of all cases of a function that are not slow, from which on it is no part of `make check`."""
 STACK_SECS = 0.02
 PROCESSES_SECS = 0.2
 DEAREST = 20
 BETWEEN = "imports, collection, and what is between tests"
 """The name of the rows of the time in which no test runs."""
+MARK = "PYTEST_COST_OF"
+"""A variable by which a process is known whose parents have ended before it was seen: the number of the test's."""
 TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 KINDS = (
     ("import", ("importlib/_bootstrap", "<frozen importlib")),
     ("MLflow", ("/mlflow/", "/sqlalchemy/", "/alembic/")),
+    ("collecting", ("/_pytest/assertion/rewrite.py",)),
     ("tracing", ("/framework/func_graph.py", "/autograph/", "/polymorphic_function/", "/framework/ops.py")),
     ("running", ("/eager/execute.py", "/eager/context.py", "/client/session.py", "/data/ops/iterator_ops.py")),
-    ("collecting", ("/_pytest/assertion/", "/_pytest/python.py")),
 )
 """Kinds of work of the test's own process: of the innermost frame in one of these files, so that what an operation
 runs while a graph is traced is `running`."""
@@ -68,6 +77,7 @@ class Row:
     """What a test cost.
 
     Attributes:
+      is_slow: only `make test-slow` runs it.
       secs: on the clock, with its fixtures.
       own: CPU seconds of the process of the test.
       children: CPU seconds of all processes below it.
@@ -76,6 +86,7 @@ class Row:
     """
 
     test: str
+    is_slow: bool
     secs: float
     own: float
     children: float
@@ -86,6 +97,10 @@ class Row:
     def cpu(self) -> float:
         return self.own + self.children
 
+    @property
+    def function(self) -> str:
+        return self.test.partition("[")[0]
+
 
 class Cost:
     """The plugin, in each process that runs tests."""
@@ -94,10 +109,13 @@ class Cost:
         self._kinds: dict[str, float] = collections.defaultdict(float)
         self._starts: collections.Counter[str] = collections.Counter()
         self._below: dict[tuple[int, str], _Process] = {}
+        self._others = {key for key, _ in _all_processes()}
+        os.environ[MARK] = str(os.getpid())
         self._orphans_secs = 0.0
         self._looking = threading.Lock()
         self._rows: list[Row] = []
         self._test = BETWEEN
+        self._is_slow = False
         self._begin = (time.monotonic(), 0.0, 0.0)
         self._main = threading.main_thread().ident
         threading.Thread(target=self._watch, daemon=True, name="cost of tests").start()
@@ -106,6 +124,7 @@ class Cost:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._end_row()
         self._test = item.nodeid
+        self._is_slow = item.get_closest_marker("slow") is not None
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -120,7 +139,8 @@ class Cost:
     def _end_row(self) -> None:
         now = self._totals()
         secs, own, children = (after - before for after, before in zip(now, self._begin, strict=True))
-        self._rows.append(Row(self._test, secs, own, children, dict(self._kinds), dict(self._starts)))
+        row = Row(self._test, self._is_slow, secs, own, children, dict(self._kinds), dict(self._starts))
+        self._rows.append(row)
         self._begin = now
         self._test = BETWEEN
         self._kinds.clear()
@@ -153,7 +173,8 @@ class Cost:
             now: dict[tuple[int, str], _Process] = {}
             for key, (parent, own_secs, reaped_secs) in living.items():
                 known = self._below.get(key)
-                if known is None and not _is_below(key[0], parents, self._below):
+                if key in self._others or (known is None and not _is_below(key[0], parents, self._below)):
+                    self._others.add(key)
                     continue
                 role = known.role if known else _role_of(key[0])
                 if known is None:
@@ -181,12 +202,18 @@ def _all_processes() -> Iterator[tuple[tuple[int, str], tuple[int, float, float]
 
 
 def _is_below(number: int, parents: dict[int, int], known: Iterable[tuple[int, str]]) -> bool:
-    """Return whether a process descends from this one, or from one that does and may have lost its parent."""
+    """Return whether a process descends from this one, also where those between have ended."""
     ours = {os.getpid(), *(number for number, _ in known)}
-    number = parents[number]
-    while number in parents and number not in ours:
-        number = parents[number]
-    return number in ours
+    ancestor = parents[number]
+    while ancestor in parents and ancestor not in ours:
+        ancestor = parents[ancestor]
+    if ancestor in ours:
+        return True
+    try:
+        variables = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{MARK}={os.getpid()}".encode() in variables
 
 
 def _role_of(number: int) -> str:
@@ -263,5 +290,36 @@ def table(rows: list[Row]) -> Iterator[str]:
         yield f"{row.cpu:8.1f} {row.secs:7.1f}  {row.test}"
 
 
+def write_list(rows: list[Row]) -> None:
+    """Write LIST: a line for each dear function, the dearest first."""
+    costs: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for row in rows:
+        if row.test != BETWEEN:
+            costs[row.function][row.is_slow] += row.cpu
+    dear = {function: secs for function, secs in costs.items() if max(secs) >= LONG_SECS}
+    lines = [f"{quick:6.1f} {slow:6.1f}  {function}\n" for function, (quick, slow) in dear.items()]
+    lines.sort(key=lambda line: (-sum(map(float, line.split()[:2])), line))
+    LIST.write_text(HEAD + "".join(lines))
+
+
+HEAD = """\
+# CPU seconds of each dear test: of its cases in `make test`, and of those that are slow.
+# Written by `python -m tests.support.cost --list`.
+"""
+
+
+def read_list() -> dict[str, tuple[float, float]]:
+    """Return function -> CPU seconds of its cases in `make test`, and of those that are slow."""
+    costs = {}
+    for line in LIST.read_text().splitlines():
+        if not line.startswith("#"):
+            quick, slow, function = line.split()
+            costs[function] = float(quick), float(slow)
+    return costs
+
+
 if __name__ == "__main__":
-    print("\n".join(table(read_rows())))
+    if sys.argv[1:] == ["--list"]:
+        write_list(read_rows())
+    else:
+        print("\n".join(table(read_rows())))

@@ -72,7 +72,6 @@ def test_training_alone_has_no_metrics(tmp_path: Path) -> None:
     assert (results(tmp_path)[1]["steps_per_sec"], results(tmp_path)[1]["examples"]) == (None, 0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "overrides",
     [(), ("train.max_steps=null", "input.train.fn=tests.support.jobs.once")],
@@ -106,7 +105,6 @@ def test_tensors_without_end_are_refused_where_a_session_computes_them(tmp_path:
         assert command == "predict" or ask("model.classic=true", "eval.steps=3") == 0, command
 
 
-@pytest.mark.long
 def downloading(params: Any) -> Any:
     """As jobs.endless, with data that Keras fetches."""
     keras.utils.get_file("fetched.txt", params["url"], cache_dir=params["cache"])
@@ -141,7 +139,6 @@ def test_a_run_to_the_end_of_its_input_goes_on_with_max_steps_or_another_input(t
     assert [result["global_step"] for result in results(tmp_path)] == [4, 6, 8]
 
 
-@pytest.mark.long
 def test_evaluations_may_begin_at_the_start_or_later(tmp_path: Path) -> None:
     settings = ("checkpoint.save_steps=1", "eval.start_delay_secs=1000", "eval.at_start=true")
     assert run(tmp_path, "train.max_steps=2", *settings) == 0
@@ -194,7 +191,6 @@ def test_predictions_are_in_the_order_of_the_input_each_example_once(
     assert "predict" in [line["name"] for line in noted(trained) if line.get("event") == "phase"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("batch_size", ["3", "null", "1", "8"])
 def test_replicas_do_not_change_what_is_predicted(batch_size: str, trained: Path, tmp_path: Path) -> None:
     wanted = ["command=predict", f"input.predict.batch_size={batch_size}", "+input.predict.params.num_examples=7"]

@@ -57,7 +57,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("options", slow_but(OPTIONS, "clipped parts with averages"))
 def test_numbers_are_those_of_a_step_that_is_not_compiled(options: str, tmp_path: Path) -> None:
     """An embedding with sparse gradients, uneven batches, replicas without an example."""
@@ -67,7 +66,6 @@ def test_numbers_are_those_of_a_step_that_is_not_compiled(options: str, tmp_path
         assert_equal(trained(tmp_path / strategy, strategy, jit=True, **chosen), expected, strategy)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "default"))
 def test_a_loss_scale_is_that_of_a_step_that_is_not_compiled(strategy: str, tmp_path: Path) -> None:
     found, expected = (
@@ -78,7 +76,6 @@ def test_a_loss_scale_is_that_of_a_step_that_is_not_compiled(strategy: str, tmp_
     assert_equal(found, expected)
 
 
-@pytest.mark.long
 def test_bfloat16_is_compiled(tmp_path: Path) -> None:
     """Layers that are given no dtype compute in it; XLA rounds at other places."""
 
@@ -123,7 +120,6 @@ def with_everything(features: Any, training: bool) -> Any:
     return layers.Flatten(dtype="float64")(layers.Conv1D(3, 2, dtype="float64")(x[:, :, None]))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "default"))
 def test_what_else_a_step_does_is_done_with_the_values_of_the_compiled_step(strategy: str, tmp_path: Path) -> None:
     found: dict[bool, Any] = {}
@@ -146,7 +142,6 @@ def with_draws(features: Any, training: bool) -> Any:
     return tf.nn.dropout(x, 0.3) + tf.random.normal(tf.shape(x), stddev=0.1, dtype=x.dtype)
 
 
-@pytest.mark.long
 def test_draws_are_a_function_of_seed_and_step_and_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path: Path) -> None:
     model_fn = model_of(with_draws)
     whole = values_of(run(model_fn, tmp_path / "whole", jit=True, steps=6))

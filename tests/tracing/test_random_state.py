@@ -94,7 +94,6 @@ DRAWS: dict[str, Draw] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", slow_but(DRAWS, "dropout", "function", "branch", "loop", "image"))
 def test_a_resumed_run_draws_what_an_undisturbed_one_draws(name: str, tmp_path: Path, caplog: Any) -> None:
     undisturbed = losses(DRAWS[name], tmp_path / "a", 5)
@@ -106,7 +105,6 @@ def test_a_resumed_run_draws_what_an_undisturbed_one_draws(name: str, tmp_path: 
     assert losses(DRAWS[name], tmp_path / "c", 5, seed=4) != undisturbed
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", slow_but(["dropout", "function", "branch"], "branch"))
 def test_replicas_draw_their_own_and_resume_draws_the_same(name: str, tmp_path: Path) -> None:
     undisturbed = losses(DRAWS[name], tmp_path / "a", 4, strategy=mirrored())

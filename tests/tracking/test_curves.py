@@ -138,7 +138,6 @@ def test_the_scale_fits_the_values(
     assert drawn_figure(tmp_path, monkeypatch).axes[0].get_yscale() == scale
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "metrics",
     [

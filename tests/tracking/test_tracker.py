@@ -36,7 +36,6 @@ def run_of(tracker: MlflowTracker, run_id: str) -> Any:
     return MlflowClient(tracking_uri=tracker.uri).get_run(run_id)
 
 
-@pytest.mark.long
 def test_records_params_metrics_tags_files_and_the_status(uri: str, tmp_path: Path) -> None:
     tracker = MlflowTracker(uri, "records")
     run_id = tracker.start(None, "first", {"train.max_steps": 10, "a@b": None}, {"strategy": "default"})
@@ -78,7 +77,6 @@ def test_the_address_shows_the_runs_of_the_experiment_best_first(params: dict[st
     assert runs == f"http://127.0.0.1:5000/#/experiments/{run_of(tracker, run_id).info.experiment_id}/runs?{order}"
 
 
-@pytest.mark.long
 def test_the_artifacts_are_beside_the_database_wherever_the_reader_is(uri: str) -> None:
     tracker = MlflowTracker(uri, "my experiment")
     run_id = tracker.start(None, "x", {}, {})
@@ -222,7 +220,6 @@ def test_a_deleted_experiment_is_named(uri: str, messages: Messages) -> None:
         MlflowTracker(uri, "gone").start(None, "x", {}, {})
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("folder", slow_but(["a b", "a%20b", "a?b", "a#b"], "a%20b", "a?b"))
 def test_the_database_is_in_the_folder_whatever_its_name(folder: str, tmp_path: Path) -> None:
     (tmp_path / folder).mkdir()

@@ -24,6 +24,7 @@ from runner.classic.compat.installed_names import Installed, defined_in
 from runner.classic.compat.old_modules import MODULE, SOURCE, NotServed, OldModules
 from runner.distribute.strategy import split_cpu
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 ESTIMATOR = "tensorflow_estimator.python.estimator"
@@ -322,7 +323,9 @@ def test_private_model_functions_are_the_same_on_two_replicas(name: str, argumen
         np.testing.assert_allclose(both[one], value, rtol=1e-5, err_msg=one)
 
 
-@pytest.mark.parametrize(("reduction", "loss"), [("SUM", 5.3630004), ("SUM_BY_NONZERO_WEIGHTS", None)])
+@pytest.mark.parametrize(
+    ("reduction", "loss"), slow_but([("SUM", 5.3630004), ("SUM_BY_NONZERO_WEIGHTS", None)], ("SUM", 5.3630004))
+)
 def test_heads_of_tensorflow_1_are_the_same_on_two_replicas(reduction: str, loss: float | None) -> None:
     heads = importlib.import_module(f"{ESTIMATOR}.canned.head")
     x = np.sin(np.arange(46)).reshape(23, 2).astype(np.float32)

@@ -79,7 +79,6 @@ def weighted_input(batch_size: int = 6, epochs: int = 1, num_examples: int = 19)
     return Input(fn, params={}, batch_size=batch_size)
 
 
-@pytest.mark.long
 def test_numbers_do_not_depend_on_the_replicas(tmp_path: Path) -> None:
     head = heads.BinaryClassHead("w", [0.3], name="h")
     found = {}
@@ -104,7 +103,6 @@ def two_heads(reduction: str) -> MultiHead:
     return heads.MultiHead(both, [1.0, 0.5])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("head", "expected"),
     [

@@ -53,7 +53,6 @@ def start(model_dir: Path, reference: dict[str, Any]) -> None:
     premade_cases.write_first_checkpoint(model_dir, {name: value(name, *spec) for name, spec in variables.items()})
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", slow_but(REFERENCE["cases"], "combined", "v1_linear"))
 def test_a_checkpoint_of_2_15_continues_with_its_numbers(name: str, tmp_path: Path) -> None:
     make, label = CASES[name]
@@ -81,7 +80,6 @@ def test_arguments_are_those_of_2_15() -> None:
         assert set(found[name]) - set(expected) <= {"warm_start_from"}, name  # 2.15 had it for all but some
 
 
-@pytest.mark.long
 def test_each_optimizer_reports_one_learning_rate(tmp_path: Path) -> None:
     estimator = V2.DNNRegressor([2], [fc.numeric_column("age")], str(tmp_path), config=RunConfig(save_summary_steps=1))
     estimator.train(premade_cases.input_fn("number"), steps=1)
@@ -89,7 +87,6 @@ def test_each_optimizer_reports_one_learning_rate(tmp_path: Path) -> None:
     assert found == {"train/learning_rate": pytest.approx(0.001)}
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("linear_optimizer", "scope"), [("Ftrl", "Ftrl"), ("SGD", "SGD_1")])
 def test_wide_and_deep_does_not_depend_on_the_replicas(linear_optimizer: str, scope: str, tmp_path: Path) -> None:
@@ -116,7 +113,6 @@ def test_wide_and_deep_does_not_depend_on_the_replicas(linear_optimizer: str, sc
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["DNNClassifier", "LinearRegressor"])
 def test_sums_over_a_batch_do_not_depend_on_the_replicas(kind: str, tmp_path: Path) -> None:
     """Those of tf.compat.v1.estimator sum. 2.15 summed over replicas, too, but only reported the first one's loss."""
@@ -213,7 +209,6 @@ def with_names() -> tf.data.Dataset:
     return premade_cases.input_fn("two", repeat=1)().map(lambda features, label: (features, tf.gather(names, label)))
 
 
-@pytest.mark.long
 def test_added_metrics_come_with_those_of_the_head(classifier: Any, messages: Messages) -> None:
     def more(features: Any, predictions: Any) -> dict[str, Any]:
         return {
