@@ -93,7 +93,7 @@ $(AZURITE)/.installed:
 	npm install --silent --no-fund --no-audit --prefix $(@D) azurite@3.35.0
 	@touch $@
 
-$(CLIENTS)/.installed $(TEAM)/.installed $(STORES)/.installed: build/%/.installed: requirements-%.lock
+$(CLIENTS)/.installed $(TEAM)/.installed $(STORES)/.installed: build/%/.installed: requirements/%.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $<
 	@touch $@
 
@@ -101,10 +101,10 @@ $(CLIENTS)/.installed $(TEAM)/.installed $(STORES)/.installed: build/%/.installe
 BESIDE := .venv-beside
 beside: $(BESIDE)/.installed
 
-$(BESIDE)/.installed: requirements-beside.lock
+$(BESIDE)/.installed: requirements/beside.lock
 	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
 	test -x $(BESIDE)/bin/python || $(BASE_PYTHON) -m venv $(BESIDE)
-	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-beside.lock
+	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/beside.lock
 	@touch $@
 
 # What a change passes before it is committed. `make check PYTHON=python3.13` does the same with another Python.
@@ -146,10 +146,10 @@ docs: $(STAMP) $(DOCS)/.installed
 docs-serve: $(STAMP) $(DOCS)/.installed
 	$(SITE) serve
 
-$(DOCS)/.installed: requirements-docs.lock
+$(DOCS)/.installed: requirements/docs.lock
 	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
 	test -x $(DOCS)/bin/python || $(BASE_PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.lock
 	@touch $@
 
 # `make bench COMPARE=<revision>` compares with another revision: ONLY="tiny_step startup" chooses scripts, ROUNDS=5 is how often each runs.
@@ -193,10 +193,10 @@ PYTHON_2_15 ?= $(firstword $(foreach py,python3 python3.11 python3.10,$(shell \
 
 golden: $(GOLDEN)/.installed
 
-$(GOLDEN)/.installed: requirements-2.15.lock
+$(GOLDEN)/.installed: requirements/tensorflow-2.15.txt
 	@test -n "$(PYTHON_2_15)" || { echo "No Python 3.10 or 3.11 found. Give one: make golden PYTHON_2_15=/path/to/python" >&2; exit 1; }
 	test -x $(GOLDEN)/bin/python || $(PYTHON_2_15) -m venv $(GOLDEN)
-	$(GOLDEN)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-2.15.lock
+	$(GOLDEN)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/tensorflow-2.15.txt
 	@touch $@
 
 # The messages that tests meet: tests/config/mistakes.txt and messages.txt of each room. Read their diff.
@@ -205,21 +205,22 @@ messages: $(STAMP)
 	$(BIN)/python -m pytest --quiet --write-messages $(ARGS)
 
 # `touch` last: an interrupted set-up is repeated.
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements/dev.lock pyproject.toml
 	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found. Give one: make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(BASE_PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with. The extra
-# dev brings all others but gpu, whose 3 GB nobody needs who has no GPU.
-LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package estimator-runner --custom-compile-command "make lock"
+# Versions, and hashes of what most people install: pip refuses a file that is not the one that the tests ran with. The
+# extra dev brings all others but gpu, whose 3 GB nobody needs who has no GPU. A version stays until it no longer fits, or
+# `make lock ARGS="--upgrade-package mlflow"` asks for a newer one.
+LOCK := $(UV) pip compile --universal --python-version 3.11 --quiet --no-emit-package estimator-runner --custom-compile-command "make lock"
 lock:
-	$(LOCK) --group docs -o requirements-docs.lock
-	$(LOCK) --extra classic --group beside pyproject.toml -o requirements-beside.lock
-	$(LOCK) --extra dev pyproject.toml -o requirements.lock
-	$(LOCK) --constraint requirements.lock pyproject.toml -o deploy/requirements.lock
+	$(LOCK) --generate-hashes --group docs -o requirements/docs.lock $(ARGS)
+	$(LOCK) --no-annotate --extra classic --group beside pyproject.toml -o requirements/beside.lock $(ARGS)
+	$(LOCK) --generate-hashes --extra dev pyproject.toml -o requirements/dev.lock $(ARGS)
+	$(LOCK) --generate-hashes --constraint requirements/dev.lock pyproject.toml -o deploy/requirements.lock $(ARGS)
 
 clean:
 	rm -rf .venv .venv-3.* $(GOLDEN) $(BESIDE) $(CANARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

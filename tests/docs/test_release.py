@@ -104,6 +104,6 @@ def test_the_workflow_calls_targets_of_the_makefile() -> None:
 def test_nvidias_libraries_are_an_extra_and_in_no_lock() -> None:
     (tensorflow,) = (one for one in PROJECT["dependencies"] if one.startswith("tensorflow>="))
     assert PROJECT["optional-dependencies"]["gpu"] == [tensorflow.replace("tensorflow", "tensorflow[and-cuda]")]
-    for lock in ("requirements.lock", "deploy/requirements.lock"):
+    for lock in ("requirements/dev.lock", "deploy/requirements.lock"):
         assert "\nnvidia-" not in (ROOT / lock).read_text(), lock
     assert "--all-extras" not in (ROOT / "Makefile").read_text()
