@@ -1,40 +1,51 @@
-# Two commands: `make run` trains the default job, `make test` runs the tests. Both set up `.venv` first, once.
-# `make run ARGS="strategy=mirrored strategy.virtual_devices=2"` hands ARGS to the runner, `make test ARGS="-k config"` to pytest.
+# Two commands: `make run` trains the default job, `make test` runs the tests. Both set up `.venv` first, once. `make help` has
+# the others that most people need, CONTRIBUTING.md all.
 
 # Importing TensorFlow without cached bytecode takes 10 s instead of 4.
 unexport PYTHONDONTWRITEBYTECODE
 # An outer virtual environment or PYTHONPATH must not leak into ours.
 unexport PYTHONPATH VIRTUAL_ENV
 
-# The path of the first of the commands $(1) that is a Python we support, also where pyenv or uv has it and it is not active.
-PYTHON_FOLDERS := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/*/bin $(HOME)/.local/share/uv/python/*/bin
-found = $(shell for python in $(foreach one,$(1),$(one) $(wildcard $(addsuffix /$(one),$(PYTHON_FOLDERS)))); do \
-	"$$python" -c 'import sys; (3, 11) <= sys.version_info[:2] < (3, 14) or sys.exit(1); print(sys.executable)' 2>/dev/null && break; done)
+# The path of the first of the commands $(1) that is Python 3.$(2) or newer, and older than 3.$(3). PATH
+# comes first. uv, where it is there, also knows those that it has installed; pyenv's are found where they are not active.
+first_python = $(shell for name in $(1); do \
+	for path in $$name $$($(UV) python find --system --no-project $$name 2>/dev/null) ~/.pyenv/versions/*/bin/$$name; do \
+	"$$path" -c 'import sys; sys.version_info[0] == 3 and $(2) <= sys.version_info[1] < $(3) or sys.exit(1); print(sys.executable)' \
+	2>/dev/null && exit; done; done)
+found = $(call first_python,$(1),11,14)
 version_of = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 # The default Python has its environment in .venv; `make check PYTHON=python3.12` has one in .venv-3.12, unless 3.12 is the default.
 SUPPORTED := Python 3.11, 3.12 or 3.13
 DEFAULT_PYTHON = $(call found,python3 python3.12 python3.11 python3.13)
 ifeq ($(PYTHON),)
-BASE_PYTHON = $(DEFAULT_PYTHON)
+BASE_PYTHON = $(or $(DEFAULT_PYTHON),$(error No $(SUPPORTED) found. Give one: make PYTHON=/path/to/python))
 VENV ?= .venv
 else
-BASE_PYTHON := $(call found,$(PYTHON))
-VENV ?= .venv$(if $(BASE_PYTHON),$(if $(filter $(call version_of,$(BASE_PYTHON)),$(call version_of,$(DEFAULT_PYTHON))),,-$(call version_of,$(BASE_PYTHON))))
+BASE_PYTHON := $(or $(call found,$(PYTHON)),$(error No $(PYTHON) found that is $(SUPPORTED)))
+VENV ?= .venv$(if $(filter $(call version_of,$(BASE_PYTHON)),$(call version_of,$(DEFAULT_PYTHON))),,-$(call version_of,$(BASE_PYTHON)))
 endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 UV ?= uv
+# <environment> <list> <what to expect>. It takes uv where that is there, else pip, and says how far it is.
+INSTALL = $(BASE_PYTHON) .ci/install.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run check fast check-pythons python test test-slow test-all test-gpu test-world lint format lock bench canary release clean setup browser golden clients team stores beside messages docs docs-serve
+.PHONY: help run check test docs bench release
+.PHONY: setup fast lint format python check-pythons test-slow test-all test-gpu test-world golden browser clients team stores beside
+.PHONY: messages docs-serve canary lock clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -2
-	@echo "targets: run check test lint format docs docs-serve lock bench canary release clean setup golden clients team stores beside messages"
-	@echo "tests:   check (lint, and the tests of a few minutes that start no process), test (all but the slow ones),"
-	@echo "         test-slow (the wheel, the benchmarks, costly cases of other tests), test-all (both), test-gpu, test-world (needs a server), check-pythons; all but the last take ARGS for pytest"
+	@echo 'make run      trains the default job in half a minute; the first time 3 minutes more for .venv (with uv 1)'
+	@echo 'make check    before a commit: lint, and the tests that start no process; 4 minutes on 2 cores'
+	@echo 'make test     before you hand in a change: all tests but the slow ones; 15 minutes on 2 cores'
+	@echo 'make docs     builds the documentation in build/site; 10 seconds'
+	@echo 'make bench    compares the speed with other ways, or with COMPARE=<revision>; hours, with ONLY=tiny_step minutes'
+	@echo 'make release  builds the source distribution and the wheel and tries them; some minutes for each Python'
+	@echo 'ARGS goes to the runner (make run ARGS="strategy=mirrored") or to pytest (make test ARGS="-k resume"),'
+	@echo 'PYTHON=python3.12 takes another Python. CONTRIBUTING.md has the other targets.'
 
 run: $(STAMP)
 	$(BIN)/python -m runner $(ARGS)
@@ -93,7 +104,7 @@ $(AZURITE)/.installed:
 	npm install --silent --no-fund --no-audit --prefix $(@D) azurite@3.35.0
 	@touch $@
 
-$(CLIENTS)/.installed $(TEAM)/.installed $(STORES)/.installed: build/%/.installed: requirements-%.lock
+$(CLIENTS)/.installed $(TEAM)/.installed $(STORES)/.installed: build/%/.installed: requirements/%.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $<
 	@touch $@
 
@@ -101,10 +112,8 @@ $(CLIENTS)/.installed $(TEAM)/.installed $(STORES)/.installed: build/%/.installe
 BESIDE := .venv-beside
 beside: $(BESIDE)/.installed
 
-$(BESIDE)/.installed: requirements-beside.lock
-	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
-	test -x $(BESIDE)/bin/python || $(BASE_PYTHON) -m venv $(BESIDE)
-	$(BESIDE)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-beside.lock
+$(BESIDE)/.installed: requirements/beside.lock
+	@$(INSTALL) $(BESIDE) $< "1 GB to download, 3 minutes"
 	@touch $@
 
 # What a change passes before it is committed. `make check PYTHON=python3.13` does the same with another Python.
@@ -118,14 +127,14 @@ fast: python $(STAMP)
 # wheel for it, 2.22.0rc0 has.
 PYTHONS := python3.11 python3.12 python3.13
 check-pythons:
-	@for python in $(foreach one,$(PYTHONS),$(if $(call found,$(one)),$(one))); do \
-		$(MAKE) --no-print-directory fast PYTHON=$$python || exit 1; done
-	@echo "Not found, and so not checked: $(or $(strip $(foreach one,$(PYTHONS),$(if $(call found,$(one)),,$(one)))),none)"
+	@for python in $(PYTHONS); do \
+		if ! $(MAKE) --silent python PYTHON=$$python >/dev/null 2>&1; then missing="$$missing $$python"; continue; fi; \
+		$(MAKE) --no-print-directory fast PYTHON=$$python || exit 1; done; \
+	echo "Not found, and so not checked:$${missing:- none}"
 
 # The first line of a check: which Python it is. Before its environment is set up it is the one that will be used.
 python:
-	@$(firstword $(wildcard $(BIN)/python) $(BASE_PYTHON) false) -c 'import platform; print("Python", platform.python_version(), "in $(VENV)")' || \
-		{ echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
+	@$(or $(wildcard $(BIN)/python),$(BASE_PYTHON)) -c 'import platform; print("Python", platform.python_version(), "in $(VENV)")'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -146,10 +155,8 @@ docs: $(STAMP) $(DOCS)/.installed
 docs-serve: $(STAMP) $(DOCS)/.installed
 	$(SITE) serve
 
-$(DOCS)/.installed: requirements-docs.lock
-	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
-	test -x $(DOCS)/bin/python || $(BASE_PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+$(DOCS)/.installed: requirements/docs.lock
+	@$(INSTALL) $(DOCS) $< "30 MB to download, half a minute"
 	@touch $@
 
 # `make bench COMPARE=<revision>` compares with another revision: ONLY="tiny_step startup" chooses scripts, ROUNDS=5 is how often each runs.
@@ -169,7 +176,6 @@ endif
 CANARY := .venv-canary
 canary: $(STAMP)
 	$(BIN)/python .ci/canary.py alone
-	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found." >&2; exit 1; }
 	test -x $(CANARY)/bin/python || $(BASE_PYTHON) -m venv $(CANARY)
 	$(CANARY)/bin/python .ci/canary.py install
 	$(CANARY)/bin/python .ci/canary.py names
@@ -188,15 +194,12 @@ browser:
 
 # A TensorFlow 2.15 with its tf.estimator beside ours, for tests/integration/test_golden.py; no Python after 3.11 has one.
 GOLDEN := .venv-2.15
-PYTHON_2_15 ?= $(firstword $(foreach py,python3 python3.11 python3.10,$(shell \
-	$(py) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))' >/dev/null 2>&1 && echo $(py))))
-
+PYTHON_2_15 ?= $(call first_python,python3 python3.11 python3.10,10,12)
 golden: $(GOLDEN)/.installed
 
-$(GOLDEN)/.installed: requirements-2.15.lock
+$(GOLDEN)/.installed: requirements/tensorflow-2.15.txt
 	@test -n "$(PYTHON_2_15)" || { echo "No Python 3.10 or 3.11 found. Give one: make golden PYTHON_2_15=/path/to/python" >&2; exit 1; }
-	test -x $(GOLDEN)/bin/python || $(PYTHON_2_15) -m venv $(GOLDEN)
-	$(GOLDEN)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-2.15.lock
+	@$(PYTHON_2_15) .ci/install.py $(GOLDEN) $< "0.6 GB to download, 1 to 2 minutes"
 	@touch $@
 
 # The messages that tests meet: tests/config/mistakes.txt and messages.txt of each room. Read their diff.
@@ -205,21 +208,19 @@ messages: $(STAMP)
 	$(BIN)/python -m pytest --quiet --write-messages $(ARGS)
 
 # `touch` last: an interrupted set-up is repeated.
-$(STAMP): requirements.lock pyproject.toml
-	@test -n "$(BASE_PYTHON)" || { echo "No $(or $(PYTHON),$(SUPPORTED)) found. Give one: make PYTHON=/path/to/python" >&2; exit 1; }
-	test -x $(BIN)/python || $(BASE_PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+$(STAMP): requirements/dev.lock pyproject.toml
+	@$(INSTALL) $(VENV) $< "1 GB to download, 3.3 GB on disk, 3 minutes (with uv 1)" --with-this
 	@touch $@
 
-# Versions and hashes of all that is installed: pip refuses a file that is not the one that the tests ran with. The extra
-# dev brings all others but gpu, whose 3 GB nobody needs who has no GPU.
-LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-emit-package estimator-runner --custom-compile-command "make lock"
+# Versions, and hashes of what most people install: pip refuses a file that is not the one that the tests ran with. The
+# extra dev brings all others but gpu, whose 3 GB nobody needs who has no GPU. A version stays until it no longer fits, or
+# `make lock ARGS="--upgrade-package mlflow"` asks for a newer one.
+LOCK := $(UV) pip compile --universal --python-version 3.11 --quiet --no-emit-package estimator-runner --custom-compile-command "make lock"
 lock:
-	$(LOCK) --group docs -o requirements-docs.lock
-	$(LOCK) --extra classic --group beside pyproject.toml -o requirements-beside.lock
-	$(LOCK) --extra dev pyproject.toml -o requirements.lock
-	$(LOCK) --constraint requirements.lock pyproject.toml -o deploy/requirements.lock
+	$(LOCK) --generate-hashes --group docs -o requirements/docs.lock $(ARGS)
+	$(LOCK) --no-annotate --extra classic --group beside pyproject.toml -o requirements/beside.lock $(ARGS)
+	$(LOCK) --generate-hashes --extra dev pyproject.toml -o requirements/dev.lock $(ARGS)
+	$(LOCK) --generate-hashes --constraint requirements/dev.lock pyproject.toml -o deploy/requirements.lock $(ARGS)
 
 clean:
 	rm -rf .venv .venv-3.* $(GOLDEN) $(BESIDE) $(CANARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -50,8 +50,8 @@ def newest(name: str) -> str:
 
 
 def locked() -> list[str]:
-    """Return PINNED with the versions of requirements.lock."""
-    lines = re.findall(r"(?m)^[\w-]+==\S+", (ROOT / "requirements.lock").read_text())
+    """Return PINNED with the versions of requirements/dev.lock."""
+    lines = re.findall(r"(?m)^[\w-]+==\S+", (ROOT / "requirements/dev.lock").read_text())
     return [line for line in lines if line.partition("==")[0] in PINNED]
 
 

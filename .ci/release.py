@@ -2,15 +2,16 @@
 
 python .ci/release.py <python> ...    the wheel is installed with each of these Pythons
 
-1. The version of pyproject.toml has a section in CHANGELOG.md, and nothing waits under [Unreleased]. Everything is
-   committed.
+1. The version of pyproject.toml has a section in CHANGELOG.md, and nothing waits under [Unreleased]. The repository has
+   a public address. Everything is committed.
 2. `build` makes the source distribution, and the wheel from that. Each of their files is in git. `twine check --strict`
    reads both.
 3. pip installs the wheel with all that it depends on, from an empty cache, into a fresh environment of each Python;
    there `pip check`, `python -m runner --version` and `--help` answer, and `command=new` writes a project.
 4. The tests of the wheel (tests/integration/test_wheel.py) run on this very file.
 
-Nothing is uploaded: CONTRIBUTING.md says what comes before that.
+Nothing is uploaded from here: .github/workflows/publish.yml does that, once it is switched on ("Releases" in
+CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -63,6 +64,19 @@ def check_changelog(text: str, version: str) -> list[str]:
     if waiting:
         wrong.append(f"CHANGELOG.md: {waiting} lines wait under [Unreleased]. Move them to [{version}].")
     return wrong
+
+
+def check_addresses(project: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the addresses of a release: `project` is that table of pyproject.toml."""
+    missing = [name for name in ("Repository", "Issues") if not project.get("urls", {}).get(name)]
+    if not missing:
+        return []
+    return [
+        f"pyproject.toml: [project.urls] has no {' and no '.join(missing)}. Whoever finds the package on PyPI looks "
+        "there for its source and for the place to report a problem. Fill in the public address of the repository:\n"
+        '  Repository = "https://..."\n  Issues = "https://.../issues"\n'
+        "and name it in CITATION.cff (repository-code) and mkdocs.yml (repo_url), too."
+    ]
 
 
 def check_committed(root: Path = ROOT) -> list[str]:
@@ -144,7 +158,8 @@ def stop_if(wrong: Sequence[str]) -> None:
 
 
 def main(pythons: Sequence[str]) -> None:
-    stop_if(check_changelog((ROOT / "CHANGELOG.md").read_text(), version()) + check_committed())
+    wrong = check_changelog((ROOT / "CHANGELOG.md").read_text(), version())
+    stop_if(wrong + check_addresses(pyproject()["project"]) + check_committed())
     if not pythons:
         sys.exit("No Python that is supported was found, to try the wheel with.")
     source, wheel = build()

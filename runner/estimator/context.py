@@ -181,7 +181,8 @@ class Models:
         # tf.estimator set the graph's seed before it called input_fn. With the same seed, shuffles have the same order.
         with seeded(config.seed), logging_to(None):  # it may be called for an evaluation in a run
             pipeline = self._pipeline(source, mode, place, config, num_epochs=num_epochs, num_batches=num_batches)
-        self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
+        if place.num_workers > 1 or pipeline.shard == "service":  # one worker alone divides nothing
+            self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
         contexts = {ModeKeys.EVAL: evaluation_prefix(eval_name), ModeKeys.PREDICT: "predict"}
         self._note_dataset(source, pipeline, contexts.get(mode, mode))
         return dataclasses.replace(pipeline, model_fn=self._context.model_fn.fn)

@@ -14,7 +14,7 @@ Acceptance list of tf.estimator's own tests (E estimator_test, M model_fn_test),
     E predict: rows, dicts, batches, keys, sizes, checkpoint           tests/estimator/test_estimator.py
     E variables before and after training                              tests/estimator/test_estimator.py
     E hooks: training, chief only, order with NaN                      tests/hooks/test_hooks.py, below
-    E export: receivers, assets, signatures                            tests/test_export*.py, test_receivers.py
+    E export: receivers, assets, signatures                            test_saved_model.py, test_receivers.py
     E complete flow, input context                                     test_training.py, test_estimator.py
     M required fields, loss of [1], names                              tests/test_model_fn.py
     evaluator and ps do not train, config of 2.15, logging             below

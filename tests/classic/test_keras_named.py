@@ -295,7 +295,7 @@ def test_gradients_are_clipped_as_those_of_the_global_batch(name: str, tmp_path:
         return v1.estimator.EstimatorSpec(mode, loss=loss, train_op=minimize(make(), loss))
 
     data = tf.data.Dataset.from_tensor_slices({"x": x, "id": ids})
-    gradients = {"kernel": x.mean(0), "table": np.bincount(ids) / 6}
+    gradients: dict[str, np.ndarray] = {"kernel": x.mean(0), "table": np.bincount(ids) / 6}
     norms = {one: np.linalg.norm(value) for one, value in gradients.items()}
     for strategy in ("default", "mirrored"):
         config = RunConfig(train_distribute=strategies()[strategy], tensorboard=False)

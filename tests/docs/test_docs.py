@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,8 +33,70 @@ def test_relative_links_lead_to_files(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_are_named_exist(document: Path) -> None:
-    for name in re.findall(r"`((?:runner|tests|benchmarks|conf|docs|deploy)/[\w./]+\.\w+)`", document.read_text()):
+    ours = "runner|tests|benchmarks|conf|docs|deploy|requirements"
+    for name in re.findall(rf"`((?:{ours})/[\w./]+\.\w+)`", document.read_text()):
         assert (ROOT / name).exists(), f"{document.name} names {name}"
+
+
+FOLDERS = (
+    ".ci", ".github", "benchmarks", "conf", "deploy", "docs", "input_fns", "model_fns", "project_template",
+    "requirements", "runner", "tests",
+)  # fmt: skip
+
+# `tests/docs/test_docs_<page>.py` is no path, and neither is its beginning.
+A_PATH = re.compile(rf"(?<![\w/.$}}>~\\-])(?:{'|'.join(map(re.escape, FOLDERS))})/[\w./*-]*+(?![<{{$])")
+A_TEST = re.compile(r"(?<![\w/.*-])test_[\w*]+\.py\b")
+
+NO_PATHS = {
+    "model_fns/mine.py": "the reader's own, as the two below",
+    "model_fns/line.py": "",
+    "input_fns/line.py": "",
+    "docs/reference/config/": "made when the site is built",
+}
+
+
+def readable_files() -> list[Path]:
+    """The files of the repository with comments or text; the pages of docs/ have tests of their own."""
+    files = [*ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml"), ROOT / "Makefile", ROOT / ".ci" / "run"]
+    for folder in FOLDERS:
+        for suffix in ("py", "yaml", "yml", "sh", "sbatch"):
+            files += (ROOT / folder).rglob(f"*.{suffix}")
+    return [*files, *(ROOT / "deploy").glob("Dockerfile*"), *(ROOT / "requirements").glob("*.txt")]
+
+
+def prose(path: Path) -> Iterator[str]:
+    """Yield the comments and docstrings of a Python file; the whole text of another."""
+    text = path.read_text()
+    names_none = not A_PATH.search(text) and not A_TEST.search(text)  # most files: reading their tokens takes 4 s
+    if path.suffix != ".py" or names_none:
+        yield text
+        return
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def dead_paths(path: Path) -> Iterator[str]:
+    """Yield the paths into the repository that a file names and that are not there; `*` stands for any characters."""
+    # A new project has its files in folders of the same names.
+    roots = [ROOT / "project_template", ROOT] if ROOT / "project_template" in path.parents else [ROOT]
+    for text in prose(path):
+        for found in A_PATH.findall(text):
+            name = found.rstrip(".")
+            if name not in NO_PATHS and not any(any(root.glob(name)) for root in roots):
+                yield name
+        for name in A_TEST.findall(text):
+            if not any((ROOT / "tests").rglob(name)):
+                yield name
+
+
+def test_paths_in_comments_docstrings_and_lists_exist() -> None:
+    dead = [f"{path.relative_to(ROOT)} names {name}" for path in readable_files() for name in dead_paths(path)]
+    assert dead == []
 
 
 @pytest.mark.parametrize("document", ["docs/explanation/architecture.md", "CONTRIBUTING.md"])

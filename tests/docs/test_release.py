@@ -20,7 +20,11 @@ from tests.support.messages import Messages
 ROOT = Path(__file__).parents[2]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WORKFLOW: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+GITHUB: dict[str, Any] = {
+    str(path.relative_to(ROOT / ".github")): yaml.safe_load(path.read_text())
+    for path in (ROOT / ".github").rglob("*.yml")
+}
+WORKFLOW: dict[str, Any] = GITHUB["workflows/ci.yml"]
 PYTHONS = ["3.11", "3.12", "3.13"]
 
 
@@ -49,6 +53,14 @@ def test_a_release_is_refused_while_lines_wait(release: ModuleType, messages: Me
             messages.same(version, problem)
 
 
+def test_a_release_is_refused_while_the_repository_has_no_address(release: ModuleType, messages: Messages) -> None:
+    for urls in ({}, {"Repository": "https://example.com/a"}):
+        (problem,) = release.check_addresses({"urls": urls})
+        messages.same(str(len(urls)), problem)
+    addresses = {"Repository": "https://example.com/a", "Issues": "https://example.com/a/issues"}
+    assert release.check_addresses({"urls": addresses}) == []
+
+
 def test_a_release_is_refused_while_files_are_not_committed(
     release: ModuleType, tmp_path: Path, messages: Messages
 ) -> None:
@@ -71,6 +83,47 @@ def test_a_release_is_refused_with_files_that_are_not_in_git(
     assert release.check_files(*files, {"runner/__init__.py", "conf/a.yaml", "runner/x.py", "x.py"}, folders) == []
     for problem in release.check_files(*files, {"runner/__init__.py"}, folders):
         messages.same("problem", problem)
+
+
+def test_the_citation_has_the_version_and_its_day() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    (day,) = re.findall(rf"(?m)^## \[{re.escape(PROJECT['version'])}\] - (.*)$", CHANGELOG)
+    assert (citation["version"], citation["date-released"]) == (PROJECT["version"], day)
+    assert citation["title"] == PROJECT["name"] and citation["license"] == PROJECT["license"]
+    assert citation["authors"] == PROJECT["authors"] and citation["keywords"] == PROJECT["keywords"]
+
+
+def test_forms_for_issues_ask_for_what_doctor_says() -> None:
+    forms = {name: form for name, form in GITHUB.items() if name.startswith("ISSUE_TEMPLATE/") and "body" in form}
+    assert len(forms) == 2
+    for form in forms.values():
+        assert form["name"] and form["description"]
+        (doctor,) = (field for field in form["body"] if field.get("id") == "doctor")
+        assert "python -m runner command=doctor run.output=json" in doctor["attributes"]["description"]
+        for field in form["body"]:
+            assert field["type"] in ("markdown", "textarea", "input")
+            assert field["attributes"]["value" if field["type"] == "markdown" else "label"]
+
+
+def test_dependabot_looks_into_folders_that_have_what_it_reads() -> None:
+    updates = {one["package-ecosystem"]: one for one in GITHUB["dependabot.yml"]["updates"]}
+    assert {name: one["directory"] for name, one in updates.items()} == {
+        "pip": "/", "docker": "/deploy", "github-actions": "/"
+    }  # fmt: skip
+    assert (ROOT / "deploy" / "Dockerfile").exists()
+    assert all((ROOT / path).exists() for path in updates["pip"]["exclude-paths"])
+
+
+def test_publishing_is_off_until_a_variable_of_the_repository_switches_it_on() -> None:
+    workflow = GITHUB["workflows/publish.yml"]
+    # YAML 1.1 reads the key `on` as true.
+    assert set(workflow[True]) == {"push", "workflow_dispatch"} and set(workflow[True]["push"]) == {"tags"}
+    assert "vars.PUBLISH_TO_PYPI == 'true'" in workflow["jobs"]["build"]["if"]
+    publish = workflow["jobs"]["publish"]
+    assert publish["needs"] == "build" and "if" not in publish  # a job is skipped with what it needs
+    assert publish["permissions"] == {"id-token": "write"}
+    assert [step for step in publish["steps"] if "run" in step] == []  # nothing of ours runs beside the token
+    assert publish["steps"][-1]["with"] == {"attestations": True}
 
 
 def commands() -> dict[str, list[str]]:
@@ -101,9 +154,15 @@ def test_the_workflow_calls_targets_of_the_makefile() -> None:
     assert all(line.startswith("make ") for lines in commands().values() for line in lines)
 
 
+def test_the_extra_all_has_every_extra_of_users_but_gpu() -> None:
+    extras = dict(PROJECT["optional-dependencies"])
+    (everything,) = extras.pop("all")
+    assert everything == f"estimator-runner[{','.join(sorted(extras.keys() - {'gpu', 'test', 'dev'}))}]"
+
+
 def test_nvidias_libraries_are_an_extra_and_in_no_lock() -> None:
     (tensorflow,) = (one for one in PROJECT["dependencies"] if one.startswith("tensorflow>="))
     assert PROJECT["optional-dependencies"]["gpu"] == [tensorflow.replace("tensorflow", "tensorflow[and-cuda]")]
-    for lock in ("requirements.lock", "deploy/requirements.lock"):
+    for lock in ("requirements/dev.lock", "deploy/requirements.lock"):
         assert "\nnvidia-" not in (ROOT / lock).read_text(), lock
     assert "--all-extras" not in (ROOT / "Makefile").read_text()

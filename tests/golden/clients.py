@@ -1,7 +1,7 @@
 """Pipelines of public libraries on Estimator, as their users write them, on tf.estimator 2.15 and on the runner.
 
 `python -m tests.golden.clients FOLDER NAME ...` trains, evaluates, predicts and exports each case in FOLDER and leaves
-`NAME.json`. On the runner, `import runner.classic` comes first. The libraries are those of requirements-clients.lock.
+`NAME.json`. On the runner, `import runner.classic` comes first. The libraries are those of requirements/clients.txt.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def locked(path: Path) -> dict[str, tuple[str, int]]:
 
 
 def test_the_image_has_files_with_hashes_of_the_versions_that_the_tests_ran_with() -> None:
-    tested, image = locked(ROOT / "requirements.lock"), locked(DEPLOY / "requirements.lock")
+    tested, image = locked(ROOT / "requirements/dev.lock"), locked(DEPLOY / "requirements.lock")
     assert tested["tensorflow"][0].startswith("2.21") and "pytest" not in image
     assert image.items() <= tested.items()
     assert [name for name, (_, hashes) in tested.items() if not hashes] == []

@@ -184,7 +184,7 @@ def test_says_when_it_is_ready_and_how_long_things_took(tmp_path: Path, capsys: 
     assert "Saved model.ckpt-2: " in said and "Saved model.ckpt-0" not in said
     (evaluated,) = [line for line in said.splitlines() if line.startswith("eval at step 4: ")]
     assert evaluated.endswith(" s)") and "(8 examples, " in evaluated
-    assert said.count("Input (eval): ") == 1
+    assert "Input (" not in said  # how the workers divide the data is said where there are several
 
 
 def test_what_took_no_time_is_left_out_of_how_long_things_took(messages: Messages) -> None:
