@@ -61,18 +61,23 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The few files with tests that run alone: collecting all others again takes 10 s. ARGS may name files itself.
 ALONE = --durations=20 $(if $(strip $(ARGS)),,$(shell grep -rl --include='*.py' 'mark\.alone' tests))
 
+# Those that are alone and not slow wait for processes that sleep: they may do so side by side.
+QUICK_ALONE = $(call tier,alone and not (slow or gpu or world),-n $(WORKERS) $(ALONE))
+SLOW_ALONE = $(call tier,alone and slow and not (gpu or world),$(ALONE))
+
 test: $(STAMP)
 	$(call tier,not (alone or slow or gpu or world),$(SIDE_BY_SIDE) --durations=20)
-	$(call tier,alone and not (slow or gpu or world),$(ALONE))
+	$(QUICK_ALONE)
 
 test-slow: $(STAMP)
 	$(call tier,slow and not (alone or gpu or world),$(SIDE_BY_SIDE) --durations=20)
-	$(call tier,slow and alone and not (gpu or world),$(ALONE))
+	$(SLOW_ALONE)
 
 # Both in one session: each worker imports, and trains for several tests, once.
 test-all: $(STAMP)
 	$(call tier,not (alone or gpu or world),$(SIDE_BY_SIDE) --durations=40)
-	$(call tier,alone and not (gpu or world),$(ALONE))
+	$(QUICK_ALONE)
+	$(SLOW_ALONE)
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -26,7 +26,7 @@ LIMITS = ((None, 1), (10, 20), (20, 20), (25, 20), (30, None), (chains.TOTAL, No
 """(max_steps, max_epochs): the third start is the one that could not restore what the second had saved."""
 
 
-@pytest.mark.parametrize("seed", slow_but(range(10), 0, 1, 3))
+@pytest.mark.parametrize("seed", slow_but(range(10), 1, 3))
 def test_a_random_chain_of_starts_comes_to_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
     chains.check(chains.draw(random.Random(f"tests-{seed}")), tmp_path)
 

@@ -23,6 +23,7 @@ from runner.system.console import PlainProgress
 from tests.config.test_config import parsed
 from tests.support.journal import events_in, journal_of
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -92,7 +93,7 @@ def started(
 
 
 @pytest.mark.parametrize("write", [ours, tf1, object_based])
-@pytest.mark.parametrize("as_folder", [False, True])
+@pytest.mark.parametrize("as_folder", slow_but([False, True], False))
 def test_every_kind_of_checkpoint_is_read(tmp_path: Path, write: Any, as_folder: bool) -> None:
     path = write(tmp_path / "old") if write is ours else None
     if path is None:

@@ -191,7 +191,7 @@ IN_TWO = [2.268739, 0.594052, 1.867882, -1.041666, -1.494837]
 AS_ONE = [2.510572, 0.723941, 1.850265, -1.115370, -1.455476]
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", slow_but(STRUCTURES, "dicts", "tuples of tensors"))
 def test_inputs_and_outputs_are_in_order_or_have_names(family: Any, structure: str, tmp_path: Path) -> None:
     fn = STRUCTURES[structure]
     estimator = model_to_estimator(of_two(family), model_dir=tmp_path).train(fn, steps=2)
@@ -341,7 +341,9 @@ LIKE_2_15: dict[str, tuple[Any, Any, bool, list[float], set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", LIKE_2_15)
+@pytest.mark.parametrize(
+    "case", slow_but(LIKE_2_15, "an optimizer of TensorFlow 1 that has state", "metrics that have been updated")
+)
 def test_what_2_15_trained_is_trained_alike(case: str, tmp_path: Path) -> None:
     make, optimizers, is_fitted, losses, names = LIKE_2_15[case]
     model, x = make(), (X, X) if make is wide_deep else X

@@ -237,7 +237,7 @@ _OWN: dict[str, tuple[Callable[[], Any], float, float, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_but(_OWN, "own updates of variables", "own get_updates", "a newer class"))
+@pytest.mark.parametrize("name", slow_but(_OWN, "own updates of variables", "a newer class"))
 def test_optimizers_of_own_classes_train_as_in_2_15_on_any_number_of_replicas(name: str, tmp_path: Path) -> None:
     def of_line(params: Any) -> tf.data.Dataset:
         x = np.arange(19, dtype=np.float32) / 10

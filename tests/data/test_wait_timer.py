@@ -20,6 +20,7 @@ from runner.tf_private import datasets
 from tests.integration.test_exactness import LossRecorder
 from tests.support import jobs
 from tests.support.line import mirrored
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -81,7 +82,7 @@ def test_a_heavy_step_waits_for_no_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", [None, mirrored], ids=["default", "mirrored"])
-@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("is_known", slow_but([True, False], False))
 def test_samples_change_no_number_and_no_place_in_the_input(
     is_known: bool, strategy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

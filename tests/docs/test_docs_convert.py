@@ -17,6 +17,7 @@ from runner.export.receivers import receiver_fn_of_spec
 from tests.docs.test_tutorials import blocks
 from tests.support.export_models import predicted
 from tests.support.models import STYLES, data, train_input
+from tests.support.tiers import slow_but
 
 PROGRAMS = {title: text for _, title, text in blocks("../how_to/convert") if title}
 SHOWN = [text for language, _, text in blocks("../how_to/convert") if language == "text"]
@@ -32,7 +33,7 @@ def test_the_programs_for_tflite_print_what_the_page_shows(
     assert capsys.readouterr().out.endswith(SHOWN[0])
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", slow_but(STYLES, "native"))
 def test_a_model_converted_to_tflite_predicts_the_same(style: str, tmp_path: Path) -> None:
     x = data(7)[0]
     estimator = Estimator(STYLES[style], tmp_path, RunConfig(tensorboard=False)).train(train_input(10), steps=3)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import runner
@@ -27,6 +28,7 @@ def model_fn(features: Any, labels: Any, mode: str) -> runner.EstimatorSpec:
     return MODEL_FN["spec_of"](mode, tf.reduce_mean(tf.square(predictions - labels)))
 
 
+@pytest.mark.slow
 def test_two_optimizers_share_a_model_and_go_on_from_a_checkpoint_under_each_strategy(tmp_path: Path) -> None:
     found: dict[str, dict[str, np.ndarray]] = {}
     for name, strategy in strategies().items():

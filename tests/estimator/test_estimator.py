@@ -19,6 +19,7 @@ from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunCo
 from tests.support.journal import journal_of, recorded
 from tests.support.line import LINES, line, mirrored, points, read_events, steps_of
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 X = np.arange(1, 9, dtype=np.float32)
@@ -755,7 +756,7 @@ class UsesAnother(Hook):
 
 
 @pytest.mark.parametrize("strategy", [None, mirrored], ids=["default", "mirrored"])
-@pytest.mark.parametrize("style", LINES)
+@pytest.mark.parametrize("style", slow_but(LINES, "native"))
 def test_a_hook_may_use_another_checkpoint_while_training_goes_on(
     style: str, strategy: Any, tmp_path: Path, messages: Messages
 ) -> None:

@@ -18,6 +18,7 @@ from tests.support import jobs
 from tests.support.journal import events_in, journal_of
 from tests.support.line import mirrored
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 HERE = "tests.estimator.test_finite_variables"
@@ -121,7 +122,7 @@ def test_an_input_of_the_second_replica_and_a_label_have_their_names(tmp_path: P
             estimator.train(data, max_steps=1)
 
 
-@pytest.mark.parametrize("saving", list(SAVING))
+@pytest.mark.parametrize("saving", slow_but(SAVING, "asynchronous"))
 @pytest.mark.parametrize("strategy", [None, mirrored()], ids=["default", "mirrored"])
 def test_rollback_goes_on_from_the_last_checkpoint(
     strategy: Any, saving: str, tmp_path: Path, caplog: Any, messages: Messages

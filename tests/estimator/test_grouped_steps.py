@@ -81,7 +81,7 @@ class Killer(Hook):
             raise RuntimeError("killed")
 
 
-@pytest.mark.parametrize("model", [native, classic])
+@pytest.mark.parametrize("model", slow_but([native, classic], classic))
 def test_numbers_are_those_of_single_batches_also_of_a_run_that_is_resumed_within_an_epoch(
     tmp_path: Path, grouped: list[int], monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:

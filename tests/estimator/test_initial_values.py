@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, ModeKeys, RunConfig
 from tests.support.models import strategies, train_input
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 ROWS = 1 << 18  # of one float32: a megabyte
@@ -42,7 +43,7 @@ def predicted(estimator: Estimator) -> list[float]:
     return [float(one) for one in itertools.islice(estimator.predict(train_input(2, 2)), 2)]  # it has no end
 
 
-@pytest.mark.parametrize("strategy", strategies())
+@pytest.mark.parametrize("strategy", slow_but(strategies(), "default", "mirrored"))
 def test_a_restored_table_has_no_initial_values_first(strategy: str, tmp_path: Path) -> None:
     config = RunConfig(train_distribute=strategies()[strategy])
     first, other = Model(), Model()

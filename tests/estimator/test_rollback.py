@@ -16,6 +16,7 @@ from tests.support import jobs
 from tests.support.journal import events_in, journal_file, journal_of, recorded
 from tests.support.line import line, mirrored
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 NUMBERS = np.random.RandomState(0).rand(60, 2).astype(np.float32)
 
@@ -59,7 +60,7 @@ def rollbacks(folder: Path) -> list[tuple[int, int]]:
     return [(line["step"], line["back_to"]) for line in lines if line.get("event") == "rollback"]
 
 
-@pytest.mark.parametrize("saving", list(SAVING))
+@pytest.mark.parametrize("saving", slow_but(SAVING, "at once"))
 @pytest.mark.parametrize("strategy", [None, mirrored()], ids=["default", "mirrored"])
 def test_it_goes_on_from_the_checkpoint_with_the_batches_after_the_bad_one(
     strategy: Any, saving: str, tmp_path: Path, caplog: Any, messages: Messages

@@ -31,6 +31,7 @@ from tests.support.jobs import serving_input_receiver_fn
 from tests.support.journal import journal_of, recorded
 from tests.support.line import line, points, read_events, steps_of
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -241,7 +242,7 @@ class Ends(Hook):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("ends", ["killed", "stopped"])
+@pytest.mark.parametrize("ends", slow_but(["killed", "stopped"], "killed"))
 @pytest.mark.parametrize("at_step", [2, 4])
 def test_what_an_ended_run_did_not_evaluate_the_next_does_and_keeps_and_exports(
     at_step: int, ends: str, tmp_path: Path

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tests.exactness import every_metric
 from tests.exactness.product import strategy_of
-from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
 NAMES = [*(f"keras.{name}" for name in every_metric.KERAS), *(f"v1.{name}" for name in every_metric.V1)]
@@ -53,7 +52,8 @@ def test_no_metric_is_missing() -> None:
     assert functions == set(every_metric.V1)
 
 
-@pytest.mark.parametrize("strategy", slow_but(["mirrored", "central_storage"], "mirrored"))
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
 def test_each_metric_is_that_of_one_device(
     strategy: str, folder: Path, of_default: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from runner.tracking.artifacts import Artifacts, keeping
 from tests.support.journal import events_in, journal_of, metrics_of_steps
 from tests.support.line import LINES, line, mirrored, points, read_events
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -90,7 +91,9 @@ def in_event_file(folder: Path, *tags: str) -> list[tuple[str, int, float]]:
 
 
 @pytest.mark.parametrize("log", [None, runner.log], ids=["run.log", "runner.log"])
-@pytest.mark.parametrize(("strategy", "style"), [("default", "classic"), ("mirrored", "native")])
+@pytest.mark.parametrize(
+    ("strategy", "style"), slow_but([("default", "classic"), ("mirrored", "native")], ("mirrored", "native"))
+)
 def test_each_method_of_a_hook_logs_once_at_the_step_of_the_run(
     strategy: str, style: str, log: Any, tmp_path: Path
 ) -> None:

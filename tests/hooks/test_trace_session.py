@@ -13,6 +13,7 @@ import tensorflow as tf
 from runner import Estimator, EstimatorSpec, RunConfig
 from tests.support.line import line, mirrored, native_line, points
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -212,7 +213,7 @@ class Feeds(tf.compat.v1.train.SessionRunHook):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("is_fed", [True, False], ids=["fed", "not fed"])
+@pytest.mark.parametrize("is_fed", slow_but([True, False], True), ids=["fed", "not fed"])
 def test_data_whose_iterator_a_hook_initializes_is_trained_on_and_resumes(
     is_fed: bool, replicas: int, tmp_path: Path
 ) -> None:

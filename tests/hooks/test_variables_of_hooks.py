@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from runner import Estimator, RunConfig
 from tests.support.line import line, mirrored, points
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -89,7 +90,7 @@ OF_2_15: dict[str, tuple[Callable[[], Any], dict[str, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", slow_but(STRATEGIES, "mirrored"))
 @pytest.mark.parametrize("build", OF_2_15)
 def test_they_are_saved_and_restored_as_by_2_15(build: str, strategy: str, tmp_path: Path) -> None:
     build_graph, expected, after = OF_2_15[build]

@@ -530,7 +530,7 @@ def test_tfrecord_knows_its_number_of_steps(tmp_path: Path) -> None:
     [b"this is no Example", example(9, x=[1]), b""],
     ids=["not an Example", "wrong shape", "missing feature"],
 )
-@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("mode", slow_but(["eval", "train"], "train"))
 def test_a_bad_record_is_named_with_its_file_and_index(
     record: bytes, mode: str, tmp_path: Path, messages: Messages
 ) -> None:

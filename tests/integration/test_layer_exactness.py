@@ -92,7 +92,7 @@ def in_float64() -> Any:
     keras.config.set_floatx("float32")
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", slow_but([1, 2], 2))
 @pytest.mark.parametrize("model_fn", [by_keras, by_keras_scalar, by_keras_model, by_v1, by_v1_collection])
 def test_an_l2_loss_is_counted_once(
     model_fn: Callable[..., Any], replicas: int, in_float64: Any, tmp_path: Path

@@ -43,7 +43,8 @@ def summary_in(model_dir: Path) -> dict[str, Any]:
     return json.loads((model_dir / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("strategy", slow_but(REPLICAS, "mirrored"))
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", REPLICAS)
 def test_the_main_job_reaches_its_accuracy_under_every_strategy(
     strategy: str, tmp_path: Path, command_line: CommandLine
 ) -> None:

@@ -119,7 +119,7 @@ def test_a_run_that_fails_is_raised(tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (("input.train.fn=tests.support.jobs.failing",), "bad example"),  # the folder of such a start is removed
-        (("command=predict", "predict.keys=[nothing]"), "nothing"),
+        pytest.param(("command=predict", "predict.keys=[nothing]"), "nothing", marks=pytest.mark.slow),
         (("command=dry_run", "model.fn=tests.task.test_error_report.of_wrong_shape"), "Dimensions must be equal"),
     ],
     ids=["train", "predict", "dry_run"],

@@ -37,6 +37,7 @@ from tests.support.journal import recorded
 from tests.support.messages import Messages
 from tests.support.processes import wait_until
 from tests.support.screen import line_of
+from tests.support.tiers import slow_but
 
 ROOT = Path(__file__).parents[2]
 TASK = """
@@ -624,7 +625,10 @@ def test_ctrl_c_does_not_wait_for_a_server_that_never_answers(tmp_path: Path, me
 
 @pytest.mark.parametrize(
     ("code", "exit_code"),
-    [("journal.event('error', error='ValueError: no'); sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 1)],
+    [
+        ("journal.event('error', error='ValueError: no'); sys.exit(2)", 2),
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", 1, marks=pytest.mark.slow),
+    ],
     ids=["fails", "is killed"],
 )
 @pytest.mark.usefixtures("mlflow_database")
@@ -674,7 +678,9 @@ def test_a_fresh_start_with_a_mistake_leaves_nothing(
     messages.same("line", capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("kind", ["crash", "late mistake", "mistake beside a file", "mistake after a word to MLflow"])
+@pytest.mark.parametrize(
+    "kind", slow_but(["crash", "late mistake", "mistake beside a file", "mistake after a word to MLflow"], "crash")
+)
 @pytest.mark.usefixtures("mlflow_database")
 def test_a_fresh_start_that_fails_otherwise_is_a_failed_run(
     kind: str, run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

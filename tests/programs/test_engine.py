@@ -233,7 +233,7 @@ def test_native_effects_run_in_program_order(tmp_path: Path) -> None:
     assert trainer.get_variable_value("seen") == 45.0
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", slow_but(STRATEGIES, "default", "mirrored"))
 def test_classic_example_of_tf_estimator(strategy: str, tmp_path: Path) -> None:
     """get_variable, GradientDescentOptimizer, minimize(loss, global_step): the gradient is the mean over examples."""
 

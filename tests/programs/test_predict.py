@@ -17,6 +17,7 @@ from runner.estimator import evaluation
 from runner.programs.predict import PredictProgram
 from runner.tf_private.datasets import may_change_meanwhile
 from tests.support.line import line, mirrored, points
+from tests.support.tiers import slow_but
 
 
 class EachStep(tf.compat.v1.train.SessionRunHook):
@@ -56,7 +57,7 @@ def predictor(request: pytest.FixtureRequest, tmp_path: Path) -> Estimator:
     return trainer.train(points(), steps=1)
 
 
-@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("divided", slow_but([False, True], True))
 def test_loops_give_the_bits_of_one_step_at_a_time(predictor: Estimator, divided: bool) -> None:
     """23 examples in batches of 3: the last is smaller, and a replica may have nothing of it."""
     fn = points(23, 3)

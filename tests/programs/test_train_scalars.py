@@ -46,7 +46,7 @@ def summarised(style: str) -> Any:
 
 
 @pytest.mark.parametrize("style", LINES)
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "mirrored"))
 def test_scalars_are_of_all_examples_of_a_step(style: str, strategy: str, tmp_path: Path) -> None:
     config = RunConfig(train_distribute=strategy_of(strategy), save_summary_steps=1)
     # Steps 1 and 2 have four examples, step 3 has three: two of one replica and one of the other.

@@ -61,7 +61,11 @@ FEATURES = "input.train.params.features={x: {dtype: float32, shape: []}, y: {dty
 
 @pytest.mark.parametrize(
     ("kind", "write", "declared"),
-    [("csv", write_csv, [COLUMNS]), ("npz", write_npz, []), ("tfrecord", write_tfrecord, [FEATURES])],
+    [
+        ("csv", write_csv, [COLUMNS]),
+        ("npz", write_npz, []),
+        pytest.param("tfrecord", write_tfrecord, [FEATURES], marks=pytest.mark.slow),
+    ],
 )
 def test_a_shipped_input_trains_on_files_that_config_names(
     kind: str, write: Any, declared: list[str], tmp_path: Path

@@ -77,7 +77,7 @@ def test_training_alone_has_no_metrics(tmp_path: Path) -> None:
     [(), ("train.max_steps=null", "input.train.fn=tests.support.jobs.once")],
     ids=["max_steps", "end of input"],
 )
-@pytest.mark.parametrize("command", ["train_and_evaluate", "train"])
+@pytest.mark.parametrize("command", slow_but(["train_and_evaluate", "train"], "train"))
 def test_a_finished_run_is_not_trained_again(command: str, overrides: tuple[str, ...], tmp_path: Path) -> None:
     for _ in range(3):
         assert run(tmp_path, f"command={command}", "model.params={unheard: 1}", *overrides) == 0
@@ -191,7 +191,7 @@ def test_predictions_are_in_the_order_of_the_input_each_example_once(
     assert "predict" in [line["name"] for line in noted(trained) if line.get("event") == "phase"]
 
 
-@pytest.mark.parametrize("batch_size", ["3", "null", "1", "8"])
+@pytest.mark.parametrize("batch_size", slow_but(["3", "null", "1", "8"], "null", "1"))
 def test_replicas_do_not_change_what_is_predicted(batch_size: str, trained: Path, tmp_path: Path) -> None:
     wanted = ["command=predict", f"input.predict.batch_size={batch_size}", "+input.predict.params.num_examples=7"]
     assert run(trained, *wanted, f"predict.output={tmp_path}/one.jsonl") == 0

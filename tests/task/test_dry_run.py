@@ -16,6 +16,7 @@ from runner import Estimator, EstimatorSpec, ModeKeys
 from tests.support.jobs import run
 from tests.support.line import line
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 from tests.support.trained import Put
 
 v1 = tf.compat.v1
@@ -228,7 +229,7 @@ def test_a_string_where_a_number_is_needed_is_one_message(
     messages.same("exit 2", "\n".join(of_error), hide=r"/\S+test_dry_run\.py, line \d+")
 
 
-@pytest.mark.parametrize("strategy", ["default", "mirrored"])
+@pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "default"))
 def test_a_value_that_is_not_of_the_type_of_its_column_ends_a_dry_run(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
 ) -> None:

@@ -23,6 +23,7 @@ from runner.tracking.journal import NullJournal
 from runner.tracking.training_status import GENERATION
 from tests.support.jobs import config_file, endless, noted, results, run
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 from tests.support.trained import Put
 
 INTERRUPTING = ("input.train.fn=tests.support.jobs.interrupting", "train.max_steps=100000", "train.steps_per_loop=2")
@@ -56,7 +57,7 @@ def handlers() -> Any:
 # --- signals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("number", slow_but(["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"], "SIGTERM", "SIGUSR1"))
 def test_a_stop_saves_and_the_next_run_goes_on(
     number: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], messages: Messages
 ) -> None:

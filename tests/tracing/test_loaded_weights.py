@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, RunConfig
+from tests.support.tiers import slow_but
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
@@ -85,7 +86,7 @@ def estimator(folder: Path, load: Callable[..., Any], values: Any, strategy: Any
     return Estimator(model_fn, folder / "run", config)
 
 
-@pytest.mark.parametrize("load", [load_keras, load_h5, load_weights, set_weights])
+@pytest.mark.parametrize("load", slow_but([load_keras, load_h5, load_weights, set_weights], load_keras, set_weights))
 def test_training_goes_on_from_loaded_weights(load: Callable[..., keras.Model], tmp_path: Path) -> None:
     model = saved(tmp_path)
     values = model.get_weights()

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, RunConfig, build_strategy
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 ROWS = 977
@@ -46,7 +47,7 @@ LOOKUPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["default", "mirrored", "central_storage"])
+@pytest.mark.parametrize("strategy", slow_but(["default", "mirrored", "central_storage"], "default", "mirrored"))
 def test_a_step_reads_the_rows_of_a_table_that_it_looks_up_and_not_the_table(strategy: str, tmp_path: Path) -> None:
     operations: dict[str, set[str]] = {}
 

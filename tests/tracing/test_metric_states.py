@@ -17,6 +17,7 @@ from runner import Estimator, EstimatorSpec, Input, ModeKeys, RunConfig, build_s
 from tests.support.line import mirrored
 from tests.support.measured import summarised_values
 from tests.support.messages import Messages
+from tests.support.tiers import slow_but
 
 v1 = tf.compat.v1
 
@@ -120,7 +121,7 @@ def test_states_that_the_runner_can_merge_have_the_values_of_one_device(
         assert of_two == pytest.approx(of_one, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "central_storage"])
+@pytest.mark.parametrize("strategy", slow_but(["mirrored", "central_storage"], "mirrored"))
 def test_any_other_state_is_evaluated_by_one_replica_and_not_reported_in_training(
     strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,7 +175,7 @@ def drawn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return EstimatorSpec(mode, loss=weight * features[:, 0], optimizer=optimizer, eval_metric_ops=metrics)
 
 
-@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("batch_size", slow_but([2, None], 2))
 def test_random_numbers_of_eval_and_predict_are_those_of_the_batch(batch_size: int | None, tmp_path: Path) -> None:
     numbers: list[Any] = []
     for strategy in (None, mirrored()):

@@ -94,7 +94,7 @@ DRAWS: dict[str, Draw] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(DRAWS, "dropout", "function", "branch", "loop", "image"))
+@pytest.mark.parametrize("name", slow_but(DRAWS, "dropout", "branch", "loop"))
 def test_a_resumed_run_draws_what_an_undisturbed_one_draws(name: str, tmp_path: Path, caplog: Any) -> None:
     undisturbed = losses(DRAWS[name], tmp_path / "a", 5)
     with caplog.at_level(logging.WARNING, "runner"):

@@ -53,7 +53,7 @@ def start(model_dir: Path, reference: dict[str, Any]) -> None:
     premade_cases.write_first_checkpoint(model_dir, {name: value(name, *spec) for name, spec in variables.items()})
 
 
-@pytest.mark.parametrize("name", slow_but(REFERENCE["cases"], "combined", "v1_linear"))
+@pytest.mark.parametrize("name", slow_but(REFERENCE["cases"], "combined"))
 def test_a_checkpoint_of_2_15_continues_with_its_numbers(name: str, tmp_path: Path) -> None:
     make, label = CASES[name]
     expected = REFERENCE["cases"][name]
@@ -209,6 +209,7 @@ def with_names() -> tf.data.Dataset:
     return premade_cases.input_fn("two", repeat=1)().map(lambda features, label: (features, tf.gather(names, label)))
 
 
+@pytest.mark.slow
 def test_added_metrics_come_with_those_of_the_head(classifier: Any, messages: Messages) -> None:
     def more(features: Any, predictions: Any) -> dict[str, Any]:
         return {
