@@ -64,5 +64,5 @@ def test_a_test_costs_what_it_and_its_processes_use(tmp_path: Path) -> None:
     itself, child, orphan = (rows[f"test_{name}"] for name in ("itself", "child", "orphan"))
     assert itself.own >= 1.0 and itself.children == 0.0 and itself.starts == {}
     assert child.own < 1.0 <= child.children and child.starts == {"other Python": 1}
-    assert orphan.own < 1.0 and orphan.children > 0.5  # what it used after the last look is lost
+    assert orphan.own < 1.0 and orphan.children > 0.2  # what it used after the last look is lost
     assert orphan.starts["other Python"] >= 1  # the first of the two may have ended before a look

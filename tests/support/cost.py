@@ -1,6 +1,6 @@
 """What each test costs, with the processes that it starts: `make test ARGS=--cost`.
 
-A thread looks fifty times a second where the main thread is, and five times a second at all processes below this one.
+A thread looks twenty times a second where the main thread is, and twice a second at all processes below this one.
 A row for each test goes to FILE, of several calls of pytest if nobody has removed it:
 
     python -m tests.support.cost            show the table of all rows there
@@ -31,8 +31,8 @@ FILE = ROOT / "build" / "cost.jsonl"
 LIST = ROOT / "tests" / "costs.txt"
 LONG_SECS = 0.7
 """CPU seconds of all cases of a function that are not slow, from which on it is no part of `make check`."""
-STACK_SECS = 0.02
-PROCESSES_SECS = 0.2
+STACK_SECS = 0.05
+PROCESSES_SECS = 0.5
 DEAREST = 20
 BETWEEN = "imports, collection, and what is between tests"
 """The name of the rows of the time in which no test runs."""
