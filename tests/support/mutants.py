@@ -221,15 +221,19 @@ def first_failure(tests: list[str]) -> str:
         if not some:
             break
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=300", *some]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        )
         try:
             said, _ = process.communicate(timeout=SECS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return "a hang"
         if process.returncode:
-            failed = [line.split()[1] for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            return failed[0] if failed else f"exit {process.returncode}: {said[-300:]}"
+            lines = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+            if not lines:
+                return f"exit {process.returncode}: {said[-300:]}"
+            return lines[0].partition(" ")[2].partition(" - ")[0]
     return "survived"
 
 
