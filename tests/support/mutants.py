@@ -1,15 +1,16 @@
 """Faults put into the code one at a time: which of them do tests find?
 
-    python -m tests.support.mutants list --seed 1 --number 100 build/mutants.json    draw them
-    python -m tests.support.mutants probe build/mutants.json                         note who reaches them from now on
-    python -m tests.support.mutants run build/mutants.json                           run the tests that reach each
+    python -m tests.support.mutants list --seed 2 --number 50 build/fresh.json    draw them
+    python -m tests.support.mutants probe build/fresh.json                        note who reaches them from now on
+    python -m tests.support.mutants run build/fresh.json                          run the tests that reach each
 
 All three work on the checkout that they stand in: use a worktree of its own. `probe` has each place note the test that
-reaches it, also in processes that the test starts, in REACHED: run the tests (`make test-all`), then `git checkout
-runner`. `run` writes what killed each mutant back into the list. A mutant is found again by its module, function, text
-and place among equal ones, so a list holds for later code.
+reaches it, also in processes that the test starts, in REACHED: run the tests (`make test-all ARGS=--cost`), then
+`git checkout runner`. `run` writes what killed each mutant into a copy of the list. A mutant is found again by its
+module, function, text and place among equal ones, so a list holds for later code.
 
-(tests/support/mutations.py is another thing: command lines with random values.)
+tests/support/mutants.json has the 100 that seed 1 drew from 189a7836, before tests were merged; those with an outcome
+were run then. (tests/support/mutations.py is another thing: command lines with random values.)
 """
 
 from __future__ import annotations
