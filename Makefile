@@ -128,8 +128,8 @@ FAST := not (long or processes or slow or gpu or world)
 fast: python $(STAMP)
 	$(call tier,$(FAST),$(SIDE_BY_SIDE))
 
-# The fast tests with each Python that we support and that is found here. 3.14 waits for TensorFlow 2.22: 2.21 has no
-# wheel for it, 2.22.0rc0 has.
+# The fast tests with each Python that the lock supports and that is found here. 3.14 waits until the lock has TensorFlow
+# 2.22: 2.21 has no wheel for it, 2.22.0rc0 has.
 PYTHONS := python3.11 python3.12 python3.13
 check-pythons:
 	@for python in $(PYTHONS); do \
