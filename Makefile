@@ -35,7 +35,7 @@ INSTALL = $(BASE_PYTHON) .ci/install.py
 .DEFAULT_GOAL := help
 .PHONY: help run check test docs bench release
 .PHONY: setup fast lint format python check-pythons test-slow test-all test-gpu test-world golden browser clients team stores beside
-.PHONY: messages docs-serve canary lock clean
+.PHONY: messages docs-serve canary lowest lock clean
 
 help:
 	@echo 'make run      trains the default job in half a minute; the first time 3 minutes more for .venv (with uv 1)'
@@ -128,8 +128,8 @@ FAST := not (long or processes or slow or gpu or world)
 fast: python $(STAMP)
 	$(call tier,$(FAST),$(SIDE_BY_SIDE))
 
-# The fast tests with each Python that we support and that is found here. 3.14 waits for TensorFlow 2.22: 2.21 has no
-# wheel for it, 2.22.0rc0 has.
+# The fast tests with each Python that the lock supports and that is found here. 3.14 waits until the lock has TensorFlow
+# 2.22: 2.21 has no wheel for it, 2.22.0rc0 has.
 PYTHONS := python3.11 python3.12 python3.13
 check-pythons:
 	@for python in $(PYTHONS); do \
@@ -186,6 +186,15 @@ canary: $(STAMP)
 	$(CANARY)/bin/python .ci/canary.py names
 	$(CANARY)/bin/python -m pytest -m "$(FAST)" $(SIDE_BY_SIDE) $(ARGS)
 
+# The fast tests with the lowest versions that pyproject.toml allows, of what it names itself, on the oldest Python. Only uv
+# chooses so; it stands in that environment.
+LOWEST := .venv-lowest
+lowest:
+	test -x $(LOWEST)/bin/python || $(or $(call first_python,python3.11 python3,11,12),$(error No Python 3.11 found)) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip install --quiet --compile-bytecode --upgrade --resolution lowest-direct --python $(LOWEST)/bin/python -e ".[test]"
+	$(LOWEST)/bin/python -m pytest -m "$(FAST)" $(SIDE_BY_SIDE) $(ARGS)
+
 # dist/: the source distribution and the wheel, checked, and the wheel installed from an empty cache with each Python found.
 release: $(STAMP)
 	$(BIN)/python .ci/release.py $(foreach one,$(PYTHONS),$(call found,$(one)))
@@ -228,4 +237,4 @@ lock:
 	$(LOCK) --generate-hashes --constraint requirements/dev.lock pyproject.toml -o deploy/requirements.lock $(ARGS)
 
 clean:
-	rm -rf .venv .venv-3.* $(GOLDEN) $(BESIDE) $(CANARY) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-3.* $(GOLDEN) $(BESIDE) $(CANARY) $(LOWEST) $(DOCS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

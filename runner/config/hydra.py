@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import functools
@@ -51,6 +52,27 @@ VERSION: Mapping[str, str] = {"version_base": "1.3"} if hydra.__version__.starts
 """Hydra 1.4 no longer has other behaviours to choose from."""
 
 OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
+
+
+def _allow_help_that_is_no_string() -> None:
+    """Let argparse take the help of Hydra 1.3's `--shell-completion`, an object that becomes a text when it is shown.
+
+    Python 3.14 reads the help of each argument when it is added, and refuses this one ("badly formed help string"), for
+    `hydra.main` as for `get_args_parser`. Other arguments are checked as before. Older Pythons have no such check.
+    """
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None:
+        return
+
+    @functools.wraps(check)
+    def check_a_string(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if isinstance(action.help, str):
+            check(parser, action)
+
+    argparse.ArgumentParser._check_help = check_a_string  # type: ignore[attr-defined]
+
+
+_allow_help_that_is_no_string()
 
 
 @dataclass

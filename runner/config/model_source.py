@@ -51,7 +51,7 @@ def resolved(config: Config, env: Mapping[str, str]) -> tuple[Config, str]:
     if keras == "legacy" and not legacy_keras.is_installed():
         raise NotFound(
             f"model.fn={model.fn} needs Keras 2 ({needed or 'model.keras=legacy'}), the package tf_keras, which is not "
-            "installed: pip install 'estimator-runner[classic]'"
+            f"installed: {legacy_keras.installation()}"
         )
     if is_classic or keras == "legacy":
         what = ["the names of tf.estimator and tf.layers are there (model.classic=true)"] if is_classic else []

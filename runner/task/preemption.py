@@ -128,8 +128,12 @@ def notice_of(cloud: str) -> Notice:
 
 def _read(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
     opener = build_opener(ProxyHandler({}))  # connect directly, ignoring proxies of the environment
-    with opener.open(Request(url, headers=dict(headers), method=method), timeout=TIMEOUT_SECS) as response:
-        return str(response.read(1_000_000).decode().strip())
+    try:
+        with opener.open(Request(url, headers=dict(headers), method=method), timeout=TIMEOUT_SECS) as response:
+            return str(response.read(1_000_000).decode().strip())
+    except HTTPError as error:
+        error.close()  # it is the answer, too: Python 3.14 warns of one that stays open
+        raise
 
 
 def _seconds_until(time: datetime) -> float:

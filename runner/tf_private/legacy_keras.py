@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 from runner.tf_private.replaced import Overlay, all_replaced
@@ -30,6 +31,17 @@ def is_asked_for(env: Mapping[str, str]) -> bool:
 
 def is_installed() -> bool:
     return importlib.util.find_spec("tf_keras") is not None
+
+
+def installation() -> str:
+    """Return the command that installs tf_keras, and what it does to a TensorFlow that is newer than any tf_keras."""
+    command = "pip install 'estimator-runner[classic]'"
+    try:
+        version = metadata.version("tensorflow")
+    except metadata.PackageNotFoundError:
+        return command
+    is_newer = [int(part) for part in version.split(".")[:2]] > [2, 21]
+    return f"{command}, in another environment: it takes TensorFlow {version} back to 2.21" if is_newer else command
 
 
 def keras_2_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextManager[None]:

@@ -192,13 +192,15 @@ def describe(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     line = mask_text(lines[0], ()) if lines else type(error).__name__
     refused = re.match(r"API request to endpoint (\S+) failed with error code (\d+)", line)
-    request = re.match(r"API request to (\w+://[^/\s]+)\S* failed with exception", line)
+    request = re.match(r"API request to (\w+://[^/\s]+)([^\s?]*)\S* failed with exception", line)
     broken = re.search(r"too many (\d+) error responses", line)
     if refused and refused[2] in _ADVICE:
         advice = _ADVICE["Invalid Host" if "Invalid Host" in line else refused[2]]
         line = f"MLflow's server refuses {refused[1]} (HTTP {refused[2]}). {advice}"
-    elif request and broken:
-        line = f"{request[1]} answers with HTTP {broken[1]}: its log has the reason."
+    elif refused and refused[2].startswith("5"):  # MLflow 3.18 and newer, which do not say at which address
+        line = f"MLflow's server answers {refused[1]} with HTTP {refused[2]}: its log has the reason."
+    elif request and broken:  # MLflow 3.17
+        line = f"MLflow's server answers {request[2]} with HTTP {broken[1]}: its log has the reason."
     elif request:
         reasons = re.findall(r"\[Errno -?\d+\] ([^'\")]+)|(timed out)", line)
         reason = "".join(reasons[-1]) if reasons else line.partition("failed with exception ")[2]

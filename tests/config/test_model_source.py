@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def test_keras_2_that_is_missing_is_a_mistake_before_tensorflow_is_imported(
     code: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(metadata, "version", lambda name: "2.21.0")  # a newer one gets more advice
     with messages.raised(ConfigError) as caught:
         found(code, "import tensorflow.compat.v1 as tf\ntf.layers.dense")
     assert "line 2)" in str(caught.value)

@@ -131,11 +131,11 @@ def commands() -> dict[str, list[str]]:
     return {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in WORKFLOW["jobs"].items()}
 
 
-def test_the_workflow_runs_lint_tiers_docs_and_canary_with_each_python() -> None:
+def test_the_workflow_runs_lint_tiers_docs_and_canary_with_each_python_and_the_lowest_versions() -> None:
     ran = {name: {line.split()[1] for line in lines} for name, lines in commands().items()}
     assert ran["check"] == {"lint", "fast"}
     assert ran["test"] >= {"test"} and ran["slow"] >= {"test-slow"}
-    assert (ran["docs"], ran["canary"]) == ({"docs"}, {"canary"})
+    assert (ran["docs"], ran["canary"], ran["lowest"]) == ({"docs"}, {"canary"}, {"lowest"})
     for name in ("check", "test", "canary"):
         assert WORKFLOW["jobs"][name]["strategy"]["matrix"]["python"] == PYTHONS
     assert [f"Programming Language :: Python :: {one}" in PROJECT["classifiers"] for one in PYTHONS] == [True] * 3

@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from runner.config.schema import Config, TrackingConfig
 from runner.launch.environment import doctor
 from runner.launch.environment.doctor import Probe, Problem, Section
 from runner.system.child_process import describe_exit
+from runner.tf_private import legacy_keras
 from tests.config.test_config import composed
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages
@@ -174,6 +176,15 @@ def test_packages_of_other_versions_are_named() -> None:
     ]
 
 
+def test_a_tensorflow_that_tf_keras_has_no_release_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tf_keras")
+    monkeypatch.setattr(metadata, "version", lambda name: "2.99.0" if name == "tensorflow" else "2.21.0")
+    (problem,) = doctor.find_tf_keras_problems()
+    assert not problem.is_fatal and "TensorFlow 2.99.0" in problem.what and "in another environment" in problem.do
+    monkeypatch.setattr(metadata, "version", lambda name: "2.21.0")
+    assert doctor.find_tf_keras_problems() == []
+
+
 def test_an_installation_under_the_former_name_is_to_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,3 +275,12 @@ def test_a_keras_that_no_model_can_use_is_an_error(
     section = doctor.check_tensorflow(probe, {"KERAS_BACKEND": "jax", "TF_USE_LEGACY_KERAS": "1"})
     assert compare(section.problems[:2], messages) == [True, True]
     assert doctor.check_tensorflow(Probe(FACTS), {"KERAS_BACKEND": "tensorflow"}).problems == []
+
+
+def test_the_extra_classic_is_said_to_take_a_newer_tensorflow_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for version in ("2.21.0", "2.22.0rc0", "3.0.0"):
+        monkeypatch.setattr(metadata, "version", lambda name, version=version: version)
+        said[version] = legacy_keras.installation()
+    assert said.pop("2.21.0") == "pip install 'estimator-runner[classic]'"
+    assert all(text.endswith(f"it takes TensorFlow {version} back to 2.21") for version, text in said.items())

@@ -24,6 +24,7 @@ from runner.classic.compat.tf1_imports import as_version_1, signs
 from runner.classic.contrib import names as contrib
 from runner.config.error_messages import did_you_mean
 from runner.config.source_names import V1, imported_files
+from runner.tf_private import legacy_keras
 
 UNCHANGED = "unchanged"
 VERSION = "2.21"
@@ -275,7 +276,7 @@ def _gone(use: Use, installed: Installed) -> str | None:
     if not hint and not name.startswith(V1) and installed.has(f"{V1}.{rest}"):
         hint = f"use tf.compat.v1.{rest}, or `import tensorflow.compat.v1 as tf` for all names of TensorFlow 1"
     if not hint and installed.lacks_keras_2(f"{V1}.{use.api_name}"):
-        hint = "it is in Keras 2, the package tf_keras: pip install 'estimator-runner[classic]'"
+        hint = f"it is in Keras 2, the package tf_keras: {legacy_keras.installation()}"
     return f"TensorFlow {VERSION} has no such name{': ' if hint else ''}{hint}"
 
 

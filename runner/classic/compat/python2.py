@@ -97,11 +97,23 @@ def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
             yield node, node.id, f"Python 3 has no {node.id}: write {_NAMES[node.id]}"
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift) and ast.unparse(node.left) == "print":
             yield node, "print >>", "Python 3's print is a function: write print(..., file=f)"
+        elif isinstance(node, ast.ExceptHandler) and _is_except_with_a_comma(node):
+            assert node.type is not None
+            yield node.type, "except", "Python 3 takes the second for an error, too: write `except Error as error:`"
         elif isinstance(node, ast.Call):
             yield from _of_call(node, functions)
     for scope in ast.walk(tree):
         if isinstance(scope, ast.Module | ast.FunctionDef | ast.Lambda):
             yield from _used_as_lists(scope, bound)
+
+
+def _is_except_with_a_comma(handler: ast.ExceptHandler) -> bool:
+    """Report whether a handler is `except Error, error:`, which Python 3.14 can parse again: as two errors to catch."""
+    caught = handler.type
+    if not isinstance(caught, ast.Tuple) or caught.col_offset != caught.elts[0].col_offset:  # with parentheses
+        return False
+    last = caught.elts[-1]
+    return len(caught.elts) == 2 and isinstance(last, ast.Name) and last.id.islower() and handler.name is None
 
 
 def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, str, str]]:

@@ -31,6 +31,7 @@ from runner.system.files import free_bytes
 from runner.system.memory import free_memory
 from runner.system.redaction import masked_value
 from runner.system.start_status import START_STATUS, shows_live
+from runner.tf_private import legacy_keras
 from runner.tracking.mlflow_tracker import MlflowTracker, experiment_name, tracking_uri
 from runner.tracking.tracker import describe
 
@@ -143,6 +144,7 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
         if not needed.specifier.contains(found, prereleases=True):  # it may work, but is not tested
             what = f"{needed.name} {found} is installed, not {needed.specifier}"
             problems.append(Problem(what, f"pip install '{needed}'"))
+    problems += find_tf_keras_problems() if requirements is None else []
     if any(metadata.distributions(name="tf-runner")):  # both have the package `runner`: pip removes the files of both
         advice = "pip uninstall tf-runner, then pip install --force-reinstall --no-deps estimator-runner"
         problems.append(Problem("tf-runner, the name of estimator-runner before, is installed, too", advice))
@@ -150,6 +152,18 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
         what = "PYTHONDONTWRITEBYTECODE is set, so each start compiles all modules again: 10 s instead of 4"
         problems.append(Problem(what, "unset PYTHONDONTWRITEBYTECODE"))
     return Section("python", rows, problems)
+
+
+def find_tf_keras_problems() -> list[Problem]:
+    """Tell of a TensorFlow for which tf_keras has no release: both are there if pip was asked for the newer alone."""
+    try:
+        listed = [Requirement(text) for text in metadata.requires("tf-keras") or []]
+        found, tensorflow = metadata.version("tf-keras"), Version(metadata.version("tensorflow"))
+    except metadata.PackageNotFoundError:
+        return []
+    fits = all(one.specifier.contains(tensorflow, prereleases=True) for one in listed if one.name == "tensorflow")
+    what = f"TensorFlow {tensorflow} is installed beside tf_keras {found}, which is not made for it"
+    return [] if fits else [Problem(what, "pip install 'estimator-runner[classic]' in another environment")]
 
 
 # --- TensorFlow ------------------------------------------------------------------------------------------------------
@@ -218,7 +232,7 @@ def _keras_problems(env: Mapping[str, str]) -> list[Problem]:
         problems.append(Problem(what, "unset KERAS_BACKEND", is_fatal=True))
     if env.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and find_spec("tf_keras") is None:
         what = "TF_USE_LEGACY_KERAS selects Keras 2, but the package tf_keras is not installed"
-        advice = "pip install 'estimator-runner[classic]', or unset TF_USE_LEGACY_KERAS"
+        advice = f"unset TF_USE_LEGACY_KERAS, or {legacy_keras.installation()}"
         problems.append(Problem(what, advice, is_fatal=True))
     return problems
 

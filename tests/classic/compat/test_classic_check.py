@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import re
@@ -434,7 +435,8 @@ def test_a_program_has_one_verdict_with_the_files_that_it_imports(
 
 @pytest.mark.parametrize(("name", "text", "place"), [
     ("old.py", "print 'x'\n", "old.py:1: "),
-    ("old.py", "try: pass\nexcept E, e: pass\n", "old.py:2: "),
+    pytest.param("old.py", "try: pass\nexcept E, e: pass\n", "old.py:2: ", marks=pytest.mark.skipif(
+        sys.version_info >= (3, 14), reason="Python 3.14 can parse it: the next test")),
     ("none.py", None, "runner.classic check: "),
 ], ids=["print", "except", "no file"])  # fmt: skip
 def test_what_is_no_python_is_exit_code_2(
@@ -450,6 +452,14 @@ def test_what_is_no_python_is_exit_code_2(
     assert printed.err.startswith(place)
     messages.same(f"exit {code}", printed.err, hide=r"(?<=old\.py:#: ).*(?= \(Python 2)")  # the words of Python
     messages.same("stdout", printed.out)  # the other files are read all the same
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="is no Python: the test before")
+def test_an_error_after_a_comma_is_an_idiom_of_python_2_where_python_can_parse_it() -> None:
+    two_errors = "try: pass\nexcept {}: pass\n"
+    for caught, is_old in (("E, e", True), ("(E, F), e", True), ("(E, e)", False), ("E, F", False), ("E as e", False)):
+        found = list(python2.idioms(ast.parse(two_errors.format(caught))))
+        assert [(line, name) for line, _, name, _ in found] == [(2, "except")] * is_old, caught
 
 
 # --- that it is true: every name of its tables, against TensorFlow itself -------------------------------------------
