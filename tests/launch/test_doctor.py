@@ -272,6 +272,7 @@ def test_a_keras_that_no_model_can_use_is_an_error(
     probe: Probe, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    monkeypatch.setattr(metadata, "version", lambda name: "2.21.0")  # a newer one gets more advice
     section = doctor.check_tensorflow(probe, {"KERAS_BACKEND": "jax", "TF_USE_LEGACY_KERAS": "1"})
     assert compare(section.problems[:2], messages) == [True, True]
     assert doctor.check_tensorflow(Probe(FACTS), {"KERAS_BACKEND": "tensorflow"}).problems == []
