@@ -157,13 +157,16 @@ def check_python(env: Mapping[str, str], requirements: Sequence[str] | None = No
 def find_tf_keras_problems() -> list[Problem]:
     """Tell of a TensorFlow for which tf_keras has no release: both are there if pip was asked for the newer alone."""
     try:
-        listed = [Requirement(text) for text in metadata.requires("tf-keras") or []]
-        found, tensorflow = metadata.version("tf-keras"), Version(metadata.version("tensorflow"))
+        demanded = [Requirement(text) for text in metadata.requires("tf-keras") or []]
+        tf_keras = metadata.version("tf-keras")
+        tensorflow = Version(metadata.version("tensorflow"))
     except metadata.PackageNotFoundError:
         return []
-    fits = all(one.specifier.contains(tensorflow, prereleases=True) for one in listed if one.name == "tensorflow")
-    what = f"TensorFlow {tensorflow} is installed beside tf_keras {found}, which is not made for it"
-    return [] if fits else [Problem(what, "pip install 'estimator-runner[classic]' in another environment")]
+    of_tensorflow = [requirement for requirement in demanded if requirement.name == "tensorflow"]
+    if all(requirement.specifier.contains(tensorflow, prereleases=True) for requirement in of_tensorflow):
+        return []
+    what = f"TensorFlow {tensorflow} is installed beside tf_keras {tf_keras}, which is not made for it"
+    return [Problem(what, "pip install 'estimator-runner[classic]' in another environment")]
 
 
 # --- TensorFlow ------------------------------------------------------------------------------------------------------
