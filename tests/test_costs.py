@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -57,7 +58,8 @@ def test_every_function_of_the_list_exists() -> None:
 def test_a_test_costs_what_it_and_its_processes_use(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     command = [sys.executable, "-c", MEASURES, str(tmp_path)]
-    ran = subprocess.run(command, cwd=cost.ROOT, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}  # it may have --cost
+    ran = subprocess.run(command, cwd=cost.ROOT, env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = (tmp_path / "build" / "cost.jsonl").read_text().splitlines()
     rows = {row.test.partition("::")[2]: row for row in (cost.Row(**json.loads(line)) for line in lines)}
