@@ -18,6 +18,9 @@ from runner.remote.note import Note
 from runner.remote.store import Lease, Store
 from runner.system import urls
 
+started: list[SendingThread] = []
+"""Those of the test that runs: one that goes on would say on the screen of a later test that it lost its store."""
+
 
 class SendingThread:
     """In place of the process that sends: only this process sees a store in memory, which a run refuses for that."""
@@ -28,6 +31,7 @@ class SendingThread:
         held = Lease(Store(Note.read(folder).url), *lease)
         self._thread = threading.Thread(target=lambda: upload.follow(folder, held, self._is_last), daemon=True)
         self._thread.start()
+        started.append(self)
 
     @property
     def is_alive(self) -> bool:
@@ -42,7 +46,7 @@ class SendingThread:
 
 
 @pytest.fixture
-def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     memory = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
     real = memory.info
 
@@ -63,6 +67,9 @@ def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "STORES", {**urls.STORES, "memory": "fsspec"})
     monkeypatch.setattr(mirror, "ShippingProcess", SendingThread)
     monkeypatch.setattr(upload, "GLANCE_SECS", 0.01)
+    yield
+    while started:
+        started.pop().end()
 
 
 @pytest.fixture
