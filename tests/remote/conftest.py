@@ -18,9 +18,6 @@ from runner.remote.note import Note
 from runner.remote.store import Lease, Store
 from runner.system import urls
 
-started: list[SendingThread] = []
-"""Those of the test that runs: one that goes on would say on the screen of a later test that it lost its store."""
-
 
 class SendingThread:
     """In place of the process that sends: only this process sees a store in memory, which a run refuses for that."""
@@ -31,7 +28,6 @@ class SendingThread:
         held = Lease(Store(Note.read(folder).url), *lease)
         self._thread = threading.Thread(target=lambda: upload.follow(folder, held, self._is_last), daemon=True)
         self._thread.start()
-        started.append(self)
 
     @property
     def is_alive(self) -> bool:
@@ -46,7 +42,7 @@ class SendingThread:
 
 
 @pytest.fixture
-def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
     real = memory.info
 
@@ -64,12 +60,11 @@ def stores_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             pipe_file(fs, *args, **settings)
 
     monkeypatch.setattr(memory, "pipe_file", create)
+    # A later command in this process would close the mirrors that a test leaves open, and say what became of them.
+    monkeypatch.setattr(mirror, "_mirrors", {})
     monkeypatch.setattr(urls, "STORES", {**urls.STORES, "memory": "fsspec"})
     monkeypatch.setattr(mirror, "ShippingProcess", SendingThread)
     monkeypatch.setattr(upload, "GLANCE_SECS", 0.01)
-    yield
-    while started:
-        started.pop().end()
 
 
 @pytest.fixture
