@@ -40,8 +40,10 @@ def installation() -> str:
         version = metadata.version("tensorflow")
     except metadata.PackageNotFoundError:
         return command
-    is_newer = [int(part) for part in version.split(".")[:2]] > [2, 21]
-    return f"{command}, in another environment: it takes TensorFlow {version} back to 2.21" if is_newer else command
+    major, minor = version.split(".")[:2]
+    if (int(major), int(minor)) <= (2, 21):
+        return command
+    return f"{command}, in another environment: it takes TensorFlow {version} back to 2.21"
 
 
 def keras_2_of_graphs(*, is_eager_outside: bool) -> contextlib.AbstractContextManager[None]:

@@ -110,10 +110,12 @@ def _of_nodes(tree: ast.AST) -> Iterator[tuple[ast.expr, str, str]]:
 def _is_except_with_a_comma(handler: ast.ExceptHandler) -> bool:
     """Report whether a handler is `except Error, error:`, which Python 3.14 can parse again: as two errors to catch."""
     caught = handler.type
-    if not isinstance(caught, ast.Tuple) or caught.col_offset != caught.elts[0].col_offset:  # with parentheses
+    if not isinstance(caught, ast.Tuple) or len(caught.elts) != 2 or handler.name is not None:
         return False
-    last = caught.elts[-1]
-    return len(caught.elts) == 2 and isinstance(last, ast.Name) and last.id.islower() and handler.name is None
+    first, last = caught.elts
+    has_parentheses = caught.col_offset != first.col_offset
+    is_a_variable = isinstance(last, ast.Name) and last.id.islower()  # not a class of errors
+    return is_a_variable and not has_parentheses
 
 
 def _of_call(node: ast.Call, functions: set[str]) -> Iterator[tuple[ast.expr, str, str]]:
