@@ -40,6 +40,8 @@ PROCESS_FOLDERS = ("integration", "launch")
 running: pytest.Item | None = None
 environment_of_all: dict[str, str] = {}
 """What is set when all is collected."""
+INSTALLED = "runner.classic.compat.install"
+"""Its `called` are the switches of TensorFlow 1 that code in this process has called."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,7 +106,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     search complains of, such as an open socket, pytest says at the beginning of the next file.
 
     Nor does what the code of a file has set in the environment outlive it: with other variables than its server a task
-    of `command_line` would import TensorFlow itself, for 4 s.
+    of `command_line` would import TensorFlow itself, for 4 s. Nor do switches of TensorFlow 1 that a program has called.
     """
     global running
     running = item
@@ -115,6 +117,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         if nextitem is None or nextitem.path != item.path:
             os.environ.clear()
             os.environ.update(environment_of_all)
+            if INSTALLED in sys.modules:
+                sys.modules[INSTALLED].called.clear()
             gc.collect()
             gc.freeze()
 

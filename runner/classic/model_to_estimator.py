@@ -25,7 +25,7 @@ from runner.model_fn import EstimatorSpec, MissingFeatureError, ModeKeys
 from runner.programs.model import Model
 from runner.programs.program import Program
 from runner.run_config import RunConfig, WarmStart, with_model_dir
-from runner.tf_private import keras_models, tensor_bundle
+from runner.tf_private import keras_models, tensor_bundle, tf_estimator
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.optimizers import renewed_in
 
@@ -254,7 +254,8 @@ class _Family:
         return bool(model.compiled)
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        # Keras 3 was never written for TensorFlow 1: after tf.disable_v2_behavior() its losses fail at the dimensions.
+        return tf_estimator.dimensions_of_tf2()
 
     def name(self, weight: Any) -> str:
         """Return the name that a weight has in the checkpoint."""

@@ -91,6 +91,8 @@ _SHAPES = "tensorflow.python.framework.tensor_shape"
 _by_identity = EnteredOnce(lambda: mock.patch("tensorflow.Tensor._USE_EQUALITY", False))
 dimensions_of_tf1 = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", False))
 """Gives each dimension of a TensorShape the attribute `value` inside this context, as in TensorFlow 1."""
+dimensions_of_tf2 = EnteredOnce(lambda: mock.patch(f"{_SHAPES}._TENSORSHAPE_V2_OVERRIDE", True))
+"""Makes each dimension of a TensorShape a number or None inside this context, also within `dimensions_of_tf1`."""
 
 
 def connect_the_coordinator_alone(strategy: Any, fitted: Callable[[Any], Any], keeping: Callable[[Any], Any]) -> None:

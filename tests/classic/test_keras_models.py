@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from runner.classic.compat import install
 from runner.classic.model_to_estimator import model_to_estimator
 from runner.classic.run_config import RunConfig
 from runner.export.outputs import PredictOutput, RegressionOutput
@@ -199,6 +200,18 @@ def test_inputs_and_outputs_are_in_order_or_have_names(family: Any, structure: s
     assert {*found} == {"loss", "o1_mae", "o2_mae", "global_step"}
     values = [*rows(found, "loss", "o1_mae", "o2_mae"), *predicted["o1"], *predicted["o2"]]
     np.testing.assert_allclose(values, AS_ONE if "of tensors" in structure else IN_TWO, rtol=1e-5)
+
+
+def test_a_program_that_turns_tensorflow_2_off_trains_the_same(
+    family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its model_fn each dimension of a shape has a `value`, of which Keras 3 knows nothing."""
+    monkeypatch.setattr(install, "called", {"disable_v2_behavior"})
+    fn = STRUCTURES["tuples"]  # batches have no static size
+    estimator = model_to_estimator(of_two(family), model_dir=tmp_path).train(fn, steps=2)
+    found, predicted = estimator.evaluate(fn, steps=2), next(estimator.predict(fn))
+    values = [*rows(found, "loss", "o1_mae", "o2_mae"), *predicted["o1"], *predicted["o2"]]
+    np.testing.assert_allclose(values, IN_TWO, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
