@@ -106,7 +106,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     search complains of, such as an open socket, pytest says at the beginning of the next file.
 
     Nor does what the code of a file has set in the environment outlive it: with other variables than its server a task
-    of `command_line` would import TensorFlow itself, for 4 s. Nor do switches of TensorFlow 1 that a program has called.
+    of `command_line` would import TensorFlow itself, for 4 s. Nor does a switch of TensorFlow 1 that a program called.
     """
     global running
     running = item

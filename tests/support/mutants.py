@@ -6,7 +6,8 @@
 
 All three work on the checkout that they stand in: use a worktree of its own. `probe` has each place note the test that
 reaches it, also in processes that the test starts, in REACHED: run the tests (`make test-all ARGS=--cost`), then
-`git checkout runner`. `run` writes what killed each mutant into a copy of the list. A mutant is found again by its
+`git checkout runner`. `run` writes what killed each mutant into a copy of the list, and leaves those of a list out
+whose outcome stands there already. A mutant is found again by its
 module, function, text and place among equal ones, so a list holds for later code.
 
 tests/support/mutants.json has the 100 that seed 1 drew from 189a7836, before tests were merged; those with an outcome
@@ -279,7 +280,8 @@ def main() -> None:
 
     reached = cheapest_first(mutants, {row.test: row.cpu for row in read_rows()})
     part, parts = map(int, words.part.split("/"))
-    for number, outcome in run(mutants, reached, list(range(len(mutants)))[part - 1 :: parts]):
+    waiting = [number for number, row in enumerate(rows) if "outcome" not in row]
+    for number, outcome in run(mutants, reached, waiting[part - 1 :: parts]):
         rows[number]["outcome"] = outcome
         rows[number]["tests"] = len(reached.get(number, []))
         print(f"{number} {mutants[number].key}: {outcome}", flush=True)
