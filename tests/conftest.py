@@ -20,6 +20,7 @@ import pytest
 
 from tests.support import cost
 from tests.support.processes import STARTED, end_all_of
+from tests.support.tiers import FURTHER, further_cases, is_named_slow
 
 if TYPE_CHECKING:
     from tests.support.command_line import CommandLine
@@ -92,12 +93,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     # A file is one worker's. Long ones at the end, and those that wait, would leave a core without work.
     items.sort(key=place)
+    cases_of: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
         if has_processes(item):
             item.add_marker("processes")
-        quick_secs, _ = costs.get(item.nodeid.partition("[")[0], (0.0, 0.0))
-        if quick_secs >= cost.LONG_SECS:
-            item.add_marker("long")
+        if not is_named_slow(item):
+            cases_of[item.nodeid.partition("[")[0]].append(item)
+    for function, cases in cases_of.items():
+        quick_secs, _ = costs.get(function, (0.0, 0.0))
+        further = further_cases(cases, quick_secs)
+        for item in cases:
+            if quick_secs >= cost.LONG_SECS:
+                item.add_marker("long")
+            if item in further:
+                item.add_marker(FURTHER)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -76,6 +76,7 @@ def test_without_options_all_is_as_the_script_says(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.jsonl")) and not (tmp_path / "run.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_script_that_fails_is_recorded_as_failed(
     begun: Any, tmp_path: Path, mlflow_database: None, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +125,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_script_with_flags_says_each_line_once(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(WITH_FLAGS)

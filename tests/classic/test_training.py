@@ -135,6 +135,7 @@ def test_every_checkpoint_is_evaluated_and_exported_and_the_last_one_is_final(tm
     assert exported == ["mine-22"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_evaluated_where_tf_estimator_returned_nothing(tmp_path: Path) -> None:
     config = RunConfig(train_distribute=mirrored(), eval_distribute=mirrored())
     specs = TrainSpec(batches(), max_steps=2), EvalSpec(batches(2))

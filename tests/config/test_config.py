@@ -193,6 +193,7 @@ def test_flattens_to_dotted_names() -> None:
     assert flat["strategy.name"] == "default"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("count", slow_but((20, 100), 20))
 def test_any_one_mistake_is_refused_with_a_message_that_names_its_key(count: int) -> None:

@@ -60,6 +60,7 @@ def test_options_in_the_users_conf_are_found_without_flags(tmp_path: Path, messa
     refused(messages, "model=mien", cwd=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path, messages: Messages) -> None:
     write(tmp_path / "conf" / "train" / "default.yaml", "max_steps: 77\n")

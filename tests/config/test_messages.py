@@ -142,6 +142,7 @@ def mutated() -> list[Refusal]:
     return refused(MUTATIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(len(MUTATIONS)))
 def test_a_random_value_of_a_random_key_is_refused_with_one_message_or_accepted(

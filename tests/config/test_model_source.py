@@ -129,6 +129,7 @@ def input_fn(params):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_model_of_tf1_runs_unmodified_from_the_command_line(tmp_path: Path, messages: Messages) -> None:
     (tmp_path / "old.py").write_text(CLASSIC)

@@ -54,6 +54,7 @@ def test_a_process_that_ends_between_the_making_and_the_start_of_such_a_thread_d
     assert ended == [True] and iterators.have_ended() and reference() is not None
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_process_that_still_has_some_ends() -> None:
     code = (

@@ -44,6 +44,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     return grows
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_task_that_is_forked_has_the_threads_of_the_config_and_tells_its_devices(
     tmp_path: Path, command_line: CommandLine, messages: Messages

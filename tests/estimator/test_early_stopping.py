@@ -140,6 +140,7 @@ def test_it_ends_says_why_and_does_not_train_on(tmp_path: Path, messages: Messag
     assert run(tmp_path, EarlyStopping(), max_steps=15).global_step == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "evaluated"),
     slow_but(itertools.product([2, 6, 8, 10], [True, False]), (2, False), (8, True), (10, False)),

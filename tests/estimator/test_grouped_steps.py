@@ -131,6 +131,7 @@ def summarised(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "every", slow_but([1, 7, 40], 7)
 )  # steps of a group with summaries: all, two or three, some none

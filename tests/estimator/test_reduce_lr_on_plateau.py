@@ -126,6 +126,7 @@ def check(folder: Path, values: dict[str, Any], undisturbed: dict[str, Any]) -> 
     assert values == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluated", [True, False])
 @pytest.mark.parametrize("step", slow_but([8, 10, 12], 10))
 def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(
@@ -150,6 +151,7 @@ def test_it_is_reduced_once_where_training_ends_and_is_prolonged(undisturbed: di
     check(tmp_path, run(tmp_path), undisturbed)
 
 
+@pytest.mark.slow
 def test_two_replicas_have_the_rate_of_one(tmp_path: Path) -> None:
     run(tmp_path, train_distribute=mirrored())
     rates = logged(tmp_path)

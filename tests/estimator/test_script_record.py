@@ -69,6 +69,7 @@ def tags_in(folder: Path) -> dict[str, str]:
     return dict(pd.read_csv(folder / "run" / "tracking" / "tags.csv", index_col="name")["value"])
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_train_and_evaluate_and_what_follows_is_one_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     own = {"fn": "own.Records", "params": {"path": "own.txt"}}

@@ -309,6 +309,7 @@ def test_values_that_no_checkpoint_has_are_written_in_parts(
             assert np.array_equal(value, times * trained.get_variable_value(name)) == is_loaded, name
 
 
+@pytest.mark.slow
 def test_keras_layers_with_state_tables_and_random_numbers_are_exported(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         ids = keras.layers.StringLookup(vocabulary=["a", "b", "c"])(features["w"])

@@ -858,6 +858,7 @@ def test_scaffolds_init_fn_sets_variables_of_a_new_model(strategy: str, tmp_path
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["default", "mirrored"])
 def test_an_evaluation_keeps_values_only_for_a_session_hook_that_writes(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,6 +60,7 @@ def tracked(
     return {"done": done, "client": client, "runs": runs, "folder": folder, "words": words}
 
 
+@pytest.mark.slow
 def test_the_run_has_its_name_its_command_its_params_and_its_metrics(tracked: dict[str, Any]) -> None:
     (run,) = tracked["runs"]
     (model_dir,) = (path.parent for path in tracked["folder"].glob("*/summary.json"))
@@ -153,6 +154,7 @@ def test_the_screen_says_where_to_look_and_what_the_users_loggers_say(
     assert "x 7.5" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_a_start_without_a_step_whose_code_logged_is_a_failed_run(tmp_path: Path, command_line: CommandLine) -> None:
     done = command_line(*SETTINGS, "model.fn=tests.support.tracked.failing", cwd=tmp_path)

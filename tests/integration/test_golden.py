@@ -271,6 +271,7 @@ def test_goes_on_from_model_dirs_of_keras_models_whatever_their_optimizer(tmp_pa
         process.end()
 
 
+@pytest.mark.slow
 def test_starts_with_the_initial_values_of_tf_estimator_as_the_guide_says(golden: Golden, tmp_path: Path) -> None:
     """The same seed alone gives others: docs/how_to/migrating.md says how to take theirs."""
     name, guide = "layers", (ROOT / "docs" / "how_to" / "migrating.md").read_text()

@@ -143,6 +143,7 @@ def test_a_task_that_is_killed_is_reported(tmp_path: Path, messages: Messages) -
     assert summary_in(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     process = start_long_run(tmp_path)
     task = task_of(process)

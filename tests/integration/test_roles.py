@@ -300,6 +300,7 @@ def task(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_an_evaluator_that_waits(tmp_path: Path) -> None:
     process = task(tmp_path)
     assert process.stderr is not None

@@ -60,6 +60,7 @@ def assert_as_recorded(found: Mapping[str, Any], expected: Mapping[str, Any]) ->
             np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old_run", slow_but(write_runs.RUNS, "mirrored"), indirect=True)
 def test_it_goes_on_to_the_bits_of_one_that_was_never_stopped(
     old_run: tuple[str, Path, dict[str, np.ndarray]], command_line: CommandLine

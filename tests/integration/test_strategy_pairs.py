@@ -77,6 +77,7 @@ def of_one_device(
     return functools.cache(lambda model: evaluated(model, "default", "same", trained(model, "default"), folder / model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "train"), PAIRS)
 def test_metrics_of_every_pair_are_those_of_one_device(
     model: str, train: str, of_one_device: Callable[[str], Any], trained: Any, tmp_path: Path

@@ -80,6 +80,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damaged",), slow_but([(case,) for case in CASES], (CASES[0],)),
     ids=["; ".join(f"{file} {damage.__name__}" for file, damage in case) for case in CASES],

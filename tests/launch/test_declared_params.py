@@ -70,6 +70,7 @@ def test_a_param_that_is_not_declared_is_refused(
     assert not (project / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_is_open_stays_open_and_what_nobody_reads_is_named_once(
     project: Path, run: Run, messages: Messages
 ) -> None:

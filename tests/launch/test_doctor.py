@@ -70,6 +70,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, command_line: CommandLine) ->
     return result.returncode, result.stdout, home
 
 
+@pytest.mark.slow
 def test_it_tells_of_tensorflow_devices_and_mlflow(told: tuple[int, str, Path], messages: Messages) -> None:
     code, said, home = told
     messages.same(f"exit {code}", said.splitlines()[-1])

@@ -422,6 +422,7 @@ def dying(last: int, dies: str = KILLED) -> str:
 ALL_DIE = {"chief": GOES_ON_ALONE, "worker:0": dying(2), "worker:1": dying(3)}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_a_run_that_lost_workers_for_good_goes_on_with_those_that_are_left(
     run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

@@ -92,6 +92,7 @@ def test_a_study_says_that_another_optuna_goes_on_with_it(
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(
     study: Study, messages: Messages
 ) -> None:

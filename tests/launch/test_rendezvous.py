@@ -76,6 +76,7 @@ class Terminals:
         return codes, {name: err + out for name, (out, err) in said.items()}
 
 
+@pytest.mark.slow
 def test_two_terminals_make_one_run(tmp_path: Path, messages: Messages) -> None:
     terminals = Terminals(tmp_path)
     codes = {"worker:0": JOIN, "chief": FINISH}
@@ -138,6 +139,7 @@ def test_a_chief_that_is_killed_is_waited_for(tmp_path: Path) -> None:
     assert summary_in(tmp_path / "run")["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_second_cluster_in_the_folder_does_not_disturb_the_first(tmp_path: Path, messages: Messages) -> None:
     first, second = Terminals(tmp_path), Terminals(tmp_path, OTHERS, start_timeout_secs=5)
     codes = {"chief": JOIN + "started(); wait_for('end')\n" + FINISH, "worker:0": JOIN + "started(); wait_for('end')\n"}
@@ -403,6 +405,7 @@ def test_a_cluster_without_model_dir_is_refused(tmp_path: Path, command_line: Co
         messages.same(f"exit {refused.returncode}", refused.stderr)
 
 
+@pytest.mark.slow
 def test_all_tasks_of_all_starts_have_the_seed_that_the_chiefs_supervisor_drew(tmp_path: Path) -> None:
     notes = "from runner.config import parsing\nseed = parsing.load(Path(sys.argv[1])).run.seed\n"
     notes += "(folder / f'{place.name}.seeds').open('a').write(f'{seed} ')\n"

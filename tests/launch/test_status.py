@@ -116,6 +116,7 @@ def test_a_run_that_finishes_is_finished(where: Path) -> None:
     assert summary_status(where, "first") == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_whose_model_fn_raises_has_failed(where: Path) -> None:
     assert start(where, "error", "error").wait(150) == 2
     assert statuses(where)["error"] == "FAILED"
@@ -158,6 +159,7 @@ def test_a_run_whose_supervisor_is_killed_was_killed_as_soon_as_its_task_has_sav
     assert summary_status(where, "supervisor") == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_run_whose_supervisor_was_killed_goes_on_in_its_own_run_when_its_task_has_saved(
     where: Path, messages: Messages
 ) -> None:

@@ -437,6 +437,7 @@ def test_secrets_reach_neither_mlflow_nor_the_summary(run: Callable[..., int], t
     assert kept.stat().st_mode & 0o077 == 0  # and nobody else may read it
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_an_evaluation_leaves_what_training_left(run: Callable[..., int], tmp_path: Path) -> None:
     from mlflow import MlflowClient
@@ -524,6 +525,7 @@ def test_a_stop_that_comes_while_the_command_is_suspended_is_heeded(tmp_path: Pa
     assert process.returncode == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_a_folder_that_is_deleted_under_its_run_is_one_message_and_a_failed_run(
     run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages

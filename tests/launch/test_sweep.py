@@ -385,6 +385,7 @@ def test_a_job_has_the_name_of_what_it_computes_wherever_it_lives() -> None:
     assert len(evaluations) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_a_job_whose_metric_is_not_a_number_comes_last_and_ends_nothing(sweep: Callable[..., Outcome]) -> None:
     code = """

@@ -50,6 +50,7 @@ def two_outputs(features: Any, labels: Any) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_a_compiled_model_adds_up_its_losses_but_not_its_penalties(tmp_path: Path) -> None:
     def fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
         model = two_outputs(features, labels)

@@ -372,6 +372,7 @@ def test_a_plain_saver_reads_the_checkpoint_of_mirrored(style: str, tmp_path: Pa
 # --- long runs ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "mirrored"))
 def test_fifty_evaluations_and_predictions_trace_nothing_and_leak_nothing(strategy: str, tmp_path: Path) -> None:
     """tf.estimator built each anew and lost up to 500 MB by it (tensorflow issues 13895, 31021, 32052)."""
@@ -410,6 +411,7 @@ class GivesNumbers(Hook):
         self.rss.append(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.slow
 def test_numbers_that_hooks_give_to_tensorflow_are_not_kept(tmp_path: Path) -> None:
     """TensorFlow keeps a tensor of each number for ever: 15 MB of those of a step here."""
     hook = GivesNumbers()

@@ -169,6 +169,7 @@ def test_the_scale_doubles_after_two_thousand_updates_in_a_row(tmp_path: Path) -
     assert values[SCALE] == 2**16 and values[COUNTER] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", slow_but(ALL, "mirrored"))
 def test_a_resumed_run_has_the_scale_and_the_bits_of_the_undisturbed_one(strategy: str, tmp_path: Path) -> None:
     def trained(folder: str, steps: int) -> dict[str, np.ndarray]:

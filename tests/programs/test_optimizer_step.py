@@ -401,6 +401,7 @@ TOGETHER: dict[str, Any] = {"clip_global_norm": 0.3, "warmup_steps": 5, "ema_dec
 """But for learning_rate_scaling, which is there to make a difference between numbers of replicas."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", slow_but(["sgd", "adam", "v1"], "sgd"))
 def test_all_options_together_are_equal_on_every_strategy(optimizer: str, tmp_path: Path) -> None:
     params = {"optimizer": optimizer}

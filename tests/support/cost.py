@@ -6,7 +6,8 @@ A row for each test goes to FILE, of several calls of pytest if nobody has remov
     python -m tests.support.cost            show the table of all rows there
     python -m tests.support.cost --list     write LIST anew from them: after a quiet `make test-all ARGS=--cost`
 
-LIST has the functions that are too dear for `make check`; tests/conftest.py marks them `long`.
+LIST has the functions that are too dear for `make check`; tests/conftest.py marks them `long`, and some of their cases
+slow.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+
+from tests.support.tiers import is_named_slow
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "build" / "cost.jsonl"
@@ -77,7 +80,7 @@ class Row:
     """What a test cost.
 
     Attributes:
-      is_slow: only `make test-slow` runs it.
+      is_slow: its source says that only `make test-slow` runs it.
       secs: on the clock, with its fixtures.
       own: CPU seconds of the process of the test.
       children: CPU seconds of all processes below it.
@@ -124,7 +127,7 @@ class Cost:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._end_row()
         self._test = item.nodeid
-        self._is_slow = item.get_closest_marker("slow") is not None
+        self._is_slow = is_named_slow(item)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -303,13 +306,13 @@ def write_list(rows: list[Row]) -> None:
 
 
 HEAD = """\
-# CPU seconds of each dear test: of its cases in `make test`, and of those that are slow.
+# CPU seconds of each dear test: of its cases that are not marked slow, and of those that are.
 # Written by `python -m tests.support.cost --list`.
 """
 
 
 def read_list() -> dict[str, tuple[float, float]]:
-    """Return function -> CPU seconds of its cases in `make test`, and of those that are slow."""
+    """Return function -> CPU seconds of its cases that are not marked slow in its source, and of those that are."""
     costs = {}
     for line in LIST.read_text().splitlines():
         if not line.startswith("#"):

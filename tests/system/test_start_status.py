@@ -63,6 +63,7 @@ def test_the_line_goes_with_a_task_that_dies() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_run_on_a_terminal_says_what_it_does_from_the_beginning_to_the_end(tmp_path: Path) -> None:
     terminal, child = pty.openpty()

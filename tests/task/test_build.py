@@ -91,6 +91,7 @@ def test_a_shipped_input_trains_on_files_that_config_names(
     assert found.estimator.get_variable_value("dense/kernel")[0, 0] == pytest.approx(2, abs=0.05)
 
 
+@pytest.mark.slow
 def test_evaluation_may_have_a_strategy_of_its_own(tmp_path: Path) -> None:
     write_npz(tmp_path / "data.npz", 11)
     overrides = [

@@ -94,6 +94,7 @@ def constants(params: Any) -> Any:
     return tf.constant([1.0, 2.0]), tf.constant([2.0, 4.0])
 
 
+@pytest.mark.slow
 def test_tensors_without_end_are_refused_where_a_session_computes_them(tmp_path: Path) -> None:
     """Without model.classic they are one batch."""
     given = {"fn": f"{__name__}.constants", "batch_size": "2"}

@@ -161,6 +161,7 @@ def test_errors_of_the_users_functions_exit_with_2(
     assert "Traceback" not in text and "runner/data" not in text and "autograph" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("way", slow_but(["breakpoint()", "pdb"], "breakpoint()"))
 def test_a_breakpoint_without_a_terminal_says_what_to_set(way: str, tmp_path: Path, messages: Messages) -> None:

@@ -143,6 +143,7 @@ def asked_at_its_exit(params: Any) -> Any:
     return endless(params)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_stop_after_the_last_evaluation_is_a_finished_run(tmp_path: Path) -> None:
     file = config_file(tmp_path, "input.train.fn=tests.task.test_main.asked_at_its_exit")

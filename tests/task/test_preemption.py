@@ -241,6 +241,7 @@ def test_auto_stays_with_the_cloud_that_has_answered(machine: Any) -> None:
     assert [path.partition("?")[0] for path, _ in server.asked] == ["/metadata/scheduledevents"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["gce", "auto"])
 def test_a_metadata_server_that_does_not_answer_is_said_once(
     by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages

@@ -116,6 +116,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
     yield compute
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_fn", "strategy"),
     slow_but(itertools.product([native, classic], ["default", "mirrored"]), (classic, "mirrored")),

@@ -100,6 +100,7 @@ def test_a_new_model_begins_with_what_init_from_checkpoint_names(strategy: str, 
     np.testing.assert_array_equal(new.get_variable_value("new/rows"), old.get_variable_value("old/rows"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", slow_but(STRATEGIES, "mirrored"))
 def test_optimizers_keep_variables_to_their_constraints(strategy: str, tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:

@@ -120,6 +120,7 @@ def with_everything(features: Any, training: bool) -> Any:
     return layers.Flatten(dtype="float64")(layers.Conv1D(3, 2, dtype="float64")(x[:, :, None]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", slow_but(["default", "mirrored"], "default"))
 def test_what_else_a_step_does_is_done_with_the_values_of_the_compiled_step(strategy: str, tmp_path: Path) -> None:
     found: dict[bool, Any] = {}
@@ -142,6 +143,7 @@ def with_draws(features: Any, training: bool) -> Any:
     return tf.nn.dropout(x, 0.3) + tf.random.normal(tf.shape(x), stddev=0.1, dtype=x.dtype)
 
 
+@pytest.mark.slow
 def test_draws_are_a_function_of_seed_and_step_and_a_resumed_run_is_bitwise_the_undisturbed_one(tmp_path: Path) -> None:
     model_fn = model_of(with_draws)
     whole = values_of(run(model_fn, tmp_path / "whole", jit=True, steps=6))

@@ -121,6 +121,7 @@ def test_states_that_the_runner_can_merge_have_the_values_of_one_device(
         assert of_two == pytest.approx(of_one, rel=1e-5, abs=1e-6, nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", slow_but(["mirrored", "central_storage"], "mirrored"))
 def test_any_other_state_is_evaluated_by_one_replica_and_not_reported_in_training(
     strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -105,6 +105,7 @@ def test_a_resumed_run_draws_what_an_undisturbed_one_draws(name: str, tmp_path: 
     assert losses(DRAWS[name], tmp_path / "c", 5, seed=4) != undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["dropout", "function", "branch"], "branch"))
 def test_replicas_draw_their_own_and_resume_draws_the_same(name: str, tmp_path: Path) -> None:
     undisturbed = losses(DRAWS[name], tmp_path / "a", 4, strategy=mirrored())

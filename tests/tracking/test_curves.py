@@ -158,6 +158,7 @@ def test_draws_whatever_there_is(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_more_metrics_than_fit_are_counted(
     tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:

@@ -323,6 +323,7 @@ def test_private_model_functions_are_the_same_on_two_replicas(name: str, argumen
         np.testing.assert_allclose(both[one], value, rtol=1e-5, err_msg=one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "loss"), slow_but([("SUM", 5.3630004), ("SUM_BY_NONZERO_WEIGHTS", None)], ("SUM", 5.3630004))
 )

@@ -79,6 +79,7 @@ def weighted_input(batch_size: int = 6, epochs: int = 1, num_examples: int = 19)
     return Input(fn, params={}, batch_size=batch_size)
 
 
+@pytest.mark.slow
 def test_numbers_do_not_depend_on_the_replicas(tmp_path: Path) -> None:
     head = heads.BinaryClassHead("w", [0.3], name="h")
     found = {}

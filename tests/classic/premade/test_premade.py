@@ -343,6 +343,7 @@ def test_variables_of_v1_are_parts_as_in_tf_estimator(tmp_path: Path) -> None:
     assert np.isfinite(estimator.evaluate(lambda: tf.data.Dataset.from_tensors((features, labels)))["loss"])
 
 
+@pytest.mark.slow
 def test_lookups_read_only_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grappler would join a lookup into a read of the whole table, which a variable with sparse updates copies."""
     words = tf.feature_column.categorical_column_with_hash_bucket("word", 50)
