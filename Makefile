@@ -40,7 +40,7 @@ INSTALL = $(BASE_PYTHON) .ci/install.py
 help:
 	@echo 'make run      trains the default job in half a minute; the first time 3 minutes more for .venv (with uv 1)'
 	@echo 'make check    before a commit: lint, and the quick tests; 3 minutes on 2 cores'
-	@echo 'make test     before you hand in a change: all tests but the slow ones; 15 minutes on 2 cores'
+	@echo 'make test     before you hand in a change: all tests but the slow ones; 10 minutes on 2 cores'
 	@echo 'make docs     builds the documentation in build/site; 10 seconds'
 	@echo 'make bench    compares the speed with other ways, or with COMPARE=<revision>; hours, with ONLY=tiny_step minutes'
 	@echo 'make release  builds the source distribution and the wheel and tries them; some minutes for each Python'

@@ -103,7 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick_secs, _ = costs.get(function, (0.0, 0.0))
         further = further_cases(cases, quick_secs)
         for item in cases:
-            if quick_secs >= cost.LONG_SECS:
+            file = item.nodeid.partition("::")[0]
+            fixtures = [costs.get(f"{file}::{name}", (0.0, 0.0)) for name in getattr(item, "fixturenames", ())]
+            if quick_secs + sum(map(sum, fixtures)) >= cost.LONG_SECS:
                 item.add_marker("long")
             if item in further:
                 item.add_marker(FURTHER)

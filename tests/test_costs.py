@@ -29,6 +29,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 BURNS = {BURNS!r}
 
 def test_itself():
@@ -36,6 +38,15 @@ def test_itself():
 
 def test_child():
     subprocess.run([sys.executable, "-c", BURNS])
+
+@pytest.fixture(scope="module")
+def shared():
+    end = time.process_time() + 1.0
+    while time.process_time() < end:
+        pass
+
+def test_sharing(shared):
+    pass
 
 def test_orphan(tmp_path):
     code = BURNS + f"open({{str(tmp_path / 'done')!r}}, 'w')"
@@ -63,6 +74,8 @@ def test_a_test_costs_what_it_and_its_processes_use(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = (tmp_path / "build" / "cost.jsonl").read_text().splitlines()
     rows = {row.test.partition("::")[2]: row for row in (cost.Row(**json.loads(line)) for line in lines)}
+    shared, sharing = rows["shared"], rows["test_sharing"]
+    assert shared.own >= 1.0 and sharing.own < 0.5
     itself, child, orphan = (rows[f"test_{name}"] for name in ("itself", "child", "orphan"))
     assert itself.own >= 1.0 and itself.children == 0.0 and itself.starts == {}
     assert child.own < 1.0 <= child.children and child.starts == {"other Python": 1}

@@ -113,7 +113,6 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any], tolerance: flo
         np.testing.assert_allclose(found[name], value, rtol=loose, atol=loose, err_msg=name)
 
 
-@pytest.mark.slow
 def test_one_process_and_two_workers_come_to_the_same(two: Gang, tmp_path: Path) -> None:
     assert_trained_as_alone("native", [two], tmp_path)
 

@@ -62,7 +62,6 @@ def test_a_model_of_keras_is_trained_as_in_one_process(slow_cases: Cases) -> Non
     assert_trained_as_alone(slow_cases["same_keras_model"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("style", ["native", "classic"])
 def test_one_update_after_the_other_is_training_in_one_process(style: str, cases: Cases) -> None:
     assert_trained_as_alone(cases[f"same_{style}"])

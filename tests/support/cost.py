@@ -80,6 +80,7 @@ class Row:
     """What a test cost.
 
     Attributes:
+      test: or `<file>::<fixture>`, of a fixture that several tests share.
       is_slow: its source says that only `make test-slow` runs it.
       secs: on the clock, with its fixtures.
       own: CPU seconds of the process of the test.
@@ -138,6 +139,28 @@ class Cost:
             report.user_properties += [("cost", dataclasses.asdict(row)) for row in self._rows]
             self._rows.clear()
         return report
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, Any, Any]:
+        """Give what several tests share a row of its own: the first of them costs no more than the others."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before, kinds, starts = self._totals(), dict(self._kinds), self._starts.copy()
+        try:
+            return (yield)
+        finally:
+            used = [after - begin for after, begin in zip(self._totals(), before, strict=True)]
+            secs, own, children = used
+            name = f"{request.node.nodeid}::{fixturedef.argname}"
+            used_kinds = {kind: secs - kinds.get(kind, 0.0) for kind, secs in self._kinds.items()}
+            self._rows.append(Row(name, self._is_slow, secs, own, children, used_kinds, dict(self._starts - starts)))
+            begin_secs, begin_own, begin_children = self._begin
+            self._begin = begin_secs + secs, begin_own + own, begin_children + children
+            self._kinds.clear()
+            self._kinds.update(kinds)
+            self._starts = starts
 
     def _end_row(self) -> None:
         now = self._totals()
