@@ -83,6 +83,18 @@ def embedding(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return EstimatorSpec(mode, loss=loss, optimizer=v1.train.AdagradOptimizer(0.1))
 
 
+@tf.custom_gradient
+def _hidden(values: tf.Tensor) -> Any:
+    """Return `values`, whose gradient has a shape that is known only in a step."""
+    return tf.identity(values), lambda gradient: v1.placeholder_with_default(gradient, None)
+
+
+def of_unknown_shape(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    kernel = v1.get_variable("kernel", [4, 1], tf.float64, v1.random_normal_initializer())
+    loss = tf.square(tf.reduce_sum(features @ _hidden(kernel), 1) - labels[:, 0])
+    return EstimatorSpec(mode, loss=loss, optimizer=v1.train.GradientDescentOptimizer(0.1))
+
+
 def classic_embedding(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     loss = tf.reduce_mean(embedding(features, labels, mode).loss)
     optimizer = v1.train.AdagradOptimizer(0.1)

@@ -43,6 +43,7 @@ from tests.support.sparse_models import (  # noqa: E402
     embedding,
     most_rows,
     native_lazy_adam,
+    of_unknown_shape,
 )
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
 
@@ -567,7 +568,7 @@ def not_finite_variables(folder: Path) -> dict[str, Any]:
 @case
 def sparse(folder: Path) -> dict[str, Any]:
     result = {}
-    for model_fn in (embedding, classic_embedding, native_lazy_adam, each_optimizer):
+    for model_fn in (embedding, classic_embedding, native_lazy_adam, each_optimizer, of_unknown_shape):
         estimator = Estimator(model_fn, folder / model_fn.__name__, config())
         run = estimator.train_run(train_input(6, 19, "float64"), max_steps=20)
         assert run is not None
