@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -17,15 +16,6 @@ TARGETS = {
     for line in re.findall(r"^\.PHONY:(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for name in line.split()
 }
-
-
-@pytest.fixture(scope="module")
-def install() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install", ROOT / ".ci" / "install.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

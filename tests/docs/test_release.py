@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import tarfile
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.messages import Messages
@@ -26,15 +24,6 @@ GITHUB: dict[str, Any] = {
 }
 WORKFLOW: dict[str, Any] = GITHUB["workflows/ci.yml"]
 PYTHONS = ["3.11", "3.12", "3.13"]
-
-
-@pytest.fixture(scope="module")
-def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci" / "release.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_changelog_has_a_dated_section_of_this_version(release: ModuleType) -> None:

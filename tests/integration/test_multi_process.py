@@ -24,14 +24,7 @@ from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.messages import Messages
 from tests.support.models import STYLES, eval_input, train_input
 from tests.support.screen import line_of
-from tests.support.sparse_models import (
-    classic_embedding,
-    each_optimizer,
-    embedding,
-    most_rows,
-    native_lazy_adam,
-    of_unknown_shape,
-)  # fmt: skip
+from tests.support.sparse_models import SUMMED, most_rows
 from tests.support.weighted_models import model_of, of_two, weighted_input
 
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
@@ -395,7 +388,7 @@ def test_variables_that_became_non_finite_are_saved_by_no_worker(two: Gang, mess
             messages.same(policy, str(found[policy]))
 
 
-@pytest.mark.parametrize("model_fn", [embedding, classic_embedding, native_lazy_adam, each_optimizer, of_unknown_shape])
+@pytest.mark.parametrize("model_fn", SUMMED)
 def test_gradients_of_uneven_batches_are_added_up(model_fn: Any, two: Gang, tmp_path: Path) -> None:
     """Sparse ones in small tables and in large ones, whose rows travel; dense ones whose shape only a step knows. Of
     some batches one worker has no example.

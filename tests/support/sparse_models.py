@@ -99,3 +99,7 @@ def classic_embedding(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     loss = tf.reduce_mean(embedding(features, labels, mode).loss)
     optimizer = v1.train.AdagradOptimizer(0.1)
     return EstimatorSpec(mode, loss=loss, train_op=optimizer.minimize(loss, v1.train.get_global_step()))
+
+
+SUMMED = (embedding, classic_embedding, native_lazy_adam, each_optimizer, of_unknown_shape)
+"""Models whose gradients several workers add up."""

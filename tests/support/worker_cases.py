@@ -37,14 +37,7 @@ from tests.support.gang import DIES_AT  # noqa: E402
 from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
 from tests.support.models import STYLES, data, eval_input, train_input  # noqa: E402
 from tests.support.processes import wait_until  # noqa: E402
-from tests.support.sparse_models import (  # noqa: E402
-    classic_embedding,
-    each_optimizer,
-    embedding,
-    most_rows,
-    native_lazy_adam,
-    of_unknown_shape,
-)
+from tests.support.sparse_models import SUMMED, most_rows, native_lazy_adam  # noqa: E402
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
 
 CLUSTER = read_tf_config(os.environ["TF_CONFIG"])
@@ -568,7 +561,7 @@ def not_finite_variables(folder: Path) -> dict[str, Any]:
 @case
 def sparse(folder: Path) -> dict[str, Any]:
     result = {}
-    for model_fn in (embedding, classic_embedding, native_lazy_adam, each_optimizer, of_unknown_shape):
+    for model_fn in SUMMED:
         estimator = Estimator(model_fn, folder / model_fn.__name__, config())
         run = estimator.train_run(train_input(6, 19, "float64"), max_steps=20)
         assert run is not None
