@@ -151,10 +151,9 @@ class Cost:
         try:
             return (yield)
         finally:
-            used = [after - begin for after, begin in zip(self._totals(), before, strict=True)]
-            secs, own, children = used
+            secs, own, children = (after - begin for after, begin in zip(self._totals(), before, strict=True))
             name = f"{request.node.nodeid}::{fixturedef.argname}"
-            used_kinds = {kind: secs - kinds.get(kind, 0.0) for kind, secs in self._kinds.items()}
+            used_kinds = {kind: total - kinds.get(kind, 0.0) for kind, total in self._kinds.items()}
             self._rows.append(Row(name, self._is_slow, secs, own, children, used_kinds, dict(self._starts - starts)))
             begin_secs, begin_own, begin_children = self._begin
             self._begin = begin_secs + secs, begin_own + own, begin_children + children
@@ -320,7 +319,8 @@ def write_list(rows: list[Row]) -> None:
     """Write LIST: a line for each dear function, the dearest first."""
     costs: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
     for row in rows:
-        if row.test != BETWEEN:
+        of_a_file = row.test != BETWEEN and not row.test.startswith("::")  # a fixture of the session is no file's
+        if of_a_file:
             costs[row.function][row.is_slow] += row.cpu
     dear = {function: secs for function, secs in costs.items() if max(secs) >= LONG_SECS}
     lines = [f"{quick:6.1f} {slow:6.1f}  {function}\n" for function, (quick, slow) in dear.items()]

@@ -7,8 +7,8 @@
 All three work on the checkout that they stand in: use a worktree of its own. `probe` has each place note the test that
 reaches it, also in processes that the test starts, in REACHED: run the tests (`make test-all ARGS=--cost`), then
 `git checkout runner`. `run` writes what killed each mutant into a copy of the list, and leaves those of a list out
-whose outcome stands there already. A mutant is found again by its
-module, function, text and place among equal ones, so a list holds for later code.
+whose outcome stands there already. A mutant is found again by its module, function, text and place among equal ones,
+so a list holds for later code.
 
 tests/support/mutants.json has the 100 that seed 1 drew from 189a7836, before tests were merged; those with an outcome
 were run then. (tests/support/mutations.py is another thing: command lines with random values.)
