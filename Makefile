@@ -40,7 +40,7 @@ INSTALL = $(BASE_PYTHON) .ci/install.py
 help:
 	@echo 'make run      trains the default job in half a minute; the first time 3 minutes more for .venv (with uv 1)'
 	@echo 'make check    before a commit: lint, and the quick tests; 3 minutes on 2 cores'
-	@echo 'make test     before you hand in a change: all tests but the slow ones; 10 minutes on 2 cores'
+	@echo 'make test     before you hand in a change: all tests but the slow ones; 12 minutes on 2 cores'
 	@echo 'make docs     builds the documentation in build/site; 10 seconds'
 	@echo 'make bench    compares the speed with other ways, or with COMPARE=<revision>; hours, with ONLY=tiny_step minutes'
 	@echo 'make release  builds the source distribution and the wheel and tries them; some minutes for each Python'
@@ -53,8 +53,8 @@ run: $(STAMP)
 # The tiers; tests/conftest.py says which test has which marker. ARGS may choose tests that are all of another tier, and
 # none is left (pytest's exit code 5).
 tier = $(BIN)/python -m pytest -m "$(1)" $(2) $(ARGS) $(if $(strip $(ARGS)),|| [ $$? = 5 ])
-# One more than two cores: a sixth of the time a test waits for processes.
-WORKERS ?= 3
+# Two more than two cores: a fifth of the time a test waits for processes, or for a server.
+WORKERS ?= 4
 # In the order of tests/conftest.py, not by the number of tests of a file.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

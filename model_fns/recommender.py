@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+import runner
 from runner import EstimatorSpec, ModeKeys, Params
 
 
@@ -37,6 +38,32 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
             "rmse": _rmse(labels, rating),
             "baseline_rmse": _rmse(labels, tf.fill(tf.shape(labels), params.mean_rating)),
         },
+    )
+
+
+def retrieval_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, params: Params) -> EstimatorSpec:
+    """Predict which item of a batch a user liked: the items of all other examples are the wrong ones.
+
+    Args:
+      features, labels, mode: as in `model_fn`; what is rated above the mean was liked, other ratings do not count.
+      params: num_users, num_items, dimension, mean_rating, learning_rate.
+    """
+    user, item = features["user"], features["item"]
+    queries = keras.layers.Embedding(params.num_users, params.dimension, _small(1), name="user_vectors")(user)
+    items = keras.layers.Embedding(params.num_items, params.dimension, _small(2), name="item_vectors")(item)
+    if mode == ModeKeys.PREDICT:
+        return EstimatorSpec(mode, predictions={"user": user, "item": item, "score": tf.reduce_sum(queries * items, 1)})
+
+    # On several replicas, the items of all of them: as many wrong ones as on one replica.
+    scores = tf.matmul(queries, runner.all_gather(items), transpose_b=True)
+    rows = tf.shape(queries)[0]
+    right = runner.replica_offset(rows) + tf.range(rows)
+    is_liked = tf.cast(labels > params.mean_rating, tf.float32)
+    return EstimatorSpec(
+        mode,
+        loss=tf.nn.sparse_softmax_cross_entropy_with_logits(right, scores) * is_liked,
+        loss_weight=is_liked,
+        optimizer=keras.optimizers.Adagrad(params.learning_rate, initial_accumulator_value=1e-6),
     )
 
 

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from runner.model_fn import EstimatorSpec as EstimatorSpec
     from runner.model_fn import ModeKeys as ModeKeys
     from runner.model_log import log as log
+    from runner.programs.batch_losses import all_gather as all_gather
+    from runner.programs.batch_losses import replica_offset as replica_offset
     from runner.run_config import RunConfig as RunConfig
     from runner.tracking.artifacts import log_artifact as log_artifact
     from runner.tracking.artifacts import log_figure as log_figure

@@ -183,6 +183,8 @@ class RunConfig:
       ema_decay: keep exponential moving averages of the weights with this decay, and evaluate those; None: no.
       check_numerics: check the result of every operation of a training step, and name the first operation that is not
         finite with its line in model_fn. Runs one step per graph call; for debugging.
+      check_replicas: at each save, compare the variables of all replicas and workers bit by bit, and end with an error
+        that names the first that differs. For debugging.
       eager: run model_fn eagerly in each training step, so that print and a debugger show values. Needs `optimizer=`
         and the default strategy; evaluation and prediction are still traced. For debugging.
       profile_steps: global steps to profile for xprof or TensorBoard; None: none.
@@ -231,6 +233,7 @@ class RunConfig:
     ema_decay: float | None = _key("train.ema_decay")
     profile_steps: StepRange | None = None
     check_numerics: bool = dataclasses.field(default=False, metadata=_NOT_EAGER)
+    check_replicas: bool = False
     eager: bool = _key("run.eager")
     train_distribute: Any = dataclasses.field(default=None, metadata=_NOT_EAGER)
     eval_distribute: Any = None

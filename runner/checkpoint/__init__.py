@@ -2,8 +2,7 @@
 
 `writer` writes the files of a step and `reader` opens them; `runner.checkpoint_files` has their names and checksums.
 `integrity` reads them whole, so that a run resumes from the checkpoint before a damaged one. `async_saver` writes from
-a `snapshot` while training continues. `retention` deletes old checkpoints.
-`train_input` identifies the training input, opens it at its next example, and decides whether a checkpoint holds its
-iterator's state. `warm_start` reads values from another model's checkpoint, and `vocabulary` matches their rows by
-tokens. `retention` does not import TensorFlow.
+a `snapshot` while training continues. `retention` deletes old checkpoints, and does not import TensorFlow.
+`equal_replicas` compares the replicas before a save. `warm_start` reads values from another model's checkpoint, and
+`vocabulary` matches their rows by tokens.
 """

@@ -155,6 +155,27 @@ class Reader:
             for name, value in values.items()
         }
 
+    def has_iterator(self, worker: int) -> bool:
+        """Report whether the checkpoint holds the state of the iterator of `worker`."""
+        return worker in manifest.saved_inputs(self.path)
+
+    def restore_iterator(self, worker: int, iterator: tf.data.Iterator) -> None:
+        """Restore into `iterator` the state that the iterator of `worker` has in the checkpoint (`has_iterator`).
+
+        Raises:
+          ValueError: the dataset is not built like the saved one; `iterator` can then no longer be used.
+        """
+        path = Path(self.path)
+        state = tensor_bundle.read_bundle(str(input_path(path, worker)), {ITERATOR: tf.variant})[ITERATOR]
+        try:
+            tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
+        except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
+            raise ValueError(
+                f"the training input is built differently than when {path} was saved, so its position cannot be "
+                f"restored. Use the input function of that run; or delete {input_path(path, worker)}.* and "
+                f"{place_of(Path(f'{path}{manifest.MANIFEST}'))} to read the input from its beginning."
+            ) from error
+
     @functools.cached_property
     def _entries(self) -> dict[str, tuple[tuple[int, ...], tf.DType]]:
         if not os.path.exists(f"{self.path}.index"):
@@ -235,29 +256,6 @@ def _numbered(reader: Reader, shapes: Mapping[str, tf.TensorShape]) -> dict[str,
             shown,
         )
     return names
-
-
-def has_iterator(path: str | os.PathLike[str], worker: int) -> bool:
-    """Report whether the checkpoint `path` holds the state of the iterator of `worker`."""
-    return worker in manifest.saved_inputs(path)
-
-
-def restore_iterator(path: str | os.PathLike[str], worker: int, iterator: tf.data.Iterator) -> None:
-    """Restore into `iterator` the state that the iterator of `worker` has in the checkpoint `path` (`has_iterator`).
-
-    Raises:
-      ValueError: the dataset is not built like the saved one; `iterator` can then no longer be used.
-    """
-    path = Path(path)
-    state = tensor_bundle.read_bundle(str(input_path(path, worker)), {ITERATOR: tf.variant})[ITERATOR]
-    try:
-        tf.raw_ops.DeserializeIterator(resource_handle=handle_of(iterator), serialized=state)
-    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
-        raise ValueError(
-            f"the training input is built differently than when {path} was saved, so its position cannot be restored. "
-            f"Use the input function of that run; or delete {input_path(path, worker)}.* and "
-            f"{place_of(Path(f'{path}{manifest.MANIFEST}'))} to read the input from its beginning."
-        ) from error
 
 
 def input_path(path: Path, worker: int) -> Path:

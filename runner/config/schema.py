@@ -263,7 +263,7 @@ class RunSettings:
     freeze_secs: int | None = _setting(None, minimum=10, shown_only=True)
     preload: Any = _setting("auto", choices=("auto", False), shown_only=True)
     preemption_notice: str | None = _setting(None, shown_only=True)
-    debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan"))
+    debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan", "replicas"))
     profile: str | None = None
     log_level: str = _setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
     secrets: list[str] | None = _setting(None, shown_only=True)

@@ -15,11 +15,12 @@ import tensorflow as tf
 
 from runner.data import sharding
 from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors
-from runner.data.iterators import iterate
+from runner.data.iterators import OPEN, iterate
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
 from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
+from runner.data.shared_stream import NOT_SHARED, SharedStream, Stream
 from runner.run_config import RunConfig
 from runner.system.user_frames import name_of
 from runner.tf_private import datasets
@@ -32,6 +33,12 @@ __all__ = ["Input", "InputContext", "InputPipeline", "build_input_pipeline"]
 SHARD_CHOICES = ("auto", "files", "examples", "input_fn", "off")
 ARGUMENTS = ("mode", "params", "config", "input_context", "num_epochs")
 _BLOCKS = {"train": "input.train", "eval": "input.eval", "infer": "input.predict"}
+
+_LOCKED = (
+    "The lock file is of a process that was killed while it cached its input: delete it. Or it is of one that still "
+    "runs: several workers, or trainings at a time, need a name each, such as "
+    '.cache(f"{folder}/worker-{config.cluster.worker_index}") in input_fn(..., config).'
+)
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +124,8 @@ class InputPipeline:
       service: the tf.data service that computes the dataset; None: this process does.
       prefetch: batches copied to a device ahead of their steps; None: each batch is copied in its step.
       model_fn: the function that computes with the batches, for messages.
+      input: the input function or the Input from which it was built, as the user gave it.
+      stream: notes what this process reads, and compares it with other workers.
     """
 
     dataset: tf.data.Dataset
@@ -138,6 +147,13 @@ class InputPipeline:
     service: DataService | None = None
     prefetch: DevicePrefetch | None = None
     model_fn: Any = None
+    input: Any = None
+    stream: Stream = NOT_SHARED
+
+    @property
+    def function(self) -> Any:
+        """The user's input function."""
+        return getattr(self.input, "fn", self.input)
 
     def open(self, skipped: int = 0) -> Any:
         """Return an iterator over the dataset without its first `skipped` elements; a RangeIterator of a PsDataset."""
@@ -160,6 +176,10 @@ class InputPipeline:
             return "a tf.data service computes the data"
         if not datasets.has_state(self.given):
             return "a hook feeds the data"
+        if datasets.has_file_cache(self.given):
+            # Such a state is of use only with the files that were there when it was saved, and TensorFlow 2.21 then
+            # leaves their lock file for ever.
+            return "its elements are cached in files"
         return None if self.prefetch is None else "its batches are copied to the device before their steps"
 
     @property
@@ -212,6 +232,9 @@ class InputPipeline:
         except tf.errors.OutOfRangeError:  # the end of the data
             raise
         except tf.errors.OpError as error:
+            if isinstance(error, tf.errors.AlreadyExistsError) and "cache lockfile" in str(error):
+                OPEN.leave_files()
+                error.add_note(_LOCKED)
             texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
             if comes_from_input(error):
                 error.add_note(f"while reading the data of {self.name}")
@@ -336,6 +359,9 @@ def build_input_pipeline(
     given, division = sharded.dataset, sharded.division
     # This worker reads its data independently of the others; else all read the same elements in the same order.
     is_own = sharded.shard != "examples" and place.num_workers > 1
+    stream: Stream = NOT_SHARED
+    if not is_own and place.collectives.num_workers > 1:
+        stream = _shared(given, name, mode, place)
     if source.first_batch_only:
         # Cached, so that a shuffle does not give another batch in each pass.
         given = given.take(division.elements_per_step).cache().repeat()
@@ -363,7 +389,7 @@ def build_input_pipeline(
             if division.elements_per_step > 1:
                 dataset = dataset.take(division.share(of_all) if is_own else of_all)
             max_steps = math.ceil(division.share(of_all) / place.num_replicas)
-        dataset = dataset if is_own else division.own(dataset)
+        dataset = dataset if is_own else division.own(dataset, stream)
         if mode == "infer" and datasets.may_change_meanwhile(dataset):
             # The next batch may wait for the predictions of this one, so a step must not read several.
             division = RoundRobin(0, 1, 1)
@@ -386,7 +412,31 @@ def build_input_pipeline(
         max_steps=max_steps,
         service=service,
         prefetch=_device_prefetch(source.prefetch_to_device, place, config) if mode == "train" else None,
+        input=input,
+        stream=stream,
     )
+
+
+def _shared(dataset: tf.data.Dataset, name: str, mode: str, place: WorkerPlace) -> SharedStream:
+    """Return the stream of a dataset whose examples the workers divide.
+
+    Args:
+      name: the input function's name.
+
+    Raises:
+      ValueError: the workers are sure to read it in different orders.
+    """
+    block = _BLOCKS[mode]
+    reason = datasets.why_in_no_order(dataset)
+    if reason is not None:
+        raise ValueError(
+            f"{block}.shard=examples: each worker reads all of the data of {name} and takes its rows of each batch, "
+            f"but the order differs between them: {reason}. Give every shuffle a seed, and leave deterministic=False "
+            "out; or divide the data by input_context with shard=input_fn, or by files."
+        )
+    why = functools.partial(datasets.why_not_repeatable, dataset)
+    draws = functools.partial(datasets.may_draw_values, dataset)
+    return SharedStream(dataset.element_spec, name, block, place.collectives, why, draws)
 
 
 def _of_servers(source: Input, place: WorkerPlace, of_one: Callable[..., InputPipeline], seed: int) -> InputPipeline:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from runner.data.dataset_adapter import none_spec
+from runner.data.shared_stream import Stream
 from runner.types import Features, Labels
 
 
@@ -166,8 +167,10 @@ class RoundRobin(Division):
         replicas = range(self.first, self.first + self.num_replicas)
         return sum(len(range(replica, num_batches, self.total)) for replica in replicas)
 
-    def own(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return, of a dataset of all replicas' batches, those of this process's replicas."""
+    def own(self, dataset: tf.data.Dataset, stream: Stream) -> tf.data.Dataset:
+        """Return, of a dataset of all replicas' batches, those of this process's replicas; `stream` notes the first of
+        all.
+        """
         if self.reads_all or self.num_replicas == self.total:
             return dataset
         plain, last = tf.autograph.experimental.do_not_convert, self.first + self.num_replicas
@@ -175,7 +178,12 @@ class RoundRobin(Division):
         def is_own(number: tf.Tensor, *_: Any) -> tf.Tensor:
             return (number % self.total >= self.first) & (number % self.total < last)
 
-        return dataset.enumerate().filter(plain(is_own)).map(plain(lambda _, element: element))
+        def note_first(number: tf.Tensor, element: Any) -> tuple[tf.Tensor, Any]:
+            stream.note(element, when=number == 0)
+            return number, element
+
+        numbered = dataset.enumerate().map(plain(note_first))
+        return numbered.filter(plain(is_own)).map(plain(lambda _, element: element))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,6 +48,22 @@ class Cluster:
         ours, theirs = ([[*of.get(role, ())][i : i + 1] for role, i in places] for of in (self.tasks, tasks))
         return ours == theirs
 
+    def difference_to(self, tasks: Mapping[str, Sequence[str]]) -> str:
+        """Return in words how the tasks that this process knows differ from those that another one knows, here first;
+        '': they do not. Evaluators do not count: they take no part in training.
+        """
+        own = dict(self.tasks)
+        theirs = dict(tasks)
+        for one in (own, theirs):
+            one.pop("evaluator", None)
+        if counted(own) != counted(theirs):
+            return f"{counted(own)} here, {counted(theirs)} there"
+        for name, addresses in own.items():
+            for index, pair in enumerate(zip(addresses, theirs[name], strict=True)):
+                if pair[0] != pair[1]:
+                    return f"{name} {index} at {pair[0]} here, at {pair[1]} there"
+        return ""
+
     @property
     def role(self) -> str:
         """The name of the task's journal: its task type; a single process is called chief."""

@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.distribute.gradient_calls import is_computed_by_model_fn
+from runner.distribute.replica_values import Kind, ReplicaValues
 from runner.tf_private import cluster
 from runner.tf_private.replaced import replaced
 
@@ -47,6 +49,14 @@ class ReplicaWeights:
     def share(self, replica: int, dtype: tf.DType) -> tf.Tensor:
         """Return the replica's share of the global batch, a scalar of `dtype`; the shares of all replicas sum to 1."""
         return tf.cast(self.counts[replica] / self.global_count, dtype)
+
+    def share_in_gradient(self, replica: int, dtype: tf.DType) -> tf.Tensor:
+        """Return by what the gradient of the replica's loss, which is being computed, will be multiplied: its share if
+        model_fn computes it; 1 if the runner does (`optimizer=`), whose loss has been multiplied by it.
+        """
+        if is_computed_by_model_fn():
+            return self.share(replica, dtype)
+        return tf.ones([], dtype)
 
     def presence(self, replica: int, dtype: tf.DType) -> tf.Tensor:
         """Return a scalar of `dtype`: 1 if the replica has an example, 0 if it has a placeholder."""
@@ -224,6 +234,28 @@ def _sum_by_dtype(
     return sums
 
 
+def _reduced_in_order(
+    pairs: Sequence[tuple[Any, Any]],
+    is_total: Callable[[Any], bool],
+    reduce: Callable[[list[tuple[Any, Any]]], list[Any]],
+) -> list[Any]:
+    """Return the gradient of each (gradient, variable) pair, reduced over the replicas unless it is a total already.
+
+    They travel in the order of the variables' names (in Keras, paths), because a user's list may have another order in
+    each process.
+
+    Args:
+      reduce: returns the reduced gradients of some pairs.
+    """
+    reduced = [gradient for gradient, _ in pairs]
+    places = [place for place, gradient in enumerate(reduced) if not is_total(gradient)]
+    places.sort(key=lambda place: getattr(pairs[place][1], "path", pairs[place][1].name))
+    if places:
+        for place, total in zip(places, reduce([pairs[place] for place in places]), strict=True):
+            reduced[place] = total
+    return reduced
+
+
 def local_replica() -> int:
     """Return the index of the current replica among those of this process, in a trace of strategy.run.
 
@@ -251,11 +283,23 @@ class Reductions:
       strategy: the strategy.
       weights: the weights of its local replicas.
       discovers: the trace is that of discovery, in which one replica of several runs alone.
+      values: what is known of the tensors of the trace; None: nothing.
+      has_global_gradients: some gradients are summed over the replicas where model_fn computes them.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, weights: ReplicaWeights, *, discovers: bool = False) -> None:
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        weights: ReplicaWeights,
+        *,
+        discovers: bool = False,
+        values: ReplicaValues | None = None,
+        has_global_gradients: bool = False,
+    ) -> None:
         self._strategy = strategy
         self._weights = weights
+        self._values = values
+        self._has_global_gradients = has_global_gradients
         self._is_one = discovers or weights.counts.shape[0] == strategy.num_replicas_in_sync == 1
         # Shared by the replica threads, which pass every merge_call, and so enter and leave, together.
         self._as_is = False
@@ -277,21 +321,33 @@ class Reductions:
             yield self
             return
         extended, per_replica = self._strategy.extended, type(self._per_replica([0] * self._weights.counts.shape[0]))
+        is_alone = self._weights.counts.shape[0] == 1
         batch_reduce_to, reduce_to = self._in_loops(extended.batch_reduce_to), extended.reduce_to
         apply_gradients = v1.train.Optimizer.apply_gradients
+
+        def sum_of_gradients(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any) -> list[Any]:
+            def reduce(differing: list[tuple[Any, Any]]) -> list[Any]:
+                return list(batch_reduce_to(op, differing, options))
+
+            return _reduced_in_order(pairs, self._is_same, reduce)
 
         def weighted_batch_reduce_to(op: Any, pairs: Sequence[tuple[Any, Any]], options: Any = None) -> Any:
             gradients = all(isinstance(destination, tf.Variable) for _, destination in pairs)
             if self._as_is and gradients:
                 return [value for value, _ in pairs]
-            if self._as_is or gradients:  # gradients were weighted in replica context
-                return batch_reduce_to(op, pairs, options)
-            return batch_reduce_to(_SUM, [(self._weighted(op, value), where) for value, where in pairs], options)
+            if gradients:  # weighted in replica context, unless they are those of the global batch already
+                return self._noted(sum_of_gradients(op, pairs, options))
+            if self._as_is:
+                return self._noted(batch_reduce_to(op, pairs, options))
+            weighted = [(self._weighted(op, value), where) for value, where in pairs]
+            return self._noted(batch_reduce_to(_SUM, weighted, options))
 
         def weighted_reduce_to(op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
-            if self._as_is or not isinstance(value, per_replica):
-                return reduce_to(op, value, destinations, options)
-            return reduce_to(_SUM, self._weighted(op, value), destinations, options)
+            # The only replica of a process has a tensor in place of values of replicas.
+            is_of_replicas = isinstance(value, per_replica) or (is_alone and isinstance(value, tf.Tensor))
+            if self._as_is or not is_of_replicas:
+                return self._noted(reduce_to(op, value, destinations, options))
+            return self._noted(reduce_to(_SUM, self._weighted(op, value), destinations, options))
 
         def weighted_apply_gradients(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
             return apply_gradients(optimizer, self._weighted_gradients(grads_and_vars), *args, **kwargs)
@@ -302,6 +358,42 @@ class Reductions:
             replaced(v1.train.Optimizer, "apply_gradients", weighted_apply_gradients),
         ):
             yield self
+
+    def sum_over_replicas(self, values: Sequence[Any]) -> list[Any]:
+        """Return `values`, tensors or IndexedSlices, summed over all replicas as they are. In replica context."""
+        if self._is_one:
+            return list(values)
+        with self.as_is():
+            return all_reduce(values)
+
+    def over_replicas(self, op: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return a mean or sum over the global batch, given those over the batches of the local replicas.
+
+        Must be called in cross-replica context.
+
+        Args:
+          op: MEAN or SUM.
+          values: tensors of one shape, one per local replica.
+        """
+        value = self._per_replica(values)
+        total = self._strategy.extended.reduce_to(op, value, value)
+        return self._strategy.experimental_local_results(total)[0]
+
+    def are_own(self, values: Any) -> None:
+        """Note that the tensors in `values` are known to their replica alone, although nothing in the graph says so."""
+        if self._values is not None:
+            self._values.are_own(values)
+
+    def _is_same(self, value: Any) -> bool:
+        """Report whether a value is known to be the same on all replicas."""
+        return all(self._is_of_all(one) for one in self._strategy.experimental_local_results(value))
+
+    def _noted(self, reduced: Any) -> Any:
+        """Return the result of a reduction, which is the same on all replicas."""
+        if self._values is not None:
+            for one in tf.nest.flatten([reduced]):
+                self._values.are_same(self._strategy.experimental_local_results(one))
+        return reduced
 
     def _in_loops(self, batch_reduce_to: Callable[..., Any]) -> Callable[..., Any]:
         """Return a replacement for `batch_reduce_to` that works inside a loop.
@@ -392,19 +484,35 @@ class Reductions:
         if self._as_is:
             return grads_and_vars
         pairs = grads_and_vars if self._is_one else self._weighted_gradients(grads_and_vars)
-        present = [g for g, _ in pairs if g is not None]
-        total = all_reduce(present) if present and not self._is_one else present
-        reduced = iter([without_duplicates(gradient) for gradient in total])
-        return [(None if g is None else next(reduced), variable) for g, variable in pairs]
+
+        def is_total(gradient: Any) -> bool:
+            return gradient is None or self._is_one or self._is_of_all(gradient)
+
+        def reduce(differing: list[tuple[Any, Any]]) -> list[Any]:
+            return all_reduce([gradient for gradient, _ in differing])
+
+        reduced = _reduced_in_order(pairs, is_total, reduce)
+        variables = [variable for _, variable in pairs]
+        return list(zip(map(without_duplicates, reduced), variables, strict=True))
 
     def _weighted_gradients(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars)
         if self._as_is or tf.distribute.in_cross_replica_context():
             return pairs
         replica = local_replica()
-        weighted = (None if g is None else scale(g, self._weights.share(replica, g.dtype)) for g, _ in pairs)
-        of_examples = (self._weights.of_examples(g, replica) for g in weighted)
-        return [(g, variable) for g, (_, variable) in zip(of_examples, pairs, strict=True)]
+
+        def weighted(gradient: Any) -> Any:
+            if gradient is None or self._is_of_all(gradient):
+                return gradient
+            return self._weights.of_examples(scale(gradient, self._weights.share(replica, gradient.dtype)), replica)
+
+        return [(weighted(gradient), variable) for gradient, variable in pairs]
+
+    def _is_of_all(self, gradient: Any) -> bool:
+        """Report whether a replica's gradient is that of the global batch already."""
+        if self._values is None or not self._has_global_gradients:
+            return False
+        return self._values.kind(gradient) is Kind.SAME
 
     def _weighted(self, op: Any, value: Any) -> tf.distribute.DistributedValues:
         """Return values whose SUM over replicas is the weighted mean (op MEAN), or the sum without placeholders (op

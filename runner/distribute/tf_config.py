@@ -27,9 +27,15 @@ def read_tf_config(text: str, *, starts: bool = True) -> Cluster:
       starts: the processes will be connected. False: it is only shown; types of tasks and addresses may be any.
 
     Raises:
-      ConfigError: the text is not JSON, or has no task, an unknown task, or an invalid address.
+      ConfigError: the text is not JSON, or has no task, an unknown task, an invalid address, or a sparseCluster.
     """
     tree = _parsed(text)
+    if starts and "cluster" not in tree and "sparseCluster" in tree:
+        # It names only the parameter servers and this process, which would train alone.
+        raise ConfigError(
+            "TF_CONFIG has a sparseCluster, which does not name all tasks, in place of a cluster. Every task must know "
+            "all others: set enableDynamicWorker: false in the Kubeflow TFJob."
+        )
     tasks = _tasks(tree.get("cluster") or {}, starts)
     if not tree.get("task") and not tasks:
         return Cluster()

@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint.async_saver import Saved, Saver
+from runner.checkpoint.equal_replicas import check_equal
 from runner.checkpoint.retention import Keep
 from runner.checkpoint.snapshot import Snapshot
-from runner.checkpoint.train_input import InputState
 from runner.checkpoint.writer import CheckpointWriter
+from runner.data.input_state import InputState
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Every, Run
@@ -149,8 +150,13 @@ class RunCheckpoints:
             the checkpoint is durable.
           is_logged: report the checkpoint on the screen and in the journal.
           is_evaluated: the checkpoint replaces one with the same values, which has been evaluated.
+
+        Raises:
+          ReplicasDifferError: `check_replicas` is set, and a variable is not the same on all replicas.
         """
         self.settle()  # only one checkpoint is written at a time
+        if self._setup.config.check_replicas:
+            check_equal(self._setup.model.store, self._context.collectives, step)
         setup, train_input = self._setup, self._setup.input
         snapshot = Snapshot(step, values or setup.model.values_by_key(), extra)
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}

@@ -185,7 +185,7 @@ class Models:
             self.log_once(f"Input ({mode}): sharding {pipeline.shard}: {pipeline.reason}")
         contexts = {ModeKeys.EVAL: evaluation_prefix(eval_name), ModeKeys.PREDICT: "predict"}
         self._note_dataset(source, pipeline, contexts.get(mode, mode))
-        return dataclasses.replace(pipeline, model_fn=self._context.model_fn.fn)
+        return dataclasses.replace(pipeline, model_fn=self._context.model_fn.fn, input=input_fn)
 
     def _note_dataset(self, source: InputFn, pipeline: InputPipeline, context: str) -> None:
         """Write facts about the input's dataset to the journal, once."""

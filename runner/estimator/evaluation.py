@@ -127,6 +127,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
         hooks.session.session.before_write = keep
     try:
         total = run(setup, hooks)
+        setup.pipeline.stream.check()
         if not total.examples:
             model.collectives.part()
             raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")

@@ -176,6 +176,7 @@ class TrainingRun:
                 for hook in due:
                     hook.before_step(self, self._step)
                 result = self._take_steps(self._next.num_steps)
+                self._setup.input.pipeline.stream.check_once()
                 if result.num_steps:  # no step was taken if the data had ended
                     for hook in due:
                         hook.after_step(self, result)
@@ -379,6 +380,7 @@ class TrainingRun:
             )
 
     def _save(self, *, asynchronous: bool) -> str:
+        self._setup.input.pipeline.stream.check()  # before a checkpoint holds what came of another order
         self._setup.model.show_weights()  # a hook may have loaded another checkpoint, to predict with it
         path = self._checkpoints.save(self, self._extra(), self._nan.accepts_values, asynchronous=asynchronous)
         if path is None:

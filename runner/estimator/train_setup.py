@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runner.checkpoint.reader import Reader
-from runner.checkpoint.train_input import TrainInput
+from runner.data.train_input import TrainInput
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
 from runner.hooks.builtin_hooks import TrainingOverrides, split_hooks
@@ -95,8 +95,12 @@ class TrainSetupBuilder:
         """
         if latest is None:
             self._models.clear()  # model_dir was emptied, so the values in memory belong to the earlier model
-        resumed = {} if latest is None else Reader(latest).extra()
-        train_input = self._open_input(input_fn, max_epochs, latest, resumed)
+        checkpoint: Reader | None = None
+        resumed: dict[str, Any] = {}
+        if latest is not None:
+            checkpoint = Reader(latest)
+            resumed = checkpoint.extra()
+        train_input = self._open_input(input_fn, max_epochs, checkpoint, resumed)
         if train_input.was_at_its_end and not reads_again:
             return None
         context, model, pipeline = self._context, self._models.for_training, train_input.pipeline
@@ -131,14 +135,14 @@ class TrainSetupBuilder:
         # Last, as in TensorFlow's SessionManager, which runs local_init_op after init_op, init_fn or a restore.
         scaffold.begin_local(trace_session)
         # After `_open_input`, which compares with that of the call before.
-        self._last_function = getattr(input_fn, "fn", input_fn)
+        self._last_function = pipeline.function
         config = overrides.config(context.config)
         return TrainSetup(model, program, train_input, latest, resumed, config, native, session_hooks, overrides)
 
     def _open_input(
-        self, input_fn: InputFn, max_epochs: int | None, latest: str | None, resumed: Mapping[str, Any]
+        self, input_fn: InputFn, max_epochs: int | None, checkpoint: Reader | None, resumed: Mapping[str, Any]
     ) -> TrainInput:
-        """Open the training input at the position of the checkpoint `latest`, whose extra facts are `resumed`.
+        """Open the training input at the position of `checkpoint`, whose extra facts are `resumed`.
 
         A further call of `train` on this object is a new epoch, as in tf.estimator: a finite input, or another
         function, is read from the beginning. An endless input continues, because otherwise the same examples would come
@@ -147,7 +151,10 @@ class TrainSetupBuilder:
         with self._context.journal.phase("build"):
             model = self._models.for_training
             pipeline = self._models.build_pipeline(input_fn, ModeKeys.TRAIN, model, max_epochs)
-        is_same = getattr(input_fn, "fn", input_fn) is self._last_function
+        is_same = pipeline.function is self._last_function
         continues = self._last_function is None or (is_same and pipeline.remaining_steps() == math.inf)
-        with self._context.journal.phase("restore" if latest else "build"):
-            return TrainInput.open(input_fn, pipeline, latest, resumed.get("input", {}) if continues else {})
+        if checkpoint is None or not continues:
+            with self._context.journal.phase("build"):
+                return TrainInput.open(pipeline)
+        with self._context.journal.phase("restore"):
+            return TrainInput.open(pipeline, checkpoint, resumed.get("input"))

@@ -8,7 +8,8 @@ it is meant for, so files of earlier runs or killed supervisors have no effect.
 
 A message has the addresses of all tasks, and a supervisor heeds only those of its own cluster, which has the chief and
 itself at the same addresses: another one may run in the folder, whose lock or lease its chief has, or may have died
-there.
+there. One that has the chief at the same address, but others elsewhere, was told of another cluster than the chief (by
+TF_CONFIG): it answers that, and the first start fails. Later it does not count, as it may be one of new machines.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from runner.config.mistakes import ConfigError
 from runner.distribute.cluster import ALONE, Cluster
 from runner.launch.gang import GangResult, is_replaceable
 from runner.remote.mirror import meeting_place, remote_dir
 from runner.remote.store import CALL_FILE, PEERS_FOLDER
 from runner.system.files import read_dataclass, write_json
-from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST
+from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
 
 GLANCE_SECS = 0.2
 REPLACED_SECS = 600.0
@@ -66,8 +68,9 @@ class Answer:
     Attributes:
       run, generation: those of the call that this answers.
       nonce: identifies the process of that supervisor.
-      state: ready, stopping (its task was asked to stop), done, stopped, lost or failed.
-      reason: for lost and failed, the reason in words.
+      state: ready, stopping (its task was asked to stop), done, stopped, lost, failed, or differs: it knows other tasks
+        than the chief.
+      reason: for lost, failed and differs, the reason in words.
       code: exit code of its task if it failed.
       beat: when it was sent, on a clock of its own: another number in each message.
     """
@@ -140,12 +143,13 @@ class LeaderRendezvous(Rendezvous):
         self._call = Call(run=secrets.token_hex(8), tasks=place.tasks)
 
     def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
-        patience = self._timeout_secs if not self._call.generation else max(self._timeout_secs, REPLACED_SECS)
+        is_first = not self._call.generation
+        patience = self._timeout_secs if is_first else max(self._timeout_secs, REPLACED_SECS)
         self._say(generation=generation, phase="gather", nonces={})
         until = self._clock() + patience
         while not stops:
             answers = self._answers()
-            failed = super().look() or self._failure(answers)
+            failed = super().look() or self._failure(answers) or (self._difference() if is_first else None)
             missing = [other for name, other in self._others.items() if name not in answers]
             if failed or not missing:
                 self._say(phase="go", nonces={name: answer.nonce for name, answer in answers.items()})
@@ -220,10 +224,24 @@ class LeaderRendezvous(Rendezvous):
         """Return task name -> its answer to the current message of this supervisor; others are left out."""
         names = (*self._others, EVALUATOR)
         answers = {name: read_dataclass(Answer, _answer_file(self._folder, name)) for name in names}
-        return {name: answer for name, answer in answers.items() if _same(answer, self._call)}
+        found = {}
+        for name, answer in answers.items():
+            if _same(answer, self._call) and answer.state != "differs":
+                found[name] = answer
+        return found
+
+    def _difference(self) -> GangResult | None:
+        """Return what a task says that knows other tasks than the chief; the chief need not know it."""
+        for path in sorted((self._folder / PEERS_FOLDER).glob("*.json")):
+            answer = read_dataclass(Answer, path)
+            if answer.state == "differs" and _same(answer, self._call):
+                name = path.stem.replace("-", ":")
+                return GangResult(answer.code, self._place_of(name), f"{name}: {answer.reason}")
+        return None
 
     def _place_of(self, name: str) -> Cluster:
-        return self._others.get(name, Cluster(EVALUATOR, 0, self._place.tasks))
+        role, _, index = name.partition(":")
+        return self._others.get(name, Cluster(role, int(index or 0), self._place.tasks))
 
     def _say(self, **changes: Any) -> None:
         self._call = replace(self._call, **changes)
@@ -252,6 +270,7 @@ class FollowerRendezvous:
         self._folder, self._timeout_secs = meeting_place(model_dir), timeout_secs
         self._nonce = secrets.token_hex(8)
         self._answered = self._followed = Call()
+        self._difference = ""  # to the tasks that the chief of the answered call knows
         self._told = 0.0
         (self._folder / PEERS_FOLDER).mkdir(parents=True, exist_ok=True)
 
@@ -260,10 +279,12 @@ class FollowerRendezvous:
 
         Raises:
           TimeoutError: the chief does not join, or does not return.
+          ConfigError: the chief knows other tasks than this process.
         """
         patience = max(self._timeout_secs, REPLACED_SECS) if self._followed.run else self._timeout_secs
         until = self._clock() + patience
         while not stops:
+            self._tell_apart()
             call = self._heard()
             if self._has_ended(call):
                 return False
@@ -282,9 +303,33 @@ class FollowerRendezvous:
                     reason += (
                         f" Another cluster, of {size} tasks with the chief {_chief(call)}, runs there or was killed."
                     )
+                if self._difference:
+                    reason += f" The last one that called knows other tasks: {self._difference}."
                 raise TimeoutError(reason)
             time.sleep(GLANCE_SECS)
         return False
+
+    def _tell_apart(self) -> None:
+        """Tell the chief if it knows other tasks than this process.
+
+        Raises:
+          ConfigError: it does, and has ended the run for that. One that was killed earlier never does.
+        """
+        call = read_dataclass(Call, self._folder / CALL_FILE)
+        if self._difference and call.phase == "ended" and call.run == self._answered.run:
+            raise ConfigError(
+                f"{self._place.name} knows other tasks than the chief: {self._difference}. Give all tasks the same "
+                "cluster in TF_CONFIG."
+            )
+        has_our_chief = bool(self._place.tasks) and _chief(call) == _chief(self._place)
+        is_new = call.phase != "ended" and not _same(call, self._answered)
+        if not has_our_chief or not is_new:
+            return
+        self._difference = self._place.difference_to(call.tasks)
+        if self._difference:
+            self._answered = call
+            reason = f"it knows other tasks than the chief: {self._difference}"
+            self._write("differs", reason, USER_ERROR)
 
     def look(self) -> GangResult | None:
         """Return an event from the chief that ends the task; None: there is none."""
@@ -299,10 +344,14 @@ class FollowerRendezvous:
 
     def tell(self, state: str, reason: str = "", code: int = 0) -> None:
         """Write this supervisor's answer to the chief's last message, if its file is not another cluster's by now."""
-        self._told, call = self._clock(), self._answered
-        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told)
         if self._heard().run:
-            write_json(_answer_file(self._folder, self._place.name), asdict(answer))
+            self._write(state, reason, code)
+
+    def _write(self, state: str, reason: str, code: int) -> None:
+        self._told = self._clock()
+        call = self._answered
+        answer = Answer(call.run, call.generation, self._nonce, state, reason, code, self._told)
+        write_json(_answer_file(self._folder, self._place.name), asdict(answer))
 
     def _heard(self) -> Call:
         """Return the last message; if it is of another cluster's chief, as that of no run."""

@@ -2,7 +2,8 @@
 
 The loss of a step is the mean of the replicas' losses, weighted by their numbers of examples. The functions here scale
 a replica's sum, or weighted mean, so that this mean over the replicas equals the sum, or weighted mean, over the global
-batch. The loss is then the same on every strategy.
+batch. The loss is then the same on every strategy. A loss that couples the examples of a batch gets those of all
+replicas (`all_gather`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,79 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.distribute.reductions import ReplicaWeights, without_duplicates
+from runner.distribute.reductions import Reductions, ReplicaWeights, without_duplicates
 from runner.tf_private.keras3 import reduced_losses_by
 from runner.tf_private.replaced import replaced
 from runner.tf_private.v1 import weighted_losses_by
 
 v1 = tf.compat.v1
+
+
+class GlobalRows:
+    """The rows of all replicas, as one replica gets them in a trace of all.
+
+    Args:
+      weights: the numbers of examples of all replicas.
+      replica: index of the replica in this process.
+      reductions: sums over replicas.
+    """
+
+    def __init__(self, weights: ReplicaWeights, replica: int, reductions: Reductions) -> None:
+        self._weights = weights
+        self._replica = replica
+        self._reductions = reductions
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return the rows of `tensor` of all replicas, in their order, with a gradient.
+
+        Args:
+          tensor: `[rows, ...]` of a dtype of numbers, or bool. Rows of a placeholder example are left out.
+        """
+        if tensor.dtype == tf.bool:
+            return tf.cast(self.gather(tf.cast(tensor, tf.int32)), tf.bool)
+
+        def gradient(upstream: Any) -> tf.Tensor:
+            """Each replica's loss depends on the rows of this one."""
+            share = self._weights.share_in_gradient(self._replica, tensor.dtype)
+            of_all = self._sum(tf.convert_to_tensor(upstream) * share, tf.range(total), total)
+            own = of_all[first : first + number]
+            num_placeholders = tf.shape(tensor, tf.int64)[0] - number
+            padded = tf.pad(own, [[0, num_placeholders], *[[0, 0]] * (tensor.shape.rank - 1)])
+            return tf.math.divide_no_nan(padded, share)
+
+        number = self._own_rows(tf.shape(tensor, tf.int64)[0])
+        first, total = self._place(number)
+
+        @tf.custom_gradient
+        def gathered(rows: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+            return self._sum(rows[:number], first + tf.range(number), total), gradient
+
+        return gathered(tensor)
+
+    def offset(self, rows: tf.Tensor) -> tf.Tensor:
+        """Return the place of this replica's first row among those of all; each replica has `rows` rows, a scalar."""
+        number = self._own_rows(tf.cast(rows, tf.int64))
+        first, total = self._place(number)
+        # A placeholder example gets the place of a row that is there, so that nothing is out of range.
+        return tf.cast(tf.minimum(first, tf.maximum(total - 1, 0)), rows.dtype)
+
+    def _own_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        return rows * self._weights.presence(self._replica, tf.int64)
+
+    def _place(self, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return (place of this replica's first row, number of rows of all), int64 scalars."""
+        context = tf.distribute.get_replica_context()
+        count = context.num_replicas_in_sync
+        replica = context.replica_id_in_sync_group
+        mine = tf.one_hot(replica, count, dtype=tf.int64) * number
+        numbers = self._reductions.sum_over_replicas([mine])[0]
+        return tf.cumsum(numbers, exclusive=True)[replica], tf.reduce_sum(numbers)
+
+    def _sum(self, rows: tf.Tensor, places: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        """Return `[total, ...]`: the rows of all replicas at their places, added up."""
+        # Sparse, because the number of rows differs between steps: see `_collectable`.
+        of_all = self._reductions.sum_over_replicas([tf.IndexedSlices(rows, places)])[0]
+        return tf.math.unsorted_segment_sum(of_all.values, of_all.indices, total)
 
 
 class WholeBatch:
@@ -56,6 +124,14 @@ class WholeBatch:
         """
         return tf.math.divide_no_nan(total, weight)
 
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return the rows of `tensor` (`[rows, ...]`) of all replicas."""
+        return tensor
+
+    def offset(self, rows: tf.Tensor) -> tf.Tensor:
+        """Return the place of the replica's first row among those of all replicas, which have `rows` rows each."""
+        return tf.zeros_like(rows)
+
     def global_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[Any]:
         """Return the gradients of the global batch, given (gradient of the replica's examples, variable) pairs. For
         what must be the same on all replicas, such as the norm by which an optimizer clips.
@@ -75,6 +151,7 @@ class PartOfStep(WholeBatch):
       sum_over_replicas: sums a scalar over all replicas.
       all_reduce: weights (gradient, variable) pairs by the replica's share of the global batch, and sums them over all
         replicas.
+      rows: the rows of all replicas.
     """
 
     weights: ReplicaWeights
@@ -82,6 +159,7 @@ class PartOfStep(WholeBatch):
     graph: tf.Graph
     sum_over_replicas: Callable[[tf.Tensor], tf.Tensor]
     all_reduce: Callable[[list[tuple[Any, Any]]], list[tuple[Any, Any]]]
+    rows: GlobalRows
     sums: list[tf.Tensor] = dataclasses.field(default_factory=list)
     is_whole = False
 
@@ -99,13 +177,20 @@ class PartOfStep(WholeBatch):
     def global_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[Any]:
         return [gradient for gradient, _ in self.all_reduce(list(grads_and_vars))]
 
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self.rows.gather(tensor)
+
+    def offset(self, rows: tf.Tensor) -> tf.Tensor:
+        return self.rows.offset(rows)
+
     def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
         """Return the sum of the weights over the global batch, a scalar with a gradient (a model may learn weights)."""
-        share, presence = self.share(weight.dtype), self.weights.presence(self.replica, weight.dtype)
+        presence = self.weights.presence(self.replica, weight.dtype)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # The incoming gradient is of this replica's loss, already weighted by its share. So is the returned one.
-            return tf.math.divide_no_nan(self.sum_over_replicas(upstream * share), share)
+            share = self.weights.share_in_gradient(self.replica, weight.dtype)
+            # The weight of a placeholder example is not in the sum.
+            return presence * tf.math.divide_no_nan(self.sum_over_replicas(upstream * share), share)
 
         @tf.custom_gradient
         def over_all(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -113,6 +198,13 @@ class PartOfStep(WholeBatch):
             return self.sums[-1], gradient
 
         return over_all(weight)
+
+
+_NOT_IN_PARTS = (
+    "model_fn calls runner.all_gather or runner.replica_offset, which need the whole batch of a step at once. They do "
+    "not work with train.gradient_accumulation, nor on several replicas with train.precision=mixed_float16 or "
+    "run.jit=true, which compute gradients without communication. Unset it."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +216,12 @@ class PartOfUpdate(PartOfStep):
     """
 
     totals: list[tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=list)
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        raise ValueError(_NOT_IN_PARTS)
+
+    def offset(self, rows: tf.Tensor) -> tf.Tensor:
+        raise ValueError(_NOT_IN_PARTS)
 
     def of_sum(self, total: tf.Tensor) -> tf.Tensor:
         with self.graph.as_default():  # a loss in a branch has a graph of its own, in which nothing can be fed
@@ -152,6 +250,49 @@ def batch_part() -> WholeBatch:
 def model_fn_has(part: WholeBatch) -> contextlib.AbstractContextManager[None]:
     """Use `part` as the scaling for a model_fn that runs inside this context, in this thread."""
     return replaced(_of_thread, "part", part)
+
+
+def all_gather(tensor: Any) -> tf.Tensor:
+    """Return the rows of the global batch, for a loss that couples the examples of a batch: in-batch negatives, pairs.
+
+    Called by model_fn. On one replica, in EVAL and in PREDICT, where a replica has whole batches, this is the tensor
+    itself. In TRAIN on several replicas and workers it has the rows of all, in the order of one process, and a
+    gradient. Let each replica take the mean over its own examples: the runner weights that by their number.
+
+        scores = tf.matmul(queries, runner.all_gather(answers), transpose_b=True)
+        labels = runner.replica_offset(tf.shape(queries)[0]) + tf.range(tf.shape(queries)[0])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
+
+    Args:
+      tensor: `[rows, ...]`, numbers or bool, of a static shape but for the rows.
+
+    Raises:
+      ValueError: the tensor has no rows or is text, or a step is computed in parts that cannot communicate:
+        train.gradient_accumulation, and on several replicas mixed_float16 and XLA.
+    """
+    tensor = tf.convert_to_tensor(tensor)
+    has_rows = bool(tensor.shape.rank) and tensor.shape[1:].is_fully_defined()
+    if not has_rows or tensor.dtype == tf.string:
+        raise ValueError(
+            f"runner.all_gather({tensor.name}): a {tensor.dtype.name} of shape {tensor.shape}. It must be [rows, ...] "
+            "of numbers or booleans, and all sizes but the first be known before the step."
+        )
+    return batch_part().all_gather(tensor)
+
+
+def replica_offset(rows: Any) -> tf.Tensor:
+    """Return the place of this replica's first row in what `all_gather` returns: 0 on one replica.
+
+    Args:
+      rows: how many rows this replica has, an integer or an integer scalar.
+
+    Returns:
+      An integer scalar of the dtype of `rows`, for an int int32.
+
+    Raises:
+      ValueError: as `all_gather`.
+    """
+    return batch_part().offset(tf.convert_to_tensor(rows))
 
 
 _Reduction = v1.losses.Reduction

@@ -59,10 +59,13 @@ class EvalResult:
           collectives: communication between the workers.
           names: names of the sums; a worker without examples may have none of these sums.
         """
-        mine = [part for name in names for part in self.sums.get(name, (0.0, 0.0))]
+        mine: list[float] = []
+        in_order = sorted(names)  # those of a set have another order in each process
+        for name in in_order:
+            mine += self.sums.get(name, (0.0, 0.0))
         examples, *parts = collectives.sum([self.examples, *mine])
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        return EvalResult(dict(zip(names, pairs, strict=True)), int(examples), data_ended=True)
+        totals = dict(zip(in_order, zip(parts[::2], parts[1::2], strict=True), strict=True))
+        return EvalResult({name: totals[name] for name in names}, int(examples), data_ended=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +103,7 @@ class EvalProgram(Program):
                 sums = {name: sum_and_weight(metric, count) for name, metric in metrics.items() if tf.is_tensor(metric)}
                 return EvaluatedReplica(spec, {"loss": loss_sum(spec, replica), **sums})
 
-        super().__init__(model, pipeline, replica_fn, on_workers=on_workers)
+        super().__init__(model, pipeline, replica_fn, on_workers=on_workers, is_common=True)
         self.sum_names = list(self.outputs[0].sums)
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
         self.changes_model = self.trace.may_write_in_branches or self._kept.changes_model

@@ -66,6 +66,7 @@ def trace_cut(tape: tf.GradientTape, spec: EstimatorSpec, replica: Replica, conf
         sums += [gradient.values, gradient.indices] if sparse else [gradient]
         is_sparse += [True, True] if sparse else [False]
     fed = [v1.placeholder(one.dtype, _shape(one, sparse)) for one, sparse in zip(sums, is_sparse, strict=True)]
+    replica.reductions.are_own(fed)
     first: list[int] = []
     # merge_call synchronizes the replicas: operations made so far compute gradients, later ones the update.
     tf.distribute.get_replica_context().merge_call(lambda _: first.append(len(v1.get_default_graph().get_operations())))

@@ -60,7 +60,7 @@ class Program:
       model: the model_fn and its variables.
       pipeline: the input.
       replica_fn: calls model_fn for one replica.
-      training, on_workers: as in `trace_step`.
+      training, on_workers, is_common: as in `trace_step`.
 
     Attributes:
       outputs: the result of `replica_fn` for each local replica.
@@ -75,13 +75,19 @@ class Program:
         *,
         training: bool = False,
         on_workers: bool = False,
+        is_common: bool = False,
     ) -> None:
         self._store, self._pipeline = model.store, pipeline
         self._division = cast(RoundRobin, pipeline.division)  # of EVAL and PREDICT
         self._fetching: dict[Any, Callable[..., Any]] = {}
         with summaries_of_v1(), losses_over_batches(), gradients_in_loops(), metrics_of_replica():
             self.trace = trace_step(
-                model.store, replica_fn, step_signature(pipeline), training=training, on_workers=on_workers
+                model.store,
+                replica_fn,
+                step_signature(pipeline),
+                training=training,
+                on_workers=on_workers,
+                is_common=is_common,
             )
         if not (training and model.config.checkpoint_save_graph_def):
             self.trace.one_replica = self.trace  # frees the memory of the other

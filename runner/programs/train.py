@@ -16,11 +16,12 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline, step_devices
 from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.collectives import collectives_of
+from runner.distribute.gradient_calls import calls_of_model_fn
 from runner.distribute.reductions import spans_processes
 from runner.model_fn import ModeKeys
 from runner.model_log import LoggedValues, logging_to
 from runner.programs import ema, learning_rate, support_checks
-from runner.programs.batch_losses import PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
+from runner.programs.batch_losses import GlobalRows, PartOfStep, PartOfUpdate, WholeBatch, model_fn_has
 from runner.programs.gradient_accumulation import AccumulatedStep, GradientCut, trace_cut
 from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Update, advance, apply_update, gradients_of, objective, sum_over_replicas
@@ -106,7 +107,7 @@ class TrainProgram(Program):
 
         with summaries_noted():
             replica_fn = functools.partial(self._trace_replica, model, pipeline, summary_writer)
-            super().__init__(model, pipeline, replica_fn, training=True)
+            super().__init__(model, pipeline, replica_fn, training=True, is_common=True)
         if config.check_numerics:
             # Before a part of the step is made a function: `Trace.function` adds the checks to it.
             self.trace.checks = NumericChecks(self.trace.graph, self.trace.inputs, pipeline.replica_spec)
@@ -419,7 +420,7 @@ def train_replica(
     features, labels = replica_inputs(pipeline, replica)
     is_cut = config.gradient_accumulation > 1 or config.precision == "mixed_float16" or config.jit
     tape, part, logged = tf.GradientTape(persistent=False), _part(replica, pipeline, is_cut=is_cut), LoggedValues()
-    with tape, model_fn_has(part), logging_to(logged):
+    with tape, model_fn_has(part), logging_to(logged), calls_of_model_fn(replica.gradient_calls):
         spec = model.call(features, labels, ModeKeys.TRAIN)
         # Inside of the tape, which must record the scaling, too.
         loss = spec.loss if is_cut and spec.optimizer is not None else objective(spec, replica)
@@ -450,8 +451,9 @@ def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBa
         return WholeBatch()
     # If cut, the gradients of each replica are a program of their own, perhaps for one micro-batch only.
     kind, over_replicas = PartOfUpdate if is_cut else PartOfStep, functools.partial(sum_over_replicas, replica)
+    rows = GlobalRows(replica.weights, replica.index, replica.reductions)
     all_reduce = replica.reductions.all_reduce
-    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas, all_reduce)
+    return kind(replica.weights, replica.index, v1.get_default_graph(), over_replicas, all_reduce, rows)
 
 
 def _writes_of(operation: tf.Operation) -> list[tf.Operation]:

@@ -310,6 +310,8 @@ class Store:
         there = {name: info for name, info in first.items() if _is_state(name)}
         changed_states = {name for name in there.keys() - kept if not _is_same(name, there[name], note, here)}
         contents = {name: self.fs.cat_file(name) for name in changed_states}
+        # What had expired here is to be kept again: the state file that said so gives way to an earlier one.
+        kept -= _named_by(contents, kept - here.keys())
         there |= {name: info for name, info in self.objects().items() if not _is_state(name)}
         others = there.keys() - changed_states - kept
         changed_others = {name for name in others if not _is_same(name, there[name], note, here)}
@@ -386,6 +388,22 @@ class Store:
 def _is_state(name: str) -> bool:
     """Report whether an object is one of LAST_FILES."""
     return upload_order(name)[0] > 0
+
+
+def _named_by(states: Mapping[str, bytes], names: Iterable[str]) -> set[str]:
+    """Return those of `names` that are files of the checkpoints which state files name.
+
+    Args:
+      states: name -> contents of each.
+    """
+    checkpoints = set[str]()
+    for name, contents in states.items():
+        is_state = os.path.basename(name) == layout.STATE_FILE
+        state = layout.parse_state(contents)
+        if is_state and state is not None:
+            for checkpoint in state.names:
+                checkpoints.add(os.path.join(os.path.dirname(name), checkpoint))
+    return {name for name in names if layout.checkpoint_of(name) in checkpoints}
 
 
 def _while_it_changes(act: Callable[[], _T]) -> _T:

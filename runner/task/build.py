@@ -184,6 +184,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         tensorboard=config.tracking.tensorboard and config.command != "dry_run",
         profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
         check_numerics=config.run.debug == "nan",
+        check_replicas=config.run.debug == "replicas",
         keep_best=_build_keep_best(config.checkpoint.keep_best),
         warm_start=_build_warm_start(config.train.warm_start),
         cluster=cluster,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import multiprocessing.pool
 import os
@@ -16,6 +17,7 @@ from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, eval_key
 from runner.data.dataset_adapter import tensors
 from runner.data.inputs import InputPipeline, step_devices
+from runner.data.replica_batches import any_rows, num_rows
 from runner.estimator.evaluation import EvalSetup, check_ends
 from runner.estimator.model_summary import print_variables, shape_of
 from runner.estimator.specs import EvalSpec
@@ -60,6 +62,9 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
         job.estimator.prepare_prediction(lambda: training.input.pipeline.given.map(lambda features, *_: features))
     answer = {"run": _print_run(config, training, evaluations), **_print_inputs(config, training, evaluations)}
     answer |= {"variables": print_variables(training, sys.stdout), "outputs": _print_outputs(training, evaluations)}
+    is_divided = training.model.store.num_replicas > 1 and training.input.pipeline.global_batch_size is not None
+    if is_divided and evaluations:
+        _try_in_halves(job, training.input.pipeline)
     # Last, because a step changes the values in memory.
     for spec, setup in evaluations:
         _try(eval_key(spec.name or ""), setup.pipeline, setup.program.run, 0, 1)
@@ -75,6 +80,59 @@ def _try(key: str, pipeline: InputPipeline, compute: Callable[..., Any], *argume
             pool.apply_async(compute, (pipeline.open(), *arguments)).get(TRY_SECS)
         return
     print(f"\n{key}: its first batch was not computed within {TRY_SECS:g} s, so its values were not tried.")
+
+
+def _try_in_halves(job: Job, pipeline: InputPipeline) -> None:
+    """Warn if the loss of the first global batch is neither the mean nor the sum of the losses of its halves.
+
+    In inference mode, in which BatchNormalization does not use the batch's statistics and dropout drops nothing.
+    """
+    losses: list[float] = []
+    with contextlib.suppress(multiprocessing.TimeoutError), multiprocessing.pool.ThreadPool(1) as pool:
+        if pipeline.why_no_state is None:
+            losses = pool.apply_async(_losses_of_parts, (job, pipeline)).get(TRY_SECS)
+    if not losses:
+        return
+    whole, first, second = losses
+    mean = (first + second) / 2
+    is_close = functools.partial(math.isclose, whole, rel_tol=1e-4, abs_tol=1e-6)
+    if is_close(mean) or is_close(first + second) or math.isnan(whole):
+        return
+    print(
+        f"\nThe loss of the first batch is {whole:.6g}, and {mean:.6g} as the mean over its halves: it couples the "
+        "examples of a batch. On several replicas, each has the loss of its own part of the batch. For the loss of the "
+        "whole batch, give it the rows of all replicas: runner.all_gather(tensor)."
+    )
+
+
+def _losses_of_parts(job: Job, pipeline: InputPipeline) -> list[float]:
+    """Return the losses of the first global batch and of its two halves, equally large; empty: it has one example."""
+    with pipeline.reading():
+        batch = next(iter(pipeline.given))
+    half = int(num_rows(batch)) // 2
+    if half == 0:
+        return []
+    losses = []
+    for first, end in ((0, 2 * half), (0, half), (half, 2 * half)):
+        part = tf.nest.map_structure(functools.partial(_rows_of, first, end), batch)
+        elements = functools.partial(iter, [part])
+        dataset = tf.data.Dataset.from_generator(elements, output_signature=any_rows(pipeline.given.element_spec))
+        # One structure for all, so that the model is traced once.
+        setup = job.estimator.prepare_evaluation(functools.partial(_as_it_is, dataset))
+        setup.program.reset()
+        losses.append(setup.program.run(setup.pipeline.open(), 0, 1).means()["loss"])
+    return losses
+
+
+def _rows_of(first: int, end: int, leaf: Any) -> Any:
+    if isinstance(leaf, tf.SparseTensor):
+        sizes = [end - first, *leaf.dense_shape.numpy()[1:]]
+        return tf.sparse.slice(leaf, [first, *[0] * (len(sizes) - 1)], sizes)
+    return leaf[first:end] if leaf.shape.rank else leaf
+
+
+def _as_it_is(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    return dataset
 
 
 def _check_variables(setup: EvalSetup, trained: set[str]) -> None:

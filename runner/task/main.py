@@ -259,8 +259,10 @@ def end(code: int, shared: Collection[str] = ()) -> NoReturn:
       shared: names of the modules that a forked process shares with its server; Python does not delete their objects.
     """
     iterators = sys.modules.get("runner.data.iterators")
+    # Also if a peer is lost: the next start needs the lock files of the input's caches.
+    have_ended = iterators is None or iterators.OPEN.have_ended()
     if code != PEER_LOST:
-        if iterators is None or iterators.OPEN.have_ended():
+        if have_ended:
             if shared:
                 _keep_modules(shared)
             sys.exit(code)

@@ -15,6 +15,10 @@ import tensorflow as tf
 # _AutoShardDataset: see `part_of_files`.
 from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
 
+# values, values_util: see `writes_of_replicas`.
+from tensorflow.python.distribute import values as distributed_values
+from tensorflow.python.distribute import values_util
+
 # CollectiveAllReduceExtended: see `cpus_of_worker`.
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
@@ -136,6 +140,36 @@ def chosen_cross_device_ops(strategy: tf.distribute.Strategy) -> tf.distribute.C
     strategy.cross_device_ops then has no effect on CPUs.
     """
     return getattr(strategy.extended, "_cross_device_ops", None)
+
+
+def writes_of_replicas(
+    merge: Callable[[Any, Any, Callable[[], Any]], Any], writes_its_own: Callable[[Any], bool]
+) -> contextlib.AbstractContextManager[None]:
+    """Decide inside this context what a variable gets that several replicas write to.
+
+    Args:
+      merge: (values of the local replicas, the variable, what TensorFlow would do) -> what is written to all copies.
+      writes_its_own: value -> whether each replica writes it to its own copy, at once.
+
+    Private: `values_util.apply_aggregation`, which makes one value of many in cross-replica context, and
+    `values._on_write_update_replica`, by which a replica writes. When they move: see what `MirroredVariable.assign`
+    calls in replica context.
+    """
+    aggregate = values_util.apply_aggregation
+    update = distributed_values._on_write_update_replica
+
+    def merged(strategy: Any, value: Any, aggregation: Any, destinations: Any) -> Any:
+        own = functools.partial(aggregate, strategy, value, aggregation, destinations)
+        return merge(value, destinations, own)
+
+    def write(variable: Any, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        if writes_its_own(value):
+            return update_fn(variable._get_on_device_or_primary(), value, **kwargs)
+        return update(variable, update_fn, value, **kwargs)
+
+    return all_replaced(
+        (values_util, "apply_aggregation", merged), (distributed_values, "_on_write_update_replica", write)
+    )
 
 
 _KEYS_OF_A_SIZE = 1 << 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,6 +61,20 @@ def external_state_policy(iterator: Any) -> tf.data.experimental.ExternalStatePo
     return policy
 
 
+def has_file_cache(dataset: Any) -> bool:
+    """Report whether a stage of the dataset caches the elements in files.
+
+    Private: `CacheDataset._filename`, a string scalar. When it moves: False.
+    """
+    try:
+        for one in stages(dataset):
+            if type(one).__name__ == "CacheDataset" and one._filename.numpy():
+                return True
+    except AttributeError:
+        pass
+    return False
+
+
 def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
     """Return the buffer sizes of the dataset's shuffles, in elements; [] if unknown.
 
@@ -79,7 +94,7 @@ def may_change_meanwhile(dataset: Any) -> bool:
     Private: see `why_not_repeatable`.
     """
     try:
-        types = {node.op for one in stages(dataset) for body in _bodies(one) for node in body.values()}
+        types = _types_in_functions(dataset)
     except (AttributeError, TypeError, tf.errors.OpError):
         return True
     return any(part in name for name in types for part in _FROM_OUTSIDE)
@@ -101,6 +116,34 @@ def why_not_repeatable(dataset: tf.data.Dataset) -> str | None:
         return next(filter(None, reasons), None)
     except (AttributeError, TypeError, tf.errors.OpError) as error:
         return f"it is not known whether it draws random numbers ({error})"
+
+
+def why_in_no_order(dataset: tf.data.Dataset) -> str | None:
+    """Return why two processes are sure to read the elements of `dataset` in different orders; None: they may read them
+    in one.
+
+    Private: see `why_not_repeatable`. When it moves: None.
+    """
+    with contextlib.suppress(AttributeError, TypeError, tf.errors.OpError):
+        for one in stages(dataset):
+            name = type(one).__name__.strip("_").removesuffix("Dataset")
+            if hasattr(one, "_seed") and not (int(one._seed) or int(one._seed2)):
+                return f"{name} has no seed"
+            if getattr(one, "_deterministic", None) == "false":
+                return f"{name} has deterministic=False"
+    return None
+
+
+def may_draw_values(dataset: tf.data.Dataset) -> bool:
+    """Report whether a function of `dataset` draws random numbers, or calls Python, which may do so; True if unknown.
+
+    Private: see `why_not_repeatable`.
+    """
+    try:
+        types = _types_in_functions(dataset)
+    except (AttributeError, TypeError, tf.errors.OpError):
+        return True
+    return any(kind in KERNEL_RANDOM or "PyFunc" in kind or kind.startswith("StatelessRandom") for kind in types)
 
 
 def _why_not(one: Any) -> str | None:
@@ -139,6 +182,15 @@ def _bytes_in_memory(leaf: tf.data.Dataset) -> int:
     sizes = [256 if spec.dtype == tf.string else spec.dtype.size or 0 for spec in specs]
     row = sum(size * (spec.shape.num_elements() or 1) for spec, size in zip(specs, sizes, strict=True))
     return max(number, 0) * row
+
+
+def _types_in_functions(dataset: Any) -> set[str]:
+    """Return the types of the operations in the functions of all stages of a dataset."""
+    types = set[str]()
+    for one in stages(dataset):
+        for body in _bodies(one):
+            types.update(node.op for node in body.values())
+    return types
 
 
 def _bodies(one: Any) -> Iterator[Mapping[str, Any]]:

@@ -482,3 +482,36 @@ def object_graph_of(root: Any, name_of: Callable[[Any], str | None]) -> tuple[by
             node.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=keys[name])
     util.add_checkpoint_values_check(described)
     return described.SerializeToString(), keys
+
+
+def is_assignment(kind: str) -> bool:
+    """Report whether operations of this type are an `assign` or a `scatter_*`; the updates of optimizers are not."""
+    return (kind.startswith("Assign") and kind.endswith("VariableOp")) or kind.startswith("ResourceScatter")
+
+
+def is_optimizer_update(kind: str) -> bool:
+    """Report whether operations of this type are an update of an optimizer, such as ResourceApplyAdam."""
+    return kind.startswith(("ResourceApply", "ResourceSparseApply"))
+
+
+def nodes_called_by(operation: tf.Operation) -> list[Any]:
+    """Return the nodes of all functions that an operation calls, at any depth; empty: it calls none.
+
+    Private: `Graph._get_function`, and `cached_definition` of what it returns. When it moves: look the names up in
+    `graph.as_graph_def().library`, which copies all constants of the graph.
+    """
+    names = _functions_in(operation.node_def)
+    nodes = []
+    for name in names:  # grows meanwhile
+        function = operation.graph._get_function(name)
+        for node in function.cached_definition.node_def if function is not None else ():
+            nodes.append(node)
+            names += [one for one in _functions_in(node) if one not in names]
+    return nodes
+
+
+def _functions_in(node: Any) -> list[str]:
+    """Return the names of the functions that a node calls; Case calls a list of them."""
+    attributes = node.attr.values()
+    alone = [one.func.name for one in attributes if one.HasField("func")]
+    return alone + [function.name for one in attributes for function in one.list.func]

@@ -71,7 +71,8 @@ def keras_trace(
     Private, in Keras 3.15 and in the development version of 3.16, which moved the modules of the backend:
     - `keras.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
     - `keras.Variable._initialize_with_initializer`: hides the shape of the variable from its creators.
-    - `Optimizer._all_reduce_sum_gradients`: the sum of gradients over replicas; `_clip_gradients`, before it.
+    - `Optimizer._all_reduce_sum_gradients`: the sum of gradients over replicas; `_clip_gradients`, before it, and
+      `_backend_apply_gradients`, which calls that and knows the variables.
     - `global_state.GLOBAL_STATE_TRACKER`: what `keras.utils.clear_session` replaces. It is put back afterwards, so that
       the caller's own models keep their state.
     - `_token_start_index` of the layers of a vocabulary: the number of indices before its words.
@@ -213,11 +214,26 @@ def _watching_keras_3(
         replica = tf.get_static_value(context.replica_id_in_sync_group) if context is not None else 0
         return seed + np.array([replica, 0], seed.dtype.as_numpy_dtype) if replica else seed
 
-    clip, reduce = Optimizer._clip_gradients, _reduced(Optimizer._all_reduce_sum_gradients, trace)
+    add_weight = keras_layers.BatchNormalization.add_weight
+
+    def add_statistic(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add a weight of BatchNormalization: what it writes to its statistics is a mean, as tf_keras says itself."""
+        if not kwargs.get("trainable", True):
+            kwargs = {"aggregation": "mean", **kwargs}
+        return add_weight(self, *args, **kwargs)
+
+    apply, clip = Optimizer._backend_apply_gradients, Optimizer._clip_gradients
+    reduce = _reduced(Optimizer._all_reduce_sum_gradients, trace)
+    applied = threading.local()  # by a thread, that of a replica
+
+    def apply_noting_variables(self: Any, grads: Any, trainable_variables: Any) -> None:
+        applied.variables = trainable_variables
+        apply(self, grads, trainable_variables)
 
     def clip_sums(self: Any, grads: Any) -> Any:
         """Return the sums over replicas, clipped as in Keras 2. In Keras 3 each replica clips its own gradients."""
-        return clip(self, [gradient for gradient, _ in reduce(self, [(one, None) for one in grads])])
+        summed = reduce(self, list(zip(grads, applied.variables, strict=True)))
+        return clip(self, [gradient for gradient, _ in summed])
 
     writing = ("assign", "assign_add", "assign_sub")
     return all_replaced(
@@ -226,9 +242,11 @@ def _watching_keras_3(
         (Variable, "assign", assign_or_begin),
         (saving_lib, "_load_state", loading(saving_lib._load_state)),
         (legacy_h5_format, "_set_weights", loading(legacy_h5_format._set_weights)),
+        (keras_layers.BatchNormalization, "add_weight", add_statistic),
         (keras_layers.Layer, "set_weights", loading(keras_layers.Layer.set_weights)),
         (keras_layers.Normalization, "adapt", loading(keras_layers.Normalization.adapt)),
         (keras_numpy, "take", take_rows),
+        (Optimizer, "_backend_apply_gradients", apply_noting_variables),
         (Optimizer, "_clip_gradients", clip_sums),
         (Optimizer, "_all_reduce_sum_gradients", lambda self, pairs: pairs),
         (keras_random.SeedGenerator, "next", next_of_replica),

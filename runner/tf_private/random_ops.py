@@ -35,6 +35,12 @@ KERNEL_RANDOM = frozenset(
      "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2", "FractionalMaxPool", "FractionalAvgPool"}
 )  # fmt: skip
 
+# Operations that draw from a tf.random.Generator and advance its state, which is in a variable.
+GENERATOR_RANDOM = frozenset(
+    {"RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulUniformInt", "StatefulUniformFullInt",
+     "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulRandomBinomial"}
+)  # fmt: skip
+
 
 def call_time_value(graph: Any, closure: Callable[[], Any], spec: tf.TensorSpec) -> tf.Tensor | None:
     """Return a tensor in the function `graph` whose value `closure` computes at each call; None: `graph` is not a

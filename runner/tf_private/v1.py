@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -273,6 +274,52 @@ def gradients_in_loops() -> contextlib.AbstractContextManager[None]:
         return gradients[: len(xs)]
 
     return replaced(gradients_util, "_GradientsHelper", helper)
+
+
+def gradients_given_to(
+    give: Callable[[list[Any], Sequence[Any]], list[Any]],
+) -> contextlib.AbstractContextManager[None]:
+    """Let `give` replace what `tf.gradients`, optimizers of TensorFlow 1 and GradientTape return, inside this context.
+
+    Args:
+      give: (gradients, with respect to what) -> the gradients that are returned.
+
+    Public: `tf.GradientTape.gradient`. Private: as in `gradients_in_loops`.
+    """
+    own_helper = gradients_util._GradientsHelper
+    own_gradient = tf.GradientTape.gradient
+    depth = _Depth()
+
+    @functools.wraps(own_helper)
+    def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        with depth.one_more():
+            gradients = own_helper(ys, xs, *args, **kwargs)
+        # TensorFlow calls it again for the functions and the composite tensors of a call.
+        if depth.value:
+            return gradients
+        return give(gradients, tf.nest.flatten(xs))
+
+    @functools.wraps(own_gradient)
+    def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        with depth.one_more():
+            gradients = own_gradient(tape, target, sources, *args, **kwargs)
+        if depth.value:
+            return gradients
+        return tf.nest.pack_sequence_as(gradients, give(tf.nest.flatten(gradients), tf.nest.flatten(sources)))
+
+    return all_replaced((gradients_util, "_GradientsHelper", helper), (tf.GradientTape, "gradient", gradient))
+
+
+class _Depth(threading.local):
+    value = 0
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        self.value += 1
+        try:
+            yield
+        finally:
+            self.value -= 1
 
 
 def _sum(one: Any, other: Any) -> Any:

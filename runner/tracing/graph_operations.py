@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import linecache
+import os
 from collections.abc import Container, Iterable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -14,12 +17,6 @@ from runner.tf_private.variables import copies_of
 _READS = frozenset(
     {"Identity", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
 )
-
-# Operations that draw from a tf.random.Generator and advance its state, which is in a variable.
-GENERATOR = frozenset(
-    {"RngReadAndSkip", "RngSkip", "StatefulUniform", "StatefulUniformInt", "StatefulUniformFullInt",
-     "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulRandomBinomial"}
-)  # fmt: skip
 
 # Stateful operations that call a function.
 CALLS = frozenset({"If", "While", "Case", "StatefulPartitionedCall"})
@@ -33,13 +30,6 @@ def operations(values: Iterable[Any]) -> list[tf.Operation]:
     flat = tf.nest.flatten(list(values), expand_composites=True)
     operations = [value if isinstance(value, tf.Operation) else getattr(value, "op", None) for value in flat]
     return list(dict.fromkeys(operation for operation in operations if isinstance(operation, tf.Operation)))
-
-
-def is_assignment(operation: tf.Operation) -> bool:
-    """Report whether the operation is one of `assign` and `scatter_*`; the updates of v1 optimizers are not."""
-    return (operation.type.startswith("Assign") and operation.type.endswith("VariableOp")) or operation.type.startswith(
-        "ResourceScatter"
-    )
 
 
 def changes_state(operation: tf.Operation) -> bool:
@@ -116,3 +106,20 @@ def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operat
         if before:
             edges[operation] = sorted(before, key=lambda other: other.name)
     return edges
+
+
+def user_line_of(operation: tf.Operation | None) -> str:
+    """Return the line of the user's code that made an operation, as ' (model.py, line 3: ...)'."""
+    if operation is None:
+        return ""
+    packages = (os.path.dirname(tf.__file__), str(Path(__file__).parents[1]))
+    own = []
+    for frame in operation.traceback:
+        is_of_package = frame.filename.startswith(packages) or "site-packages" in frame.filename
+        if not is_of_package:
+            own.append(frame)
+    if not own:
+        return ""
+    frame = own[-1]
+    line = frame.line or linecache.getline(frame.filename, frame.lineno).strip()
+    return f" ({frame.filename}, line {frame.lineno}: {line})"

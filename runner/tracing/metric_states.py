@@ -155,7 +155,7 @@ class KeptMetrics:
         if self._collectives.num_workers == 1 and all(len(of_name) == 1 for of_name in copies.values()):
             return {}
         mine = self.merged({name: np.stack([copy.numpy() for copy in of_name]) for name, of_name in copies.items()})
-        states = {name: self._gathered(value) for name, value in mine.items()}
+        states = {name: self._gathered(mine[name]) for name in sorted(mine)}
         return {name: of_name[0] for name, of_name in states.items()} if of_one_replica else self.merged(states)
 
     def _gathered(self, value: np.ndarray) -> np.ndarray:

@@ -11,15 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private import graphs
-from runner.tf_private.random_ops import KERNEL_RANDOM
+from runner.tf_private.random_ops import GENERATOR_RANDOM, KERNEL_RANDOM
 from runner.tracing.graph_operations import (
     CALLS,
-    GENERATOR,
     captured,
     changes_state,
     handles,
     has_effect,
-    is_assignment,
     may_write,
     needed,
     operations,
@@ -114,7 +112,7 @@ class Trace:
 
         Also if a tf.random.Generator draws, whose writes cannot be pruned either.
         """
-        draws = any(operation.type in GENERATOR for operation in self.graph.get_operations())
+        draws = any(operation.type in GENERATOR_RANDOM for operation in self.graph.get_operations())
         return draws or any(self._calls_with(self.requested.keras_variables()))
 
     def _of_tensors(self, names: Collection[str], is_wanted: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
@@ -156,7 +154,8 @@ class Trace:
           replica: only writes to this local replica's copy of each variable; None: all.
         """
         variables = self.requested.keras_variables(metrics_only=metrics_only)
-        writes = self._of_tensors(captured(self.graph, variables, replica), is_assignment)
+        names = captured(self.graph, variables, replica)
+        writes = self._of_tensors(names, lambda operation: graphs.is_assignment(operation.type))
         if metrics_only:
             return writes
         writes += self._calls_with(variables)  # layers and optimizers that write inside a branch
@@ -174,7 +173,7 @@ class Trace:
             library = self.graph.as_graph_def().library
             nodes += [(node.op, node.name) for function in library.function for node in function.node_def]
         own = captured(self.graph, [variable for variable, _ in self.requested.requests.values()])
-        strange = [op for op in all_operations if op.type in GENERATOR and op.inputs[0].name not in own]
+        strange = [op for op in all_operations if op.type in GENERATOR_RANDOM and op.inputs[0].name not in own]
         return [name for kind, name in nodes if kind in KERNEL_RANDOM] + [operation.name for operation in strange]
 
     def function(

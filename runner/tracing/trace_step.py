@@ -11,6 +11,7 @@ A model_fn that returns `optimizer=` is traced the same way, with every effect f
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +19,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.distribute.collectives import SINGLE_PROCESS, Collectives, collectives_of
+from runner.distribute.gradient_calls import FoundCalls, GradientCalls, SummedCalls, gradients_given_to_calls, writes_in
 from runner.distribute.reductions import Reductions, ReplicaWeights, local_replica
+from runner.distribute.replica_values import ReplicaValues
 from runner.tf_private import graphs
 from runner.tf_private.cluster import replicas_in_sync, strategy_seen
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.variables import initial_values_from_checkpoints, lookups_of_rows
-from runner.tracing.graph_operations import needed
+from runner.tracing.graph_operations import captured, handles, needed
 from runner.tracing.random_state import Stream, drawing_from, moment, next_seed, seeded, stateless_random_ops
+from runner.tracing.replica_writes import ReplicaWrites
+from runner.tracing.same_model import GraphVariable, check_same_messages, check_same_model, messages_of, uses_of
 from runner.tracing.trace import ReplicaCall, Trace
 from runner.tracing.variable_request import VariableSpec
-from runner.tracing.variable_store import GLOBAL_STEP, NotFed, RequestedVariables, VariableStore
+from runner.tracing.variable_store import GLOBAL_STEP, LocalVariable, NotFed, RequestedVariables, VariableStore
 
 v1 = tf.compat.v1
 
@@ -44,6 +50,7 @@ class Replica:
       requested: the variables requested so far.
       store: holds the variables, and can compute their initial values.
       global_step: the global step for this trace, an int64 scalar variable.
+      gradient_calls: gets the gradients that model_fn computes.
     """
 
     index: int
@@ -53,6 +60,7 @@ class Replica:
     requested: RequestedVariables
     store: VariableStore
     global_step: tf.Variable
+    gradient_calls: GradientCalls = GradientCalls()
 
     @property
     def num_replicas(self) -> int:
@@ -75,6 +83,7 @@ def trace_step(
     *,
     training: bool,
     on_workers: bool = False,
+    is_common: bool = False,
 ) -> Trace:
     """Trace one step with session semantics, and create the variables it requests.
 
@@ -87,29 +96,39 @@ def trace_step(
       training: Keras' random state is the model's and advances; False: it is evaluation's own.
       on_workers: a step that does not train also runs on the workers of a ClusterCoordinator, not only in this process.
         Its local variables (metrics) are in this process.
+      is_common: all workers that train together make this trace, at the same time.
+
+    Raises:
+      WorkersDifferError: it is common, and other workers have traced another model.
     """
     on_one_device = store.strategy is None or (store.has_one_copy and not training)
-    step = _Step(store, replica_fn, signature, training)
-    discovery, new = _discover(step, on_one_device=on_one_device)
+    workers = collectives_of(store.strategy) if is_common else SINGLE_PROCESS
+    step = _Step(store, replica_fn, signature, training, workers)
+    discovery, new, numbers = _discover(step, on_one_device=on_one_device)
     if store.strategy is None:
         return discovery
     if not on_one_device or on_workers:
-        trace = _trace_replicas(step, store.strategy)
+        trace = _trace_replicas(step, store.strategy, numbers)
         trace.one_replica = discovery
         return trace
     if any(not spec.local for spec in new):  # the trace used discovery variables, and the real ones exist only now
-        discovery, _ = _discover(step, on_one_device=True)
+        discovery, _, _ = _discover(step, on_one_device=True)
     return discovery
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A step to be traced; see `trace_step`."""
+    """A step to be traced; see `trace_step`.
+
+    Attributes:
+      workers: those that make the same trace at the same time.
+    """
 
     store: VariableStore
     replica_fn: ReplicaFunction
     signature: Sequence[tf.TensorSpec]
     training: bool
+    workers: Collectives
 
     @property
     def seeds(self) -> Callable[[], tf.Tensor] | None:
@@ -129,6 +148,7 @@ class _Step:
                 stateless_random_ops(),
                 initial_values_from_checkpoints(),
                 lookups_of_rows(),
+                gradients_given_to_calls(),
             ):
                 run(inputs[:-3], inputs[-3], ReplicaWeights(inputs[-2], inputs[-1]))
 
@@ -157,24 +177,34 @@ class _Step:
         return Stream(graph, f"{seed}/train/{number}", lambda: moment(replica.global_step.read_value(), part))
 
 
-def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[VariableSpec]]:
+def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[VariableSpec], frozenset[int]]:
     """Trace one replica under the default strategy and create every new variable that it requests.
 
     Returns:
-      (the trace, specs of the new variables).
+      (the trace, specs of the new variables, the calls for gradients that must be those of the global batch).
     """
     store = step.store
     calls: list[ReplicaCall] = []
     traced: dict[str, Any] = {}
+    is_first_of_several = step.training and not on_one_device and store.num_replicas > 1
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
-        reductions, graph = Reductions(tf.distribute.get_strategy(), weights, discovers=True), v1.get_default_graph()
+        reductions = Reductions(tf.distribute.get_strategy(), weights, discovers=True)
+        graph = v1.get_default_graph()
         traced["part"] = part
-        with graphs.fresh_thread_collections(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras:
+        found = FoundCalls(graph) if is_first_of_several else GradientCalls()
+        traced["found"] = found
+
+        def reduce(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+            return reductions.all_reduce(found.given_to_optimizer(pairs))
+
+        watched = found.watching_optimizers()
+        with graphs.fresh_thread_collections(), keras_trace(graph, reduce, step.seeds) as keras, watched:
             requested = traced["requested"] = RequestedVariables(keras, step.training)
             with store.discovering(requested) as traced["new"]:
                 global_step = store.discovery_variable(GLOBAL_STEP)
-                calls.append(step.call(Replica(0, inputs, weights, reductions, requested, store, global_step), part))
+                replica = Replica(0, inputs, weights, reductions, requested, store, global_step, found)
+                calls.append(step.call(replica, part))
 
     # A value that model_fn computes from the number of replicas, such as a learning rate, may be an initial value.
     num_replicas = 1 if on_one_device or store.strategy is None else store.strategy.num_replicas_in_sync
@@ -196,8 +226,36 @@ def _discover(step: _Step, *, on_one_device: bool) -> tuple[Trace, Sequence[Vari
             fed, values = [*fed, traced["part"]], [*values, tf.constant(0, tf.int64)]
         return graphs.function_of_part(graphs.Part(wrapped.graph, running, fed, [initial]))(*values)[0]
 
+    of_model = [variable for variable, _ in traced["requested"].requests.values()]
+    writes = list(writes_in(wrapped.graph.get_operations(), captured(wrapped.graph, of_model)))
+    numbers = traced["found"].reaching(writes)
+    if step.workers.num_workers > 1:
+        inputs_of_step = wrapped.inputs[: len(step.signature)]
+        variables = _variables_in(wrapped.graph, step, traced["requested"])
+        # Before the variables are made, for which the workers wait for each other.
+        check_same_model(uses_of(wrapped.graph, inputs_of_step, variables, writes), step.workers)
     store.materialise(traced["new"], evaluate, on_one_device=on_one_device)
-    return Trace(wrapped, calls, traced["requested"]), traced["new"]
+    return Trace(wrapped, calls, traced["requested"]), traced["new"], numbers
+
+
+def _variables_in(graph: Any, step: _Step, requested: RequestedVariables) -> list[GraphVariable]:
+    """Return the variables of the model in the graph of a step; those of metrics, too, if it is none of training."""
+    handles_in_graph: dict[int, list[str]] = collections.defaultdict(list)
+    for external, internal in graph.captures:
+        handles_in_graph[id(external)].append(internal.name)
+    trainable = requested.trainable
+    variables = []
+    for name, (variable, _) in requested.requests.items():
+        spec = step.store.specs[name]
+        if spec.is_of_replica and step.training:
+            continue
+        names: list[str] = []
+        copies = variable.values if isinstance(variable, LocalVariable) else [variable]
+        for copy in copies:
+            for handle in handles(copy):
+                names += handles_in_graph[id(handle)]
+        variables.append(GraphVariable(f"{name!r} ({spec.shape}, {spec.dtype.name})", name in trainable, names))
+    return variables
 
 
 def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> tf.Tensor:
@@ -213,8 +271,12 @@ def _fed_value(graph: Any, placeholder: tf.Tensor, feeds: Mapping[Any, Any]) -> 
     raise NotFed(placeholder)
 
 
-def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
-    """Trace every local replica in strategy.run with the store's variables."""
+def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, numbers: frozenset[int]) -> Trace:
+    """Trace every local replica in strategy.run with the store's variables.
+
+    Args:
+      numbers: the calls for gradients that must be those of the global batch.
+    """
     store = step.store
     calls: list[ReplicaCall] = []
     traced: dict[str, Any] = {}
@@ -222,7 +284,10 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
     shared: dict[Any, list[Any]] = {v1.GraphKeys.SUMMARIES: []}
 
     def run(inputs: Sequence[tf.Tensor], part: tf.Tensor, weights: ReplicaWeights) -> None:
-        reductions, graph = Reductions(strategy, weights), v1.get_default_graph()
+        graph = v1.get_default_graph()
+        values = ReplicaValues(inputs, weights.counts, store.own_states())
+        reductions = Reductions(strategy, weights, values=values, has_global_gradients=bool(numbers))
+        writes = ReplicaWrites(strategy, reductions, values, store.says_how_to_aggregate, graph)
         # Before model_fn is called: only later captures are collected.
         traced["late"] = graphs.collect_call_time_values(graph)
         with strategy.scope(), keras_trace(graph, reductions.all_reduce, step.seeds) as keras, reductions.entered():
@@ -232,13 +297,35 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy) -> Trace:
             def run_replica() -> ReplicaCall:
                 with graphs.fresh_thread_collections(shared), serving():
                     index = local_replica()
-                    step_counter = store[GLOBAL_STEP]
-                    return step.call(Replica(index, inputs, weights, reductions, requested, store, step_counter), part)
+                    gradients = SummedCalls(graph, numbers, reductions.all_reduce)
+                    counter = store[GLOBAL_STEP]
+                    replica = Replica(index, inputs, weights, reductions, requested, store, counter, gradients)
+                    return step.call(replica, part)
 
-            with serving(), _explaining_merge_call():
+            with serving(), _explaining_merge_call(), _writing_alike(step, writes, requested, graph):
                 calls.extend(strategy.experimental_local_results(strategy.run(run_replica)))
 
-    return Trace(step.wrap(run), calls, traced["requested"], traced["late"])
+    wrapped = step.wrap(run)
+    if step.training and step.workers.num_workers > 1:
+        variables = _variables_in(wrapped.graph, step, traced["requested"])
+        inputs = wrapped.inputs[: len(step.signature)]
+        check_same_messages(messages_of(wrapped.graph, inputs, variables), step.workers)
+    return Trace(wrapped, calls, traced["requested"], traced["late"])
+
+
+@contextlib.contextmanager
+def _writing_alike(step: _Step, writes: ReplicaWrites, requested: RequestedVariables, graph: Any) -> Iterator[None]:
+    """Let all replicas write the same to the variables of the model inside this context, and check that they did."""
+    if not step.training or step.store.num_replicas == 1:
+        yield
+        return
+    with writes.entered():
+        yield
+    names: dict[str, str] = {}
+    for name, (variable, _) in requested.requests.items():
+        if not step.store.specs[name].is_of_replica:
+            names.update(dict.fromkeys(captured(graph, [variable]), name))
+    writes.check(names)
 
 
 @contextlib.contextmanager
@@ -248,8 +335,9 @@ def _explaining_merge_call() -> Iterator[None]:
     except RuntimeError as error:
         if "merge_call" in str(error):
             error.add_note(
-                "With several replicas, nothing inside tf.cond, tf.while_loop or a nested tf.function may write to a "
-                "variable of the model. This excludes Keras optimizers with gradient_accumulation_steps, "
+                "With several replicas, what is written to a variable of the model inside tf.cond or tf.while_loop "
+                "must be the same on all of them, as far as the graph tells, and a nested tf.function may write "
+                "nothing. This excludes Keras optimizers in a branch, also those with gradient_accumulation_steps, "
                 "ema_overwrite_frequency or loss scaling, and BatchNormalization or Dropout in a branch. Move it out "
                 "of the branch, or train on one replica. To accumulate gradients over n steps, return "
                 "EstimatorSpec(optimizer=...) and set train.gradient_accumulation=n "

@@ -27,6 +27,9 @@ class VariableSpec:
       local: not part of the model: metric accumulators and the like, reset before each use and never saved.
       of_hook: a hook made it: one variable in this process, whatever the strategy, because the operations of a hook run
         once in a step.
+      says_how: the request says how to aggregate what several replicas write.
+      is_random_state: the state of a generator of Keras: each replica draws other numbers with it, and all advance it
+        alike.
     """
 
     name: str
@@ -38,6 +41,13 @@ class VariableSpec:
     synchronization: tf.VariableSynchronization = tf.VariableSynchronization.AUTO
     aggregation: tf.VariableAggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
     of_hook: bool = False
+    says_how: bool = False
+    is_random_state: bool = False
+
+    @property
+    def is_of_replica(self) -> bool:
+        """Report whether each replica has a value of its own: a metric's state, or what is added up when it is read."""
+        return self.local or self.synchronization == tf.VariableSynchronization.ON_READ
 
 
 def is_metric(owner: Any) -> bool:
@@ -96,25 +106,16 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
         # call starts from the seed.
         or (local_random and is_seed_state(owner))
     )
-    asked = VariableSpec(
-        name, tf.TensorShape(shape), tf.as_dtype(dtype), bool(trainable), initial, local, synchronization
-    )
-    return dataclasses.replace(asked, aggregation=_aggregation(kwargs.get("aggregation"), asked))
-
-
-def _aggregation(requested: tf.VariableAggregation | None, spec: VariableSpec) -> tf.VariableAggregation:
-    """Return how the writes of several replicas become one value, if the request does not say.
-
-    Statistics (moving averages) are averaged over replicas. A counter, or a weight that model_fn assigns itself
-    (clipping, constraints), is the same on every replica, so the first replica's value is used.
-    """
-    if requested not in (None, tf.VariableAggregation.NONE):
-        return requested
-    if spec.synchronization == tf.VariableSynchronization.ON_READ:
-        return tf.VariableAggregation.SUM
-    if spec.dtype.is_floating and not spec.trainable:
-        return tf.VariableAggregation.MEAN
-    return tf.VariableAggregation.ONLY_FIRST_REPLICA
+    aggregation = kwargs.get("aggregation") or tf.VariableAggregation.NONE
+    says_how = aggregation != tf.VariableAggregation.NONE
+    if not says_how:
+        is_summed = synchronization == tf.VariableSynchronization.ON_READ
+        # With NONE each replica would write to its own copy. What they do write: runner/tracing/replica_writes.py.
+        aggregation = tf.VariableAggregation.SUM if is_summed else tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return VariableSpec(
+        name, tf.TensorShape(shape), tf.as_dtype(dtype), bool(trainable), initial, local, synchronization, aggregation,
+        says_how=says_how, is_random_state=is_seed_state(owner),
+    )  # fmt: skip
 
 
 class RequestedNames:
@@ -159,8 +160,21 @@ class RequestedNames:
             name = f"{requested}_{number}"
         self._used.add(name)
         if cross_replica and name not in self._known:
-            # merge_call enters the variable scope a second time: 'unet/unet/beta1_power'. TensorFlow's zero_debias does
-            # so in every TensorFlow, and its names stay: 'BatchNorm/BatchNorm/moving_mean/biased'.
+            # TensorFlow's zero_debias enters the scope twice in every TensorFlow, and its names stay:
+            # 'BatchNorm/BatchNorm/moving_mean/biased'.
             if not re.search(r"/moving_\w+/(biased|local_step)$", name):
-                name = re.sub(r"^(.+/)\1", r"\1", name)
+                name = _without_second_scope(name)
         return name
+
+
+def _without_second_scope(name: str) -> str:
+    """Return the name without the variable scope that merge_call entered a second time: 'unet/unet/beta1_power', after
+    an earlier merge_call in that scope 'unet/unet_1/beta1_power'.
+    """
+    parts = name.split("/")
+    for size in range(len(parts) // 2, 0, -1):
+        first, *others = parts[size : 2 * size]
+        is_again = re.fullmatch(rf"{re.escape(parts[0])}(_\d+)?", first) and others == parts[1:size]
+        if is_again and len(parts) > 2 * size:
+            return "/".join([*parts[:size], *parts[2 * size :]])
+    return name

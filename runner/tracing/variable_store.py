@@ -37,6 +37,7 @@ from runner.tf_private.variables import (
     slices_of,
     uninitialized_variable,
 )
+from runner.tracing.graph_operations import handles
 from runner.tracing.partitioned_variable import (
     LARGE,
     ParameterServers,
@@ -207,6 +208,16 @@ class VariableStore:
             spec = self.specs[name]
             if spec.local:
                 self._variables[name].assign(self._initial_value(spec))
+
+    def says_how_to_aggregate(self, variable: Any) -> bool:
+        """Report whether it is known how the values become one that several replicas write to a variable."""
+        spec = self.specs.get(variable.name.partition(":")[0])
+        return spec is not None and (spec.says_how or spec.is_random_state)
+
+    def own_states(self) -> set[int]:
+        """Return the ids of the handles of what is not the same on all replicas: metrics, states of generators."""
+        names = [name for name, spec in self.specs.items() if spec.is_of_replica or spec.is_random_state]
+        return {id(handle) for name in names for handle in handles(self[name])}
 
     def forget_hooks(self) -> None:
         """Forget the variables that hooks made; those of the next run make theirs anew, from the checkpoint."""

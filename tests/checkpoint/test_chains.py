@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
 from runner.checkpoint.reader import Reader
-from runner.checkpoint.train_input import TrainInput
 from runner.checkpoint_files.layout import latest_checkpoint
 from runner.data.inputs import InputPipeline, build_input_pipeline
 from runner.data.sharding import WorkerPlace
+from runner.data.train_input import TrainInput
 from tests.support import chains
 from tests.support.line import line, mirrored
 from tests.support.messages import Messages
@@ -69,8 +69,8 @@ def test_parts_that_are_divided_otherwise_start_from_the_beginning(
     trainer.train(whole, max_steps=None if ended else 3, max_epochs=1)
     two = pipeline_of(whole, workers=2, max_epochs=2)
     assert two.num_pipelines == 2
-    latest = str(trainer.latest_checkpoint())
-    position = TrainInput.open(whole, two, latest, Reader(latest).extra()["input"]).position
+    checkpoint = Reader(str(trainer.latest_checkpoint()))
+    position = TrainInput.open(two, checkpoint, checkpoint.extra()["input"]).position
     assert (position.elements, position.shard) == (0, "off")
     messages.logged(caplog, "epoch")
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from runner import BestExporter, Estimator, EvalSpec, LatestExporter, RunConfig, TrainSpec, train_and_evaluate
 from runner.checkpoint.integrity import DamagedCheckpointsError, find_damage
-from runner.checkpoint.reader import has_iterator
+from runner.checkpoint.reader import Reader
 from runner.checkpoint.retention import metrics_of, note_metrics
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
@@ -109,7 +109,7 @@ def test_nothing_else_looks_like_a_checkpoint_while_one_is_saved(
     path = writer.write(snapshot, {**writer.serialize({0: iterators[0]}), 1: writer.left_input(3, 1)})
     seen.update(names_like_checkpoints(tmp_path))
     assert seen == {"model.ckpt-3.index", "model.ckpt-3.data-00000-of-00001"}
-    assert find_damage(path) is None and has_iterator(path, 0) and has_iterator(path, 1)
+    assert find_damage(path) is None and Reader(path).has_iterator(0) and Reader(path).has_iterator(1)
     assert sorted(path.name for path in (tmp_path / RUNNER_FILES).glob("*.index")) == [
         "model.ckpt-3.input-0.index", "model.ckpt-3.input-1.index",
     ]  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_run_with_its_files_in_either_place_goes_on_to_the_bits(trained: Path,
 def test_what_is_known_of_a_checkpoint_is_found_in_either_place(trained: Path) -> None:
     two, four = list_checkpoints(trained)
     assert (two.input, four.input) == ({"0": "saved"}, {"0": "saved"})
-    assert has_iterator(four.path, 0) and find_damage(four.path) is None
+    assert Reader(four.path).has_iterator(0) and find_damage(four.path) is None
     assert {"eval/loss", "eval/mae"} <= metrics_of(four.path).keys()
     inspected = find_checkpoints(trained)
     assert [one.step for one in inspected] == [2, 4] and all(one.input_bytes for one in inspected)
@@ -166,7 +166,7 @@ def test_damage_is_found_in_either_place(trained: Path, name: str) -> None:
 @PLACES
 def test_a_step_that_is_saved_again_forgets_its_evaluation_in_either_place(trained: Path) -> None:
     path = CheckpointWriter(trained, 5).save(Snapshot(4, {"weight": tf.constant(7.0)}))
-    assert metrics_of(path) == {} and not has_iterator(path, 0) and find_damage(path) is None
+    assert metrics_of(path) == {} and not Reader(path).has_iterator(0) and find_damage(path) is None
 
 
 # --- copies and deletions by the user ---------------------------------------------------------------------------

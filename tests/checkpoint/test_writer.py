@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from runner.checkpoint.integrity import find_damage
-from runner.checkpoint.reader import Reader, checkpoint_step, has_iterator, restore_iterator
+from runner.checkpoint.reader import Reader, checkpoint_step
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter, DiskFullError
 from runner.checkpoint_files import layout, manifest
@@ -330,7 +330,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert steps(tmp_path) == [4, 5]
     np.testing.assert_array_equal(Reader(path).get("dense/kernel"), -KERNEL)
     assert find_damage(path) is None
-    assert not has_iterator(path, 0)
+    assert not Reader(path).has_iterator(0)
 
 
 # --- checkpoints of tf.estimator ------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_tf1_checkpoints_are_listed_and_read(tmp_path: Path) -> None:
     assert sorted(reader.names()) == ["dense/kernel", "dense/kernel/Momentum", "global_step"]
     np.testing.assert_array_equal(reader.get("dense/kernel"), KERNEL)
     assert reader.extra() == {} and find_damage(path) is None
-    assert not has_iterator(path, 0)
+    assert not Reader(path).has_iterator(0)
 
 
 def test_tf1_checkpoints_are_continued_and_expire_with_all_their_files(tmp_path: Path) -> None:
@@ -461,8 +461,8 @@ def test_input_continues_at_the_very_next_element(
     expected = [next(iterator).numpy() for _ in range(40)]
     resumed = iter(build())
     next(resumed)  # wherever it stood
-    assert has_iterator(path, 0)
-    restore_iterator(path, 0, resumed)
+    assert Reader(path).has_iterator(0)
+    Reader(path).restore_iterator(0, resumed)
     for batch in expected:
         np.testing.assert_array_equal(next(resumed), batch)
 
@@ -472,8 +472,8 @@ def test_each_worker_has_its_own_input(tmp_path: Path) -> None:
     next(iterators[3])
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS), iterators)
     resumed = iter(tf.data.Dataset.range(10, 19))
-    restore_iterator(path, 3, resumed)
-    assert next(resumed) == 11 and has_iterator(path, 3) and not has_iterator(path, 1)
+    Reader(path).restore_iterator(3, resumed)
+    assert next(resumed) == 11 and Reader(path).has_iterator(3) and not Reader(path).has_iterator(1)
     assert list_checkpoints(tmp_path)[0].input == {"0": "saved", "3": "saved"}
 
 
@@ -498,7 +498,7 @@ def test_input_that_cannot_be_saved_is_said_once_and_marked(
     assert [info.input for info in list_checkpoints(tmp_path)] == [{"0": "skip"}, {"0": "skip"}]
     assert not [name for name in files(tmp_path) if "input" in name]
     path = latest_checkpoint(tmp_path)
-    assert path is not None and not has_iterator(path, 0)
+    assert path is not None and not Reader(path).has_iterator(0)
     assert find_damage(path) is None
 
 
@@ -518,9 +518,9 @@ def test_options_of_the_dataset_say_whether_it_is_saved_without_its_external_sta
         next(iterator)
     with caplog.at_level(logging.INFO, logger="runner"):
         save(tmp_path, 3, 4, iterators={0: iterator})
-    assert has_iterator(tmp_path / "model.ckpt-4", 0) == (policy != "FAIL")
+    assert Reader(tmp_path / "model.ckpt-4").has_iterator(0) == (policy != "FAIL")
     if policy != "FAIL":
-        restore_iterator(tmp_path / "model.ckpt-4", 0, resumed)
+        Reader(tmp_path / "model.ckpt-4").restore_iterator(0, resumed)
     if level is None:
         messages.logged(caplog, "training input", hide=REASON)
         return
@@ -534,7 +534,7 @@ def test_options_of_the_dataset_say_whether_it_is_saved_without_its_external_sta
 def test_another_pipeline_is_refused(tmp_path: Path, messages: Messages) -> None:
     path = CheckpointWriter(tmp_path, 5).save(Snapshot(5, TENSORS), {0: iter(shuffled())})
     with messages.raised(ValueError):
-        restore_iterator(path, 0, iter(tf.data.Dataset.range(100).map(lambda x: (x, x)).batch(5)))
+        Reader(path).restore_iterator(0, iter(tf.data.Dataset.range(100).map(lambda x: (x, x)).batch(5)))
 
 
 def test_writing_needs_nothing_of_the_live_iterator(tmp_path: Path) -> None:
@@ -544,8 +544,8 @@ def test_writing_needs_nothing_of_the_live_iterator(tmp_path: Path) -> None:
     first = next(iterator)  # training goes on before a thread writes
     path = writer.write(Snapshot(5, TENSORS), states)
     resumed = iter(shuffled())
-    assert has_iterator(path, 0)
-    restore_iterator(path, 0, resumed)
+    assert Reader(path).has_iterator(0)
+    Reader(path).restore_iterator(0, resumed)
     np.testing.assert_array_equal(next(resumed), first)
 
 

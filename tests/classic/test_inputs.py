@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import tensorflow.compat.v1 as tf
 
-from runner.checkpoint.reader import has_iterator
+from runner.checkpoint.reader import Reader
 from runner.classic.compat import install
 from runner.classic.estimator import Estimator
 from runner.classic.run_config import RunConfig
@@ -230,7 +230,7 @@ def test_an_input_fn_with_an_iterator_is_called_once_and_its_position_is_saved(
     estimator = Estimator(dense, str(tmp_path))
     estimator.train(input_fn, steps=2)
     assert calls == [1]
-    assert "position" not in caplog.text and has_iterator(str(estimator.latest_checkpoint()), 0)
+    assert "position" not in caplog.text and Reader(str(estimator.latest_checkpoint())).has_iterator(0)
     assert estimator.evaluate(lambda: tf.data.make_one_shot_iterator(batches(3)()).get_next())["global_step"] == 2
 
 

@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from runner.config import hydra, parsing, schema
-from runner.config.mistakes import Conflict, Malformed, NoEffect, NotAllowed, NotFound, NotSet, UnknownKey
+from runner.config.mistakes import Conflict, Malformed, NoEffect, NotAllowed, NotFound, NotSet, UnknownKey, WrongType
 from runner.config.schema import STRATEGY_OPTIONS, Config, ConfigError
 from runner.config.validation import newest_runs
 from tests.support.command_line import CommandLine
@@ -414,3 +414,10 @@ def test_a_damaged_config_of_a_run_is_named(
     result = command_line("command=evaluate", "model_dir=run", cwd=tmp_path)
     assert "Traceback" not in result.stderr
     messages.same(f"exit {result.returncode}", result.stderr)
+
+
+def test_a_number_in_place_of_a_group_is_named_by_its_key() -> None:
+    for name, value in (("train", 5), ("cluster", "x"), ("run", [1])):
+        with pytest.raises(WrongType) as raised:
+            parsing.parse({**composed(), name: value})
+        assert str(raised.value).startswith(f"{name}={value!r} ")

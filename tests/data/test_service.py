@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, RunConfig
-from runner.checkpoint.reader import has_iterator
+from runner.checkpoint.reader import Reader
 from runner.data import service
 from runner.data.service import DataService
 from tests.integration.test_exactness import LossRecorder
@@ -79,7 +79,7 @@ def test_a_resumed_run_goes_on_after_as_many_batches_as_were_read(
     with caplog.at_level(logging.INFO, "runner"):
         first = train(tmp_path, addresses[num_workers], max_steps=5, max_epochs=1)
         messages.logged(caplog, addresses[num_workers], hide=r"(?<=localhost:)\d+")
-        assert not has_iterator(str(tmp_path / "model.ckpt-5"), 0)
+        assert not Reader(tmp_path / "model.ckpt-5").has_iterator(0)
         rest = train(tmp_path, addresses[num_workers], max_epochs=1)
     assert len(first) == 5 and len(rest) == NUM_EXAMPLES - 5
     (again,) = (text for text in caplog.messages if text.startswith("Reading"))

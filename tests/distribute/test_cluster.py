@@ -146,6 +146,7 @@ BAD_TF_CONFIGS = [
     {**OF_THREE, "task": task("ps")},
     {"task": task("worker", 1)},
     {**OF_THREE, "task": task("evaluator", 1)},
+    {"sparseCluster": {"worker": {"1": A}, "ps": [B]}, "task": task("worker", 1)},  # a TFJob's
 ]
 
 

@@ -351,7 +351,15 @@ def clicks(size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return features, (features["c0"] + features["c1"] > 4).astype(np.float32)
 
 
-def ctr(folder: Path, name: str, linear: bool = True, dense: bool = True, **more: Any) -> Case:
+def ctr(
+    folder: Path,
+    name: str,
+    linear: bool = True,
+    dense: bool = True,
+    batch_size: int = 16,
+    replicas: int = 1,
+    **more: Any,
+) -> Case:
     from deepctr import estimator as models
     from deepctr.estimator.inputs import input_fn_tfrecord
 
@@ -362,7 +370,10 @@ def ctr(folder: Path, name: str, linear: bool = True, dense: bool = True, **more
     parts = [[*categories, column.numeric_column("d")]] if linear else []
     if name not in ("AFM",):
         more = {"dnn_hidden_units": (8, 4), **more}
-    made = getattr(models, name + "Estimator")(*parts, deep, model_dir=str(folder), config=config(), **more)
+    several = {}
+    if replicas > 1:
+        several["train_distribute"] = tf.distribute.MirroredStrategy([f"/cpu:{index}" for index in range(replicas)])
+    made = getattr(models, name + "Estimator")(*parts, deep, model_dir=str(folder), config=config(**several), **more)
 
     path = folder.with_name("clicks.tfrecord")
     features, labels = clicks(160)
@@ -377,14 +388,14 @@ def ctr(folder: Path, name: str, linear: bool = True, dense: bool = True, **more
     spec: dict[str, Any] = {f"c{i}": tf.io.FixedLenFeature(1, tf.int64) for i in range(3)}
     spec |= {"d": tf.io.FixedLenFeature(1, tf.float32), "label": tf.io.FixedLenFeature(1, tf.float32)}
 
-    def read(epochs: int) -> Any:
-        return input_fn_tfrecord(str(path), spec, "label", 16, epochs, shuffle_factor=0)
+    def read(epochs: int, size: int = 16) -> Any:
+        return input_fn_tfrecord(str(path), spec, "label", size, epochs, shuffle_factor=0)
 
     del spec["label"]
     receiver = tf.estimator.export.build_parsing_serving_input_receiver_fn(spec)
     spec["label"] = tf.io.FixedLenFeature(1, tf.float32)
     request = [bytes(one) for one in tf.data.TFRecordDataset(str(path)).take(5).as_numpy_iterator()]
-    return Case(made, read(3), read(1), read(1), receiver, request)
+    return Case(made, read(3, batch_size), read(1), read(1), receiver, request)
 
 
 def ctr_of_frame(folder: Path) -> Case:
@@ -429,6 +440,21 @@ CASES: dict[str, Callable[[Path], Case]] = {
 }
 
 
+ON_REPLICAS: dict[str, tuple[Callable[[Path], Case], Callable[[Path], Case]]] = {
+    f"ctr_{name}": (
+        functools.partial(ctr, name=name, replicas=2, **more),
+        functools.partial(ctr, name=name, batch_size=32, **more),
+    )
+    for name, more in CTR.items()
+    if name in ("xDeepFM", "WDL", "AutoInt", "FwFM")
+}
+"""Case -> it on two replicas, and on one device, which gets the batches of both as one.
+
+Not among them: the BatchNormalization of DeepFM has the statistics of the replica's own batch; losses of TensorFlow
+Ranking are divided by sums of weights of the replica's own lists; TF-GAN does not find the update operations of a
+second replica; compiled losses of tf.keras refuse a strategy.
+"""
+
 DRAW = {
     "star_gan": "predictions",  # draws the domains to train for
     "dnn_list_mle_loss": "predictions",  # draws the order of documents with equal labels
@@ -451,9 +477,9 @@ def flat(found: Any, name: str = "") -> dict[str, np.ndarray]:
     return {path: one for key, value in found.items() for path, one in flat(value, f"{name}/{key}").items()}
 
 
-def came_to(name: str, folder: Path) -> dict[str, Any]:
+def came_to(name: str, folder: Path, make: Callable[[Path], Case]) -> dict[str, Any]:
     """What the case comes to in the folder `name` of `folder`: losses, metrics, predictions, answers of the export."""
-    case, losses = CASES[name](folder / name), runs.Losses()
+    case, losses = make(folder / name), runs.Losses()
     case.estimator.train(case.train, hooks=[losses], max_steps=STEPS)
     found: dict[str, Any] = {"losses": losses.seen, "metrics": case.estimator.evaluate(case.evaluate)}
     if case.predict:
@@ -471,10 +497,16 @@ def main(folder: Path, *names: str) -> None:
     """Leave of each case `<name>.json`, or `<name>.error`."""
     if not hasattr(inspect, "getargspec"):  # TF-GAN calls it; Python 3.11 has dropped it
         inspect.getargspec = lambda function: ArgSpec(*inspect.getfullargspec(function)[:4])  # type: ignore[attr-defined]
+    if not CASES.keys() >= set(names):  # those on replicas; the others are compared with 2.15, on one device there
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    cases = dict(CASES)
+    for name, pair in ON_REPLICAS.items():
+        cases |= zip((f"{name}_on_two", f"{name}_on_one"), pair, strict=True)
     for name in names or CASES:
         (folder / name).mkdir(exist_ok=True)
         try:
-            runs.leave(folder / (name + ".json"), came_to(name, folder))
+            runs.leave(folder / (name + ".json"), came_to(name, folder, cases[name]))
         except Exception:
             (folder / (name + ".error")).write_text(traceback.format_exc())
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from input_fns import _records
 from input_fns._batches import batches_of_arrays
 from runner import Estimator, EstimatorSpec, Input, RunConfig
-from runner.checkpoint.reader import has_iterator
+from runner.checkpoint.reader import Reader
 from runner.checkpoint.writer import serialize_iterator
 from runner.data.inputs import build_input_pipeline
 from runner.data.iterators import handle_of
@@ -259,7 +259,7 @@ def test_a_run_that_resumes_continues_from_the_saved_position(source: str, tmp_p
 
     assert train("resumed", 7, 10, 17) == train("undisturbed", 17)
     for step in (7, 10, 17):
-        assert has_iterator(tmp_path / "resumed" / f"model.ckpt-{step}", 0), step
+        assert Reader(tmp_path / "resumed" / f"model.ckpt-{step}").has_iterator(0), step
 
 
 @pytest.mark.parametrize("seed", [None, 5])

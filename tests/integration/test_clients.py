@@ -76,3 +76,20 @@ def test_a_pipeline_trains_evaluates_predicts_and_exports(name: str, folders: tu
     same = [key for key in ours if re.search(clients.DRAW.get(name, ""), key) and "ndcg" not in key]
     tolerance = 1e-3  # a mean of logits is near 0
     assert_same({key: ours[key] for key in same}, {key: theirs[key] for key in same}, tolerance)
+
+
+@pytest.fixture(scope="module")
+def on_replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the runner left on two replicas and on one device."""
+    folder = tmp_path_factory.mktemp("replicas")
+    run(sys.executable, folder, [f"{name}_on_{devices}" for name in clients.ON_REPLICAS for devices in ("two", "one")])
+    return folder
+
+
+@pytest.mark.parametrize("name", clients.ON_REPLICAS)
+def test_two_replicas_come_to_the_numbers_of_one_device(name: str, on_replicas: Path) -> None:
+    two, one = (found(on_replicas, f"{name}_on_{devices}") for devices in ("two", "one"))
+    # A hook sees the loss of the first replica.
+    same = [key for key in one if key != "/losses"]
+    assert len(same) > 5
+    assert_same({key: two[key] for key in same}, {key: one[key] for key in same}, 1e-3)

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from tests.support.line import read_events, steps_of
 from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.messages import Messages
 from tests.support.models import STYLES, eval_input, train_input
+from tests.support.replica_programs import EQUAL, OF_WORKERS, REFUSED, trained
 from tests.support.screen import line_of
 from tests.support.sparse_models import SUMMED, most_rows
 from tests.support.weighted_models import model_of, of_two, weighted_input
+from tests.support.worker_orders import gradients, trained_and_evaluated, trained_tables
 
 pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
@@ -33,12 +35,12 @@ TWO = (
     "native", "summed", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
     "of_service", "unknown_length", "measured", "stopped_by_one", "slow_worker", "slow_evaluation",
     "undisturbed", "stopped_early", "not_finite", "not_finite_variables", "sparse", "weighted_losses",
-    "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
+    "programs", "orders", "streams", "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
 )  # fmt: skip
 THREE = ("uneven", "dense_at_times", "files", "read_on")
 SLOW_TWO = (
     "native", "classic", "own_resumed", "pairs_keras_model", "keras_weights", "by_replicas", "in_turn",
-    "reduced_on_a_plateau", "accumulated", "half_precision", "packed",
+    "reduced_on_a_plateau", "accumulated", "half_precision", "packed", "more_programs",
 )  # fmt: skip
 SLOW_THREE = ("native", "classic", "without_data", "own_resumed")
 """In gangs of their own, for `make test-slow`: much of it is what the cases of the others say, once more."""
@@ -420,6 +422,63 @@ def test_sums_and_weighted_means_are_those_of_the_global_batch(two: Gang, tmp_pa
     estimator = Estimator(model_of(of_two), tmp_path, RunConfig()).train(weighted_input())
     for found in two.results("weighted_losses"):
         np.testing.assert_allclose(found["kernel"], estimator.get_variable_value("kernel"), rtol=1e-6)
+
+
+def assert_programs_as_alone(gang: Gang, case: str, programs: Sequence[Callable[..., Any]], folder: Path) -> None:
+    for program in programs:
+        expected = trained(program, folder / program.__name__, RunConfig())
+        for found in gang.results(case):
+            for name, value in expected.items():
+                key = f"{program.__name__}/{name}"
+                np.testing.assert_allclose(found[key], value, rtol=1e-10, atol=1e-10, err_msg=key)
+
+
+def test_what_model_fn_writes_by_itself_is_that_of_one_device(two: Gang, tmp_path: Path) -> None:
+    assert_programs_as_alone(two, "programs", OF_WORKERS, tmp_path)
+    for found in two.results("programs"):
+        for program, variable in REFUSED.items():
+            assert repr(variable) in str(found[program.__name__])
+
+
+@pytest.mark.slow
+def test_more_of_what_model_fn_writes_by_itself_is_that_of_one_device(slow_two: Gang, tmp_path: Path) -> None:
+    assert_programs_as_alone(slow_two, "more_programs", [one for one in EQUAL if one not in OF_WORKERS], tmp_path)
+
+
+def test_an_order_of_a_worker_s_own_changes_no_number_or_is_refused(two: Gang, tmp_path: Path) -> None:
+    expected = trained_and_evaluated(gradients, tmp_path, RunConfig(tf_random_seed=1))
+    for found in two.results("orders"):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[f"gradients/{name}"], value, rtol=1e-9, atol=1e-10, err_msg=name)
+        assert "v1.losses.mean_squared_error(" in str(found["losses/refused"])  # the line
+        assert "'mean_1/total'" in str(found["metrics/refused"])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_machines_that_hash_texts_differently_train_the_same_model_or_none(num_workers: int, tmp_path: Path) -> None:
+    """Processes of their own, each in the environment of another machine."""
+    places = []
+    for worker, place in enumerate(environments(num_workers)):
+        home = tmp_path / f"home of {worker}"
+        home.mkdir()
+        places.append({**place, "PYTHONHASHSEED": str(worker), "HOME": str(home), "LANG": ("C", "C.UTF-8")[worker % 2]})
+    gang = Gang(num_workers, tmp_path / "gang", ["tables"], prefix=("env",), places=places).finished()
+    expected = trained_tables(tmp_path / "alone", RunConfig(tf_random_seed=1), is_sorted=True)
+    for found in gang.results("tables"):
+        assert "'embedding/embeddings'" in str(found["set/refused"])
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[f"sorted/{name}"], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_stream_that_workers_read_in_other_orders_is_refused_where_it_begins_to_differ(two: Gang) -> None:
+    for found in map(dict, two.results("streams")):
+        said = {name: str(text) for name, text in found.items()}
+        assert said["augmented"] == ""
+        for name, block, checkpoint in (("first", "train", 0), ("later", "train", 0), ("eval", "eval", 8)):
+            assert f"input.{block}.shard=examples" in said[name] and "labels" in said[name]
+            assert said[name].endswith(f"model.ckpt-{checkpoint}")
 
 
 def test_one_worker_may_ask_for_a_loss_that_no_other_needs(two: Gang) -> None:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,7 +110,7 @@ def test_a_sweep_that_dies_with_its_machine_goes_on_elsewhere_and_a_job_is_a_run
     words = (*SWEEP, f"sweep.dir={url}")
     # On the first machine the second job takes minutes, so that it is killed within it.
     first = Start(server, tmp_path / "first", *words, env={**server.env, "STEP_SECS": "0.2"})
-    wait_until(lambda: {"finished", "running"} <= set(_status_of_jobs(url).values()), 200)
+    wait_until(lambda: {"finished", "running"} <= set(_status_of_jobs(url).values()))
     refused = command_line(*words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "refused"))
     assert refused.returncode == 2 and f"sweep.dir={url} is in use" in refused.stderr, refused.stderr
     first.end_of_the_machine()
@@ -283,29 +282,17 @@ def test_the_end_says_what_it_waits_for_and_ends_also_if_the_process_that_sends_
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full", "denied"])
 def test_a_run_goes_on_while_its_store_takes_nothing_and_then_sends_everything(
-    mode: str, command_line: CommandLine, server: S3, tmp_path: Path, request: pytest.FixtureRequest
+    mode: str, server: S3, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = place(request)
-    stop = threading.Event()
-
-    def fail_for_a_while() -> None:
-        while not list(tmp_path.glob("estimator-runner/*/[!.]*")) and not stop.wait(0.1):  # it has begun
-            pass
-        server.mode = mode
-        while not list(tmp_path.glob("estimator-runner/*/summary.json")) and not stop.wait(0.1):
-            pass
-        stop.wait(3)
-        server.mode = "ok"
-
-    thread = threading.Thread(target=fail_for_a_while)
-    thread.start()
-    try:
-        done = command_line(f"model_dir={url}", *RUN, cwd=tmp_path)
-    finally:
-        stop.set()
-        thread.join()
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if "training continues" in line]
+    start = Start(server, tmp_path, f"model_dir={url}", *RUN)
+    wait_until(lambda: bool(list(tmp_path.glob("estimator-runner/*/[!.]*"))))  # it has begun
+    server.mode = mode
+    wait_until(lambda: bool(list(tmp_path.glob("estimator-runner/*/summary.json"))))
+    wait_until(lambda: "training continues" in start.said.read_text())
+    server.mode = "ok"
+    assert start.end() == 0, start.said.read_text()
+    (line,) = [line for line in start.said.read_text().splitlines() if "training continues" in line]
     assert line.startswith("remote: ") and url in line
     here = folder_in(tmp_path)
     assert not Note.read(here).left(fingerprints(here))
@@ -366,7 +353,7 @@ def test_of_16_starts_at_once_one_wins(server: S3, tmp_path: Path, request: pyte
         Start(server, tmp_path / str(number), f"model_dir={url}", *RUN, "train.max_steps=100000")
         for number in range(16)
     ]
-    wait_until(lambda: sum(start.popen.poll() is None for start in starts) <= 1, 300)
+    wait_until(lambda: sum(start.popen.poll() is None for start in starts) <= 1)
     (winner,) = [start for start in starts if start.popen.poll() is None]
     for start in starts:
         if start is not winner:

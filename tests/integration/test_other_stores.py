@@ -58,7 +58,7 @@ def test_a_machine_that_dies_is_continued_by_another_and_meanwhile_no_second_sta
     words, store = (f"model_dir={url}", *RUN, "checkpoint.keep_max=2"), Store(url)
     first = Start(emulator, tmp_path / "first", *words, "train.max_steps=100000")
     try:
-        wait_until(lambda: "checkpoint" in store.objects(), 300)
+        wait_until(lambda: "checkpoint" in store.objects())
         second = Start(emulator, tmp_path / "second", *words)
         assert second.end() == 2 and f"process {first.popen.pid}" in second.said.read_text(), second.said.read_text()
     finally:

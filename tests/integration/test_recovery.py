@@ -101,7 +101,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path,
     said = process.communicate(timeout=240)[1]
     (disturbed / "run" / "summary.json").rename(disturbed / "preempted.json")
     again = start(disturbed, "input.eval.fn=tests.support.jobs.endless_of_unknown_size")
-    wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")), 120)
+    wait_until(lambda: any(line["step"] == MAX_STEPS for line in noted(disturbed, "checkpoint")))
     task(disturbed, "worker").send_signal(signal.SIGTERM)  # of the evaluation, which has no other end
     said += again.communicate(timeout=240)[1]
     (disturbed / "run" / "summary.json").rename(disturbed / "given_up.json")

@@ -49,7 +49,7 @@ from tests.support.messages import Messages
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "how_to" / "evaluator.md"
-TIMEOUT_SECS = 120.0
+TIMEOUT_SECS = 300.0
 BYTES = r"\d+(?= bytes)|(?<=bytes instead of )\d+"
 
 

@@ -150,7 +150,7 @@ def test_a_killed_search_goes_on_with_the_same_command(project: Project) -> None
         killed.update(job.name for job in said if said[job] == "running" and list(job.glob("model.ckpt-*.index")))
         return "finished" in said.values() and len(killed) == 1
 
-    wait_until(a_later_one_is_half_way, 300)
+    wait_until(a_later_one_is_half_way)
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
 

@@ -18,6 +18,7 @@ import pytest
 
 from runner.config import schema
 from runner.distribute.cluster import Cluster
+from runner.launch.gang import GangResult
 from runner.launch.rendezvous import FollowerRendezvous, LeaderRendezvous
 from runner.launch.worker_supervisor import differences_to_chief
 from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
@@ -56,13 +57,16 @@ class Terminals:
         self._settings = settings
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
-    def start(self, codes: Mapping[str, str], **settings: Any) -> None:
+    def start(
+        self, codes: Mapping[str, str], tasks: Mapping[str, Sequence[str]] | None = None, **settings: Any
+    ) -> None:
+        """Args: tasks: the cluster that these are told of; None: that of all."""
         for name, code in codes.items():
             config = prepared(self._folder, {name: code}, self._strategy, **{**self._settings, **settings})
             file = self._folder / f"{name}.yaml"
             schema.save(config, file)
             role, _, index = name.partition(":")
-            place = json.dumps({"cluster": self._tasks, "task": {"type": role, "index": int(index or 0)}})
+            place = json.dumps({"cluster": tasks or self._tasks, "task": {"type": role, "index": int(index or 0)}})
             script = SUPERVISE.format(task=str(TASK)).replace("config.yaml", file.name)
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-c", script], cwd=self._folder, env={**env(), "TF_CONFIG": place},
@@ -196,6 +200,42 @@ def test_another_config_than_the_chiefs_is_refused_with_the_keys_that_differ(
     messages.same("worker:0 says", said["worker:0"].splitlines()[-1])
     # The chief's task may be stopped before or after its first step, so there may be a summary or none.
     messages.same("chief says", next(line for line in said["chief"].splitlines() if "cluster.max_restarts" in line))
+
+
+@pytest.mark.parametrize(
+    ("name", "tasks"),
+    [
+        ("worker:0", {**WORKERS, "worker": ["127.0.0.1:2", "127.0.0.1:3"]}),
+        ("worker:1", {**WORKERS, "worker": ["127.0.0.1:2", "127.0.0.1:3"]}),  # of whom the chief does not know
+        ("worker:0", {**WORKERS, "worker": ["127.0.0.1:5"]}),
+    ],
+    ids=["more", "stranger", "address"],
+)
+def test_tasks_that_know_another_cluster_than_the_chief_are_told_apart(
+    name: str, tasks: Mapping[str, Sequence[str]], tmp_path: Path, messages: Messages
+) -> None:
+    terminals = Terminals(tmp_path)
+    terminals.start({"chief": JOIN + "time.sleep(600)"})
+    terminals.start({name: JOIN}, tasks)
+    ended, said = terminals.end()
+    assert ended == {"chief": 2, name: 2}
+    messages.same(f"{name} says", said[name].splitlines()[-1])
+    messages.same("error", summary_in(tmp_path / "run")["error"])
+
+
+@pytest.mark.parametrize("phase", ["go", "ended"])
+def test_an_earlier_cluster_with_the_same_chief_keeps_nobody_out(phase: str, tmp_path: Path) -> None:
+    """Its chief was killed, or its run has ended: the next one, with fewer workers, calls later."""
+    of_three = {**WORKERS, "worker": ["127.0.0.1:2", "127.0.0.1:3"]}
+    terminals = Terminals(tmp_path)
+    earlier = {"run": "a", "generation": 1, "phase": phase, "tasks": of_three}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "generation.json").write_text(json.dumps(earlier))
+    terminals.start({"worker:0": JOIN})
+    answer = tmp_path / "run" / "peers" / "worker-0.json"
+    wait_until(answer.exists if phase == "go" else answer.parent.exists)
+    terminals.start({"chief": FINISH})
+    assert terminals.end()[0] == {"chief": 0, "worker:0": 0}
 
 
 def test_who_does_not_come_is_named(tmp_path: Path, messages: Messages) -> None:
@@ -334,6 +374,16 @@ def test_an_evaluator_whose_supervisor_is_gone_is_not_waited_for_without_an_end(
     messages.same("reason", found.reason)
 
 
+@pytest.mark.parametrize(("state", "code", "expected"), [("lost", 0, FAILED), ("failed", 2, 2)])
+def test_after_training_an_evaluator_that_is_lost_is_a_failure_and_one_that_fails_has_its_code(
+    state: str, code: int, expected: int, tmp_path: Path
+) -> None:
+    leader, evaluator = chief_and_evaluator(tmp_path, lambda: 0.0)
+    evaluator.tell(state, "its reason", code)
+    found = leader.wait_for_evaluator([])
+    assert found is not None and found.code == expected and "its reason" in found.reason
+
+
 def test_the_evaluators_supervisor_repeats_what_it_said(tmp_path: Path) -> None:
     seconds = itertools.count()
     tasks = {"chief": ["127.0.0.1:1"]}
@@ -371,6 +421,46 @@ def test_what_a_peer_says_reaches_the_chief(state: str, code: int | None, tmp_pa
     follower.tell(state, "worker:0 fell over", USER_ERROR if state == "failed" else 0)
     found = leader.look()
     assert (found and found.code) == code
+
+
+def test_a_worker_whose_supervisor_is_started_again_is_lost_and_an_evaluator_is_not(tmp_path: Path) -> None:
+    leader, worker = chief_and_worker(tmp_path / "workers")
+    leader._say(generation=1, phase="gather")
+    worker._answered = leader._call
+    worker.tell("ready")
+    assert leader.gather(1, []) is None and leader.look() is None
+    _, again = chief_and_worker(tmp_path / "workers")
+    again._answered = leader._call
+    again.tell("ready")
+    found = leader.look()
+    assert found is not None and (found.code, found.place.name) == (PEER_LOST, "worker:0")
+
+    leader, first = chief_and_evaluator(tmp_path / "evaluator", lambda: 0.0)
+    assert leader.look() is None
+    _, second = chief_and_evaluator(tmp_path / "evaluator", lambda: 0.0)
+    second._answered = first._answered
+    leader._say()
+    second.tell("ready")
+    assert leader.look() is None
+
+
+def test_the_supervisor_of_a_lost_task_says_why_if_it_answers_in_time(tmp_path: Path) -> None:
+    def clock() -> float:
+        """A second later at each look; the worker's supervisor says why at the fifth."""
+        secs[0] += 1
+        if secs[0] == 5:
+            worker.tell("failed", "no such file", USER_ERROR)
+        return secs[0]
+
+    secs = [0.0]
+    chief = Cluster("chief", 0, WORKERS)
+    _, worker = chief_and_worker(tmp_path)
+    leader = LeaderRendezvous(tmp_path, chief, 5, settle_secs=20, clock=clock)
+    leader._say(generation=1, phase="go")
+    worker._answered = leader._call
+    worker.tell("ready")
+    found = leader.reason(GangResult(PEER_LOST, chief, "worker:0 does not answer"))
+    assert (found.code, found.place.name) == (USER_ERROR, "worker:0")
 
 
 def test_a_peer_that_failed_before_all_were_there_is_not_waited_for(tmp_path: Path, messages: Messages) -> None:

@@ -228,6 +228,38 @@ def test_all_start_from_the_bucket_if_an_input_state_was_lost_with_its_machine(
     assert fetched(store, tmp_path / "reader") == "model.ckpt-3"
 
 
+def test_what_the_chief_gives_up_leaves_nothing_in_the_bucket_for_ever(
+    hosts: tuple[Host, Host],
+    store: Store,
+    tmp_path: Path,
+) -> None:
+    """The oldest checkpoint has expired by the one that is given up, and is again among those that are kept."""
+    chief, worker = hosts
+    for step in (1, 2):
+        for host in (worker, chief):
+            host.save(step)
+            host.send()
+    chief.save(3)  # and step 1 has expired
+    chief.send()
+    again = Host(store, tmp_path / "new machine", 1)  # without the input state of step 3
+    chief.say(phase="gather", generation=2)
+    assert again.heard() == "gather"
+    again.say(state="ready", generation=2)
+    assert chief.heard() == "ready"
+    assert chief.checkpoints() == ["model.ckpt-2", "model.ckpt-1"]
+    for path in chief.checkpoints():
+        assert manifest.what_is_wrong(chief.folder / path) is None
+    chief.say(phase="go", generation=2)
+    assert again.heard() == "go"
+    for step in (3, 4):
+        for host in (again, chief):
+            host.save(step)
+            host.send()
+    chief.send()
+    in_bucket = {layout.checkpoint_of(name) for name in names(store)} - {None}
+    assert in_bucket == {"model.ckpt-3", "model.ckpt-4"}
+
+
 def test_before_the_last_answer_both_have_sent_what_they_have(
     hosts: tuple[Host, Host],
     store: Store,

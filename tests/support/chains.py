@@ -252,6 +252,7 @@ class Watch(Hook):
 def train(chain: Chain, start: Start, model_dir: Path, losses: dict[int, float]) -> int:
     """Do one start of a chain. Returns: the global step that it came to."""
     config = RunConfig(
+        check_replicas=True,
         train_distribute=strategy_of()[start.strategy],
         save_checkpoints_steps=start.save_steps,
         steps_per_loop=start.steps_per_loop,

@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,9 @@ DIES_AT = 11
 
 WAY_SECS = 0.15
 """Seconds that a message takes on `slow_way`."""
+
+SILENT_SECS = 250.0
+"""Workers of which none begins another case for so long hang."""
 
 
 def write_lines(folder: Path) -> None:
@@ -115,6 +117,14 @@ class Forked:
         os.kill(self._process.pid, number)
 
 
+def _ends_within(worker: subprocess.Popen[bytes] | Forked, secs: float) -> bool:
+    try:
+        worker.wait(secs)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
 def _work(folder: str, cases: Sequence[str], place: Mapping[str, str], said: str) -> None:
     """The life of a worker that was forked."""
     output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -155,16 +165,19 @@ class Gang:
                 started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
             self.workers.append(started)
 
-    def wait(self, timeout: float = 400) -> list[int]:
-        """The exit codes; of a worker that does not end, that of SIGABRT, and its output says where it was."""
-        end = time.monotonic() + timeout
+    def wait(self) -> list[int]:
+        """The exit codes; of a worker that hangs, that of SIGABRT, and its output says where it was."""
+        said = 0
         for worker in self.workers:
-            try:
-                worker.wait(max(0.1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.send_signal(signal.SIGABRT)
-                worker.wait()
+            while not _ends_within(worker, SILENT_SECS):
+                before, said = said, self._size_of_output()
+                if said == before:
+                    worker.send_signal(signal.SIGABRT)
         return [worker.wait() for worker in self.workers]
+
+    def _size_of_output(self) -> int:
+        """It grows with each case, as long as no worker hangs."""
+        return sum(self._said_by(worker).stat().st_size for worker in range(len(self.workers)))
 
     def output(self, worker: int) -> str:
         """What that worker has said so far."""

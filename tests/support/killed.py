@@ -154,6 +154,7 @@ def endings(rng: random.Random) -> list[Callable[[], list[Hook]]]:
 def train(folder: Path, case: str, files: list[str], ending: Callable[[], list[Hook]]) -> None:
     strategy = build_strategy("mirrored", virtual_devices=2) if case.startswith("mirrored") else None
     config = RunConfig(
+        check_replicas=True,
         train_distribute=strategy,
         save_checkpoints_steps=SAVE_STEPS,
         save_checkpoints_asynchronously=not case.endswith("synchronous"),

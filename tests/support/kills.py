@@ -37,6 +37,7 @@ SETTINGS = (
     "model=custom", "model.fn=tests.support.chains.classic", "model.params={dropout: true}", "input=custom",
     "input.train.fn=tests.support.chains.shipped", f"input.train.batch_size={chains.BATCH_SIZE}",
     "input.train.shard=examples", "input.eval.fn=tests.support.chains.eval_input", "run.seed=5", "run.progress=plain",
+    "run.debug=replicas",
     f"train.max_steps={chains.TOTAL}", "train.log_steps=1", "checkpoint.save_steps=4",
     "checkpoint.keep_best.metric=eval/loss", "model_dir=run",
 )  # fmt: skip
@@ -48,7 +49,7 @@ CASES: dict[str, tuple[str, ...]] = {
 VICTIMS = ("supervisor", "task", "watchdog")
 """Of several tasks or watchdogs any: the chief's or a worker's."""
 GONE_SECS = 40.0
-END_SECS = 240.0
+END_SECS = 400.0
 MAX_STARTS = 8
 
 

@@ -41,7 +41,8 @@ MODULE = "tests.support.lost_workers"
 SETTINGS = (
     "model=custom", f"model.fn={MODULE}.model_fn", "input=custom", f"input.train.fn={MODULE}.train_input",
     f"input.train.batch_size={BATCH_SIZE}", "input.train.shard=examples", f"input.eval.fn={MODULE}.eval_input",
-    "strategy=multi_worker", "run.seed=5", "run.progress=plain", "tracking=none", "train.log_steps=1",
+    "strategy=multi_worker", "run.seed=5", "run.progress=plain", "run.debug=replicas",
+    "tracking=none", "train.log_steps=1",
     f"checkpoint.save_steps={SAVE_STEPS}", "checkpoint.keep_max=null", "run.freeze_secs=10", f"train.max_steps={TOTAL}",
     f"train.hooks=[{{fn: {MODULE}.Slow}}]", "model_dir=run",
 )  # fmt: skip

@@ -288,7 +288,7 @@ class Hosts:
 
     def wait(self) -> list[int]:
         """Wait for the end of both, and return their exit codes."""
-        return [one.popen.wait(200) for one in (self.chief, self.worker)]
+        return [one.popen.wait(300) for one in (self.chief, self.worker)]
 
 
 def kills(server: S3, scratch: Path, number: int, seed: int = 1) -> int:

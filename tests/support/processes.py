@@ -35,7 +35,8 @@ def end_all_of(process: subprocess.Popen[Any]) -> None:
     process.wait()
 
 
-def wait_until(condition: Callable[[], bool], secs: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], secs: float = 300.0) -> None:
+    """Wait for what happens within seconds, or minutes on a machine that is busy with other things."""
     end = time.monotonic() + secs
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -73,7 +73,7 @@ def kill_many(starter: TaskStarter, folder: Path, number: int, seed: int) -> dic
             families.append([process.pid, *(child.pid for child in psutil.Process(process.pid).children(True))])
             number_of = rng.choice(list(ENDS))
             os.kill(process.pid, number_of)
-            code = process.wait(120)
+            code = process.wait(300)
             process.kill()
             process.close()
             counts[number_of.name] += 1

@@ -57,7 +57,7 @@ WORDS = (
     f"model_dir=s3://{BUCKET}/{PLACE}", *RUN, "model.fn=tests.support.object_store.delayed",
     f"checkpoint.save_steps={SAVE_STEPS}", f"checkpoint.keep_max={KEEP_MAX}", "run.upload_secs=60",
 )  # fmt: skip
-END_SECS = 150.0
+END_SECS = 300.0
 DAY_SECS = 24 * 60 * 60
 WRITES = 70
 """About so many objects are written or deleted in a start."""

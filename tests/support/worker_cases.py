@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,13 @@ from runner.system.files import write_atomically  # noqa: E402
 from runner.tf_private import cluster  # noqa: E402
 from runner.tf_private.replaced import replaced  # noqa: E402
 from runner.types import StepResult  # noqa: E402
+from tests.support import worker_orders  # noqa: E402
 from tests.support.gang import DIES_AT  # noqa: E402
 from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
 from tests.support.models import STYLES, data, eval_input, train_input  # noqa: E402
 from tests.support.processes import wait_until  # noqa: E402
+from tests.support.replica_programs import BATCH_SIZE, EQUAL, OF_WORKERS, REFUSED, refusal  # noqa: E402
+from tests.support.replica_programs import trained as trained_program  # noqa: E402
 from tests.support.sparse_models import SUMMED, most_rows, native_lazy_adam  # noqa: E402
 from tests.support.weighted_models import model_of, of_two, weighted_input  # noqa: E402
 
@@ -57,7 +60,7 @@ def run(name: str, folder: Path) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> RunConfig:
-    return RunConfig(train_distribute=STRATEGY, cluster=CLUSTER, **changes)
+    return RunConfig(train_distribute=STRATEGY, cluster=CLUSTER, check_replicas=True, **changes)
 
 
 def variables(estimator: Estimator) -> dict[str, np.ndarray]:
@@ -606,6 +609,58 @@ def weighted_losses(folder: Path) -> dict[str, Any]:
     estimator, seen, asked = Estimator(model_of(of_two), folder, config()), Seen(), Fetched("aside:0")
     estimator.train(weighted_input(), hooks=[seen, asked])
     return {"kernel": estimator.get_variable_value("kernel"), "losses": seen.losses, "asked": asked.values}
+
+
+def of_programs(folder: Path, programs: Sequence[Callable[..., EstimatorSpec]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for program in programs:
+        name = program.__name__
+        if program in REFUSED:
+            found[name] = refusal(program, folder / name, config())
+        else:
+            values = trained_program(program, folder / name, config(), BATCH_SIZE)
+            found |= {f"{name}/{variable}": value for variable, value in values.items()}
+    return found
+
+
+@case
+def programs(folder: Path) -> dict[str, Any]:
+    """What model_fn writes by itself."""
+    return of_programs(folder, [*OF_WORKERS, *REFUSED])
+
+
+@case
+def more_programs(folder: Path) -> dict[str, Any]:
+    return of_programs(folder, [one for one in EQUAL if one not in OF_WORKERS])
+
+
+@case
+def orders(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for program in (worker_orders.gradients, worker_orders.losses, worker_orders.metrics):
+        name = program.__name__
+        values = worker_orders.trained_and_evaluated(program, folder / name, config(tf_random_seed=1))
+        found |= {f"{name}/{key}": value for key, value in values.items()}
+    return found
+
+
+@case
+def tables(folder: Path) -> dict[str, Any]:
+    """With hashes of texts of each worker's own."""
+    found: dict[str, Any] = {}
+    for name, is_sorted in (("set", False), ("sorted", True)):
+        values = worker_orders.trained_tables(folder / name, config(tf_random_seed=1), is_sorted=is_sorted)
+        found |= {f"{name}/{key}": value for key, value in values.items()}
+    return found
+
+
+@case
+def streams(folder: Path) -> dict[str, Any]:
+    settings = config(eval_distribute=STRATEGY)
+    found = {}
+    for name, params in worker_orders.STREAMS.items():
+        found[name] = worker_orders.refusal_of_stream(params, folder / name, settings)
+    return found
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ CHILD = (
     "from runner.system.child_process import end_with_parent\n"
     "{before}\n"
     "watchdog = end_with_parent(os.environ, grace_secs={grace_secs})\n"
+    "{after}\n"
     "path = pathlib.Path({pid!r}); path.with_suffix('.tmp').write_text(str(os.getpid()))\n"
     "others = [one.pid for one in psutil.Process().children()]\n"
     "path.with_name('others').write_text(json.dumps(others))\n"
@@ -115,9 +116,11 @@ PARENT = (
 )
 
 
-def _orphan(tmp_path: Path, before: str, grace_secs: float = 0.3, then: str = "time.sleep(600)") -> int:
-    """Kills a parent -9 whose child does `before` and `then`, of which the second begins; the child's pid."""
-    child = CHILD.format(before=before, pid=str(tmp_path / "pid"), grace_secs=grace_secs, then=then)
+def _orphan(
+    tmp_path: Path, before: str, grace_secs: float = 0.3, then: str = "time.sleep(600)", after: str = ""
+) -> int:
+    """Kills a parent -9 whose child does `before` and `after` it has a watchdog, and begins `then`; the child's pid."""
+    child = CHILD.format(before=before, after=after, pid=str(tmp_path / "pid"), grace_secs=grace_secs, then=then)
     parent = subprocess.Popen(python(PARENT.format(child=child)), env=ENV)
     wait_until((tmp_path / "pid").exists)
     parent.kill()
@@ -150,9 +153,14 @@ def test_a_child_in_which_no_python_thread_runs_is_killed_with_all_that_it_start
 
 
 def test_a_child_that_has_something_to_save_has_the_time_for_it(tmp_path: Path) -> None:
+    """One that has nothing has less time than it takes."""
     saves = f"time.sleep(1), pathlib.Path({str(tmp_path)!r}, 'saved').touch(), os._exit(0)"
-    before = f"import signal; signal.signal(signal.SIGTERM, lambda *a: ({saves}))"
-    pid = _orphan(tmp_path, before, grace_secs=60, then="watchdog.note_work(); time.sleep(600)")
+    before = (
+        "import signal; from runner.system import child_process\n"
+        f"signal.signal(signal.SIGTERM, lambda *a: ({saves}))\n"
+        "child_process.IDLE_GRACE_SECS = 0.3"
+    )
+    pid = _orphan(tmp_path, before, grace_secs=60, after="watchdog.note_work()")
     wait_until(lambda: is_gone(pid))
     assert (tmp_path / "saved").exists()
 
@@ -163,7 +171,7 @@ def test_a_child_whose_watchdog_was_killed_ends_when_its_parent_is_killed(tmp_pa
 
 
 def test_the_watchdog_of_a_child_that_has_ended_ends(tmp_path: Path) -> None:
-    child = CHILD.format(before="", pid=str(tmp_path / "pid"), grace_secs=9, then="raise SystemExit(4)")
+    child = CHILD.format(before="", after="", pid=str(tmp_path / "pid"), grace_secs=9, then="raise SystemExit(4)")
     process = start_process(python(child), ENV, prefix="[child] ")  # its output ends with it
     assert process.wait(120) == 4
     wait_until(lambda: all(map(is_gone, json.loads((tmp_path / "others").read_text()))))

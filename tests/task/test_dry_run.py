@@ -294,3 +294,29 @@ def test_predict_is_traced_where_the_run_exports(tmp_path: Path, capsys: pytest.
     exports = ("export.exporters=[final]", "export.receiver_fn=tests.support.jobs.serving_input_receiver_fn")
     assert run(tmp_path, *settings, *exports) == 2
     assert "PREDICT is not written yet" in capsys.readouterr().err
+
+
+def by_pairs(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """A loss per example, of which each compares its example with all others."""
+    predictions = features * v1.get_variable("weight", [], initializer=v1.ones_initializer())
+    loss = tf.reduce_mean(tf.square(predictions[:, None] - predictions[None]), 1)
+    return EstimatorSpec(mode, loss=loss, optimizer=v1.train.GradientDescentOptimizer(0.1))
+
+
+@pytest.mark.parametrize(("model", "is_warned"), [("by_pairs", True), ("wide", False), ("summed", False)])
+def test_a_loss_that_couples_examples_is_said_on_several_replicas(
+    model: str, is_warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (f"model.fn=tests.task.test_dry_run.{model}", "model.params={depth: 1}", "input.train.batch_size=4")
+    mirrored = ("strategy=mirrored", "strategy.virtual_devices=2", "eval_strategy=default")
+    assert run(tmp_path, "command=dry_run", *words, *mirrored) == 0
+    assert ("couples the examples" in capsys.readouterr().out) is is_warned
+    assert run(tmp_path, "command=dry_run", *words) == 0
+    assert "couples the examples" not in capsys.readouterr().out
+
+
+def summed(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+    """A loss that is a sum over the batch."""
+    prediction = features * v1.get_variable("weight", [], initializer=v1.ones_initializer())
+    loss = v1.losses.mean_squared_error(labels, prediction, reduction=v1.losses.Reduction.SUM)
+    return EstimatorSpec(mode, loss=loss, optimizer=v1.train.GradientDescentOptimizer(0.1))

@@ -143,3 +143,19 @@ def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"\(4, 5\) is not compatible with provided weight shape \(4, 3\)"):
         estimator(tmp_path, wider, None).train(data, max_steps=1)
+
+
+def test_two_copies_of_a_file_have_weights_of_their_own(tmp_path: Path) -> None:
+    """Both have the paths of the file. The second's are numbered from 1, as all that come twice in TensorFlow."""
+
+    def both(folder: Path, values: Any) -> Any:
+        first = keras.models.load_model(folder / "model.keras", compile=False)
+        second = keras.models.load_model(folder / "model.keras", compile=False)
+        return lambda features, training: first(features, training=training) + 2 * second(features, training=training)
+
+    model = saved(tmp_path)
+    run = estimator(tmp_path, both, None).train(data, max_steps=1)
+    before = model.layers[0].kernel.numpy()
+    first, second = (run.get_variable_value(f"hidden/kernel{end}") for end in ("", "_1"))
+    np.testing.assert_allclose(second - before, 2 * (first - before), rtol=1e-3, atol=1e-6)
+    assert np.abs(first - before).max() > 0.01

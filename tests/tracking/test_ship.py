@@ -18,8 +18,8 @@ from runner.config.schema import TrackingConfig
 from runner.tracking import ship as shipping
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_record import RunRecord, Shipped
-from runner.tracking.ship import Deadline, RunShipper, close_abandoned
-from runner.tracking.shipping import NOT_ALL, Shipping, write_settings
+from runner.tracking.ship import PREPARE_SECS, Deadline, RunShipper, close_abandoned
+from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, Shipping, write_settings
 from runner.tracking.tracker import Point, Tracker
 from tests.support.journal import Lines, journal_file, note_end, note_start
 from tests.support.messages import Messages
@@ -40,6 +40,7 @@ class RecordingTracker(Tracker):
         self.settled: dict[str, tuple[str, Mapping[str, str], float]] = {}
         self.models: list[str] = []
         self.left: str | None = None
+        self.times_closed = 0
         self.refuses = ""
         self.is_away = False
 
@@ -70,6 +71,9 @@ class RecordingTracker(Tracker):
 
     def leave(self, status: str, time: float) -> None:
         self.left = status
+
+    def close(self) -> None:
+        self.times_closed += 1
 
     def running_on(self, host: str) -> Mapping[str, str]:
         return self.running
@@ -252,6 +256,36 @@ def test_what_nobody_answers_at_the_end_is_sent_later_and_keeps_no_later_start_f
     assert capsys.readouterr().err.count("recorded without a file") == 1
 
 
+def test_what_nobody_answered_at_the_end_is_not_tried_again_at_once(tmp_path: Path) -> None:
+    started(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    note_end(tmp_path, files=["notes.txt"])
+    tracker = RecordingTracker()
+    tracker.refuses, tracker.is_away = "log_file", True
+    shipper = shipper_of(tmp_path, tracker)
+    with pytest.raises(ConnectionError):
+        shipper.ship()
+    shipper._wakes_at = 0.0
+    assert not shipper.is_due()
+    shipper.release()
+
+
+def test_a_tracker_has_longer_to_prepare_than_to_answer(tmp_path: Path) -> None:
+    class Noting(Deadline):
+        secs = 0.0
+
+        def expect(self, num_bytes: int = 0, secs: float = ANSWER_SECS) -> None:
+            self.secs = secs
+
+    deadline, tracker, of_prepare = Noting(), RecordingTracker(), list[float]()
+    tracker.prepare = lambda: of_prepare.append(deadline.secs)  # type: ignore[method-assign]
+    started(tmp_path)
+    shipper = RunShipper(tmp_path, "mlflow", deadline, lambda *args: tracker)
+    shipper.ship()
+    shipper.release()
+    assert of_prepare == [PREPARE_SECS] and deadline.secs == ANSWER_SECS
+
+
 def test_what_nobody_answers_for_keeps_nothing_else_from_the_tracker(tmp_path: Path, journal: Lines) -> None:
     ship(tmp_path, tracker := RecordingTracker())
     (tmp_path / "notes.txt").touch()
@@ -365,6 +399,17 @@ def test_a_run_whose_end_finds_no_space_has_failed_until_there_is_some(small_dis
     shipper = shipper_of(small_disk, tracker)
     assert shipper.end_killed() and shipper.ship()
     assert (tracker.status, tracker.tags) == ("KILLED", {"status": "interrupted"})
+
+
+def test_the_tracker_of_a_killed_start_is_closed_before_the_next_start_has_one(tmp_path: Path) -> None:
+    started(tmp_path)
+    started(tmp_path)
+    shipper = shipper_of(tmp_path, tracker := RecordingTracker())
+    assert not shipper.ship()
+    assert (len(tracker.started_with), tracker.times_closed) == (2, 1)
+    note_end(tmp_path)
+    assert shipper.ship()
+    assert tracker.times_closed == 2
 
 
 def test_the_end_of_a_killed_start_is_noted_when_its_tasks_have_ended(tmp_path: Path, journal: Lines) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.classic.compat import estimator_paths, names, packages, python2
-from runner.classic.compat.differences import CHANGED, REMOVED, RULES, UNSUPPORTED, WITHOUT_FIX
+from runner.classic.compat.differences import CHANGED, REMOVED, RULES, UNSUPPORTED, WITHOUT_FIX, WRITES
 from runner.classic.compat.installed_names import OF_EVERY_MODULE, Installed
 from runner.classic.compat.old_modules import space_of, text_of
 from runner.classic.compat.source import Use, uses
@@ -210,6 +210,8 @@ def _differences(use: Use) -> Iterable[tuple[str, str, str]]:
             yield rule.verdict, rule.text, f"{use.said}({rule.argument}=)" if rule.argument else use.said
     if use.is_base and use.api_name.endswith(".SessionRunHook"):
         yield CHANGED, _OWN_HOOK, use.said
+    if use.is_base and use.api_name.endswith("train.Optimizer"):
+        yield CHANGED, f"an optimizer with updates of its own: {WRITES}", use.said
     if use.is_base and use.api_name.endswith(".CheckpointSaverHook"):
         yield UNSUPPORTED, _OWN_SAVER, use.said
 

@@ -64,9 +64,17 @@ _QUEUES = (
     "train.maybe_shuffle_batch train.start_queue_runners train.add_queue_runner train.QueueRunner train.queue_runner.* "
     "TextLineReader TFRecordReader WholeFileReader FixedLengthRecordReader IdentityReader"
 )
-_CLIPPED_BY_REPLICA = (
-    "each replica clips its own gradients, as in tf.estimator, so results depend on the number of replicas; "
-    "EstimatorSpec(optimizer=) with train.clip_global_norm clips the gradient of the global batch"
+_CLIPPED = (
+    "on several replicas, gradients are clipped as on one device, those of the global batch; in tf.estimator each "
+    "replica clipped its own"
+)
+WRITES = (
+    "on several replicas it depends on what is written: what is the same on all, and what is computed from means and "
+    "sums over the examples, becomes what it is on one device; anything else is refused. command=dry_run says which"
+)
+_ASSIGNMENTS = (
+    "assign assign_add assign_sub scatter_add scatter_sub scatter_update scatter_nd_add scatter_nd_sub "
+    "scatter_nd_update"
 )
 _RANDOM = "nn.dropout layers.dropout layers.Dropout random_uniform random_normal truncated_normal"
 
@@ -112,7 +120,14 @@ _CHANGED: Mapping[str, Mapping[str, str]] = {
             "the gradient is the mean over the global batch, whereas tf.estimator summed the means of the replicas: "
             "for the same updates with several replicas, multiply the learning rate by their number"
         ),
-        "clip_by_global_norm clip_by_norm clip_by_average_norm": _CLIPPED_BY_REPLICA,
+        "clip_by_global_norm clip_by_norm clip_by_average_norm": _CLIPPED,
+        _ASSIGNMENTS: WRITES,
+        ".assign": WRITES,
+        ".assign_add": WRITES,
+        ".assign_sub": WRITES,
+        ".scatter_add": WRITES,
+        ".scatter_sub": WRITES,
+        ".scatter_update": WRITES,
         "train.Saver": "model_fn's own Saver has no effect: the runner writes checkpoints, in its format",
         _RANDOM: (
             "random numbers differ from TensorFlow 1's. They depend on the seed, the step and the replica, so a "
@@ -225,8 +240,8 @@ RULES: tuple[Rule, ...] = (
     Rule(CHANGED, ("Session", "InteractiveSession"), _SESSION, only_in=SCRIPT, without="graph", num_arguments=2),
     Rule(CHANGED, ("estimator.EvalSpec",), _EVAL_SPEC, without="steps", num_arguments=2),
     Rule(CHANGED, ("losses.*",), _WEIGHTED_LOSS, argument="weights"),
-    Rule(CHANGED, ("contrib.*",), _CLIPPED_BY_REPLICA, argument="clip_gradients"),  # of optimize_loss
-    Rule(CHANGED, ("contrib.*",), _CLIPPED_BY_REPLICA, argument="clip_gradient_norm"),  # of create_train_op
+    Rule(CHANGED, ("contrib.*",), _CLIPPED, argument="clip_gradients"),  # of optimize_loss
+    Rule(CHANGED, ("contrib.*",), _CLIPPED, argument="clip_gradient_norm"),  # of create_train_op
     *(
         Rule(CHANGED, ("estimator.RunConfig", "estimator.tpu.RunConfig"), text, argument)
         for argument, text in sorted(RUN_CONFIG.items())

@@ -58,6 +58,10 @@ def uses(tree: ast.AST) -> list[Use]:
     return sorted(walk.found, key=lambda use: (use.line, use.column))
 
 
+_ASSIGNMENTS = frozenset({"assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"})
+"""Methods of variables."""
+
+
 class _Uses(source_names.Uses):
     """Finds uses. It keeps track of the functions, classes and `with` blocks around them, and of the variables that
     hold estimators or sessions.
@@ -117,10 +121,13 @@ class _Uses(source_names.Uses):
             if name is not None:
                 self.add(base, name, is_base=True)
         is_hook = any(name is not None and name.endswith(("Hook", "Listener")) for _, name in bases)
+        is_optimizer = any(name is not None and name.endswith("Optimizer") for _, name in bases)
         self._around[HOOK] += is_hook
+        self._around[MODEL_FN] += is_optimizer  # which calls it
         for child in [*node.decorator_list, *node.keywords, *node.body]:
             self.visit(child)
         self._around[HOOK] -= is_hook
+        self._around[MODEL_FN] -= is_optimizer
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -159,6 +166,8 @@ class _Uses(source_names.Uses):
         """Report whether this method call is a finding. In a hook, `session.run` is one only if it has a feed_dict."""
         if function.attr in ("make_one_shot_iterator", "make_initializable_iterator"):
             return True
+        if function.attr in _ASSIGNMENTS:
+            return self._place == MODEL_FN
         if function.attr == "run" and self._around[HOOK]:
             return "feed_dict" in keywords or len(call.args) > 1
         if function.attr == "run" and self._place == SCRIPT:

@@ -6,6 +6,7 @@ These are not Keras layers, because Keras 3 has no feature columns and would giv
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -127,8 +128,9 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
     gamma = tf.convert_to_tensor(variable(f"{scope}/gamma", size, v1.ones_initializer()))
     beta = tf.convert_to_tensor(variable(f"{scope}/beta", size, v1.zeros_initializer()))
     with divided_by(None):
-        means = variable(f"{scope}/moving_mean", size, v1.zeros_initializer(), trainable=False)
-        variances = variable(f"{scope}/moving_variance", size, v1.ones_initializer(), trainable=False)
+        statistic = functools.partial(variable, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+        means = statistic(f"{scope}/moving_mean", size, v1.zeros_initializer())
+        variances = statistic(f"{scope}/moving_variance", size, v1.ones_initializer())
     updates: list[Any] = []
     mean, variance = tf.convert_to_tensor(means), tf.convert_to_tensor(variances)
     if training:
@@ -138,13 +140,11 @@ def batch_norm(x: tf.Tensor, *, scope: str, training: bool, momentum: float = 0.
     return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3), updates
 
 
-def variable(
-    name: str, shape: Sequence[Any], initializer: Any, *, trainable: bool = True, dtype: Any = tf.float32
-) -> Any:
-    """Return the variable `name` in the current variable scope, as v1.get_variable does."""
+def variable(name: str, shape: Sequence[Any], initializer: Any, *, dtype: Any = tf.float32, **more: Any) -> Any:
+    """Return the variable `name` in the current variable scope, as v1.get_variable does with the arguments `more`."""
     scope, _, last = name.rpartition("/")
     with v1.variable_scope(scope, auxiliary_name_scope=False):
-        return v1.get_variable(last, shape, dtype, initializer, trainable=trainable, use_resource=True)
+        return v1.get_variable(last, shape, dtype, initializer, use_resource=True, **more)
 
 
 @contextlib.contextmanager

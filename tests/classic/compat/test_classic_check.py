@@ -618,3 +618,25 @@ def test_one_name_for_one_thing() -> None:
     assert canonical("tensorflow.compat.v2.compat.v1.train.Saver") == "tensorflow.compat.v1.train.Saver"
     assert canonical("tensorflow.compat.v1.compat.v2.train.Checkpoint") == "tensorflow.train.Checkpoint"
     assert canonical("tensorflow.compat.v1") == "tensorflow.compat.v1"
+
+
+def test_a_write_by_hand_depends_on_what_it_writes() -> None:
+    source = """
+        import tensorflow.compat.v1 as tf
+
+        class Own(tf.train.Optimizer):
+            def apply_gradients(self, pairs, global_step=None, name=None):
+                return tf.group(*[v.assign_sub(0.1 * g) for g, v in pairs])
+
+        def model_fn(features, labels, mode):
+            seen = tf.get_variable("seen", [])
+            step = tf.assign_add(tf.train.get_global_step(), 1)
+            return seen.assign(1.0), step
+
+        def main():
+            table.assign(x=1)
+        """
+    changed = {(one.line, one.name) for one in found(source) if "dry_run" in one.text}
+    names = {".assign_sub", "tf.compat.v1.assign_add", ".assign", "tf.compat.v1.train.Optimizer"}
+    assert {name for _, name in changed} == names
+    assert not any(line > 12 for line, _ in changed)

@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
 from runner.checkpoint.reader import Reader
-from runner.checkpoint.train_input import TrainInput, _digest, _facts, source_of
+from runner.data.input_identity import _digest, _facts, source_of
 from runner.data.inputs import build_input_pipeline
 from runner.data.sharding import WorkerPlace
+from runner.data.train_input import TrainInput
 from tests.integration.test_exactness import LossRecorder
 from tests.support.line import line
 from tests.support.messages import Messages
@@ -92,8 +93,8 @@ def test_of_several_workers_the_chief_says_that_batches_are_read_again(tmp_path:
     for worker, said in ((0, ["warning"]), (1, [])):
         caplog.clear()
         feed = build_input_pipeline(source, "train", WorkerPlace(1, worker, 2), params={})
-        latest = str(trainer.latest_checkpoint())
-        TrainInput.open(SOURCES["generator"], feed, latest, Reader(latest).extra()["input"])
+        checkpoint = Reader(str(trainer.latest_checkpoint()))
+        TrainInput.open(feed, checkpoint, checkpoint.extra()["input"])
         assert [one.levelname.lower() for one in caplog.records if "again" in one.message] == said
 
 
@@ -101,8 +102,7 @@ def test_of_several_workers_the_chief_says_that_batches_are_read_again(tmp_path:
 
 
 def identity(fn: Any, **settings: Any) -> str:
-    given = Input(fn, **settings)
-    return source_of(given, build_input_pipeline(given, "train", WorkerPlace(), params={}))
+    return source_of(build_input_pipeline(Input(fn, **settings), "train", WorkerPlace(), params={}))
 
 
 def numbers(start: float = 0.0) -> tf.data.Dataset:
@@ -151,7 +151,7 @@ def test_a_lambda_that_has_moved_is_the_same_input() -> None:
 def test_a_digest_of_code_is_the_same_in_another_process() -> None:
     """Constants hold code objects, which have addresses, and sets, whose order depends on the seed of hashes."""
     text = "lambda x: (x in {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, lambda: ('e', 1.5))"
-    imported = "from runner.checkpoint.train_input import _digest, _facts"
+    imported = "from runner.data.input_identity import _digest, _facts"
     script = f"{imported}\nprint(_digest(_facts(({text}).__code__)))"
     there = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": "1"}, capture_output=True, check=True

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Input, RunConfig
-from runner.checkpoint.reader import has_iterator
+from runner.checkpoint.reader import Reader
 from runner.checkpoint.writer import DiskFullError
 from runner.data import inputs
 from runner.system.files import RUNNER_FILES, write_json
@@ -93,7 +93,7 @@ def test_auto_counts_what_is_larger_than_the_model_and_resumes_to_the_bit(
         first = train(tmp_path / "b", 18, **settings)
     (line,) = [line for line in said_of(caplog).splitlines() if "shuffle" in line]
     messages.same("INFO", line, hide=MEASURED)
-    assert not input_bytes(tmp_path / "b", 5) and not has_iterator(tmp_path / "b/model.ckpt-18", 0)
+    assert not input_bytes(tmp_path / "b", 5) and not Reader(tmp_path / "b/model.ckpt-18").has_iterator(0)
     assert not list((tmp_path / "b").glob(".*"))
     assert first + train(tmp_path / "b", 22, **settings) == undisturbed
 
@@ -108,7 +108,7 @@ def test_a_run_that_changes_its_choice_goes_on_to_the_bit(
     for choice, steps in zip((*choices, "saved"), (13, 9, 11, 7), strict=True):
         found += train(tmp_path / "b", steps, checkpoint_input_state=choice)
         step += steps
-        assert has_iterator(tmp_path / f"b/model.ckpt-{step}", 0) == (choice == "saved")
+        assert Reader(tmp_path / f"b/model.ckpt-{step}").has_iterator(0) == (choice == "saved")
     assert found == undisturbed
 
 
@@ -246,7 +246,7 @@ def test_a_resume_with_other_options_and_with_batches_ahead_is_exact(
     options.autotune.enabled = False
     source = dataclasses.replace(input_of(), options=options)
     found += train(tmp_path / "b", 5, source, checkpoint_input_state="saved")
-    assert has_iterator(str(tmp_path / "b" / "model.ckpt-13"), 0)
+    assert Reader(tmp_path / "b" / "model.ckpt-13").has_iterator(0)
     ahead = dataclasses.replace(source, prefetch_to_device=2)
     with caplog.at_level(logging.INFO, "runner"):
         found += train(tmp_path / "b", 3, ahead)
@@ -256,5 +256,5 @@ def test_a_resume_with_other_options_and_with_batches_ahead_is_exact(
     monkeypatch.setattr(inputs, "_device_prefetch", lambda *_: inputs.DevicePrefetch("/device:CPU:0", 2))
     for steps in (4, 4):
         found += train(tmp_path / "b", steps, ahead)
-    assert not has_iterator(str(tmp_path / "b" / "model.ckpt-24"), 0)
+    assert not Reader(tmp_path / "b" / "model.ckpt-24").has_iterator(0)
     assert found == undisturbed[:24]

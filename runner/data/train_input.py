@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import logging
 import math
-import re
-import types
-import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from runner.checkpoint import reader
+from runner.data.input_identity import source_of
 from runner.data.inputs import InputPipeline, check_examples
-from runner.run_config import DrawnSeed
-from runner.system.console import format_bytes
 from runner.tf_private import datasets
-from runner.types import plain_params
 
 _log = logging.getLogger(__name__)
+
+
+class SavedIterators(Protocol):
+    """The iterators whose states a checkpoint holds: a `runner.checkpoint.reader.Reader`.
+
+    Attributes:
+      path: path of the checkpoint.
+    """
+
+    path: str
+
+    def has_iterator(self, worker: int) -> bool:
+        """Report whether the checkpoint holds the state of the iterator of `worker`."""
+        ...
+
+    def restore_iterator(self, worker: int, iterator: tf.data.Iterator) -> None:
+        """Restore that state into `iterator`. Raises: ValueError: its dataset is not built like the saved one."""
+        ...
 
 
 @dataclasses.dataclass
@@ -88,22 +98,27 @@ class TrainInput:
         self._is_resumed = self.position.elements > 0
 
     @classmethod
-    def open(cls, input_fn: Any, pipeline: InputPipeline, latest: str | None, saved: Mapping[str, Any]) -> TrainInput:
-        """Open the input at the example that follows the last one before the checkpoint `latest`.
+    def open(
+        cls,
+        pipeline: InputPipeline,
+        checkpoint: SavedIterators | None = None,
+        saved: Mapping[str, Any] | None = None,
+    ) -> TrainInput:
+        """Open the input at the example that follows the last one before a checkpoint.
 
         It begins at the beginning of the data if the checkpoint belongs to another input, or if the input was read to
         its end. It does so, too, if the processes now divide the data in another way, because positions in one division
         mean nothing in another.
 
         Args:
-          input_fn: an input function or an Input.
-          pipeline: its data.
-          latest: path of the checkpoint; None: the input is read from its beginning.
-          saved: the fields of the InputPosition in the checkpoint; empty if it has none.
+          pipeline: the data.
+          checkpoint: the checkpoint; None: the input is read from its beginning.
+          saved: the fields of the InputPosition in the checkpoint; None: it has none.
         """
-        position = InputPosition.at_start(source_of(input_fn, pipeline), pipeline)
-        if latest is None or not saved:
+        position = InputPosition.at_start(source_of(pipeline), pipeline)
+        if checkpoint is None or saved is None:
             return cls(pipeline, pipeline.open(), position)
+        latest = checkpoint.path
         saved_position = InputPosition(**saved)
         position.passes = saved_position.passes
         is_at_end = saved_position.ended and not _has_more(saved_position, pipeline)
@@ -114,7 +129,7 @@ class TrainInput:
             return cls(pipeline, pipeline.open(), position, was_at_its_end=True)
         elif _is_divided_alike(saved_position, pipeline):
             position.elements = saved_position.elements
-            return cls(pipeline, _continued(pipeline, position, saved_position, latest), position)
+            return cls(pipeline, _continued(pipeline, position, saved_position, checkpoint), position)
         else:
             _log.warning(
                 "%s was trained on %s, and this run reads %s: the input starts from its beginning and repeats some "
@@ -168,10 +183,12 @@ class TrainInput:
         return dataclasses.asdict(self.position)
 
 
-def _continued(pipeline: InputPipeline, position: InputPosition, saved: InputPosition, latest: str) -> Any:
+def _continued(
+    pipeline: InputPipeline, position: InputPosition, saved: InputPosition, checkpoint: SavedIterators
+) -> Any:
     """Return an iterator at `position`, and note there how many elements its dataset skips.
 
-    If the checkpoint `latest` holds only a count, that many elements are read again and dropped.
+    If the checkpoint holds only a count, that many elements are read again and dropped.
 
     Args:
       saved: the position in the checkpoint.
@@ -180,12 +197,12 @@ def _continued(pipeline: InputPipeline, position: InputPosition, saved: InputPos
         # Other runs may share the job of the tf.data service, so this run reads the elements that are left.
         return pipeline.open()
     same_passes = saved.num_epochs == pipeline.num_epochs
-    if pipeline.why_no_state is None and same_passes and reader.has_iterator(latest, pipeline.pipeline_index):
+    if pipeline.why_no_state is None and same_passes and checkpoint.has_iterator(pipeline.pipeline_index):
         position.skipped = saved.skipped
-        return _restored(pipeline, latest, saved.skipped)
+        return _restored(pipeline, checkpoint, saved.skipped)
     # Do not open a second iterator to skip: two iterators of a dataset would share the state of its shuffle.
     say = _log.warning if pipeline.is_chief else _log.debug
-    say("Reading %d batches again, to continue where %s stopped.", position.elements, latest)
+    say("Reading %d batches again, to continue where %s stopped.", position.elements, checkpoint.path)
     if saved.seed not in (None, pipeline.seed) and datasets.shuffle_buffers(pipeline.given):
         say(
             "The batches were shuffled with run.seed=%d, and now with %d: some examples of this epoch may be seen "
@@ -196,8 +213,8 @@ def _continued(pipeline: InputPipeline, position: InputPosition, saved: InputPos
     return pipeline.open(position.elements)
 
 
-def _restored(pipeline: InputPipeline, latest: str, skipped: int) -> Any:
-    """Return an iterator restored from `latest`, whose dataset skips `skipped` elements.
+def _restored(pipeline: InputPipeline, checkpoint: SavedIterators, skipped: int) -> Any:
+    """Return an iterator restored from `checkpoint`, whose dataset skips `skipped` elements.
 
     Raises:
       ValueError: the dataset is not built like the saved one.
@@ -207,7 +224,7 @@ def _restored(pipeline: InputPipeline, latest: str, skipped: int) -> Any:
     for alike in _prefetching_alike(pipeline):
         iterator = alike.open(skipped)
         try:
-            reader.restore_iterator(latest, pipeline.pipeline_index, iterator)
+            checkpoint.restore_iterator(pipeline.pipeline_index, iterator)
             return iterator
         except ValueError as error:
             errors.append(error)
@@ -255,151 +272,3 @@ def _count_anew(position: InputPosition, saved: InputPosition, latest: str, *, s
 
 def _parts(number: int) -> str:
     return f"{number} parts of the input, one per worker" if number > 1 else "the undivided input"
-
-
-def source_of(input_fn: Any, pipeline: InputPipeline) -> str:
-    """Return a text that identifies a training input across processes: `<module>.<function> <settings> [<code>]`.
-
-    `<settings>` is a digest of the function's bound arguments, the fields of `Input` and the element spec. It is a
-    digest because params may be too long or too private for a checkpoint. A module-level function is identified by its
-    name alone, so that its code may change. Lambdas and local functions share names, so they have a digest of their
-    code, too.
-    """
-    settings = [plain_params(getattr(input_fn, "params", None))]
-    settings += [getattr(input_fn, name, None) for name in ("batch_size", "shuffle_seed")]
-    settings += ["first_batch_only"] if getattr(input_fn, "first_batch_only", False) else []
-    fn, bound = getattr(input_fn, "fn", input_fn), ""
-    while isinstance(fn, functools.partial):
-        keywords = {name: _named(value) for name, value in fn.keywords.items()}
-        bound += repr((tuple(map(_named, fn.args)), keywords))
-        fn = fn.func
-    # The repr contains an address, which differs in each process.
-    details = _ADDRESS.sub("", repr((bound, *settings, pipeline.element_spec)))
-    name, *code = _name_and_code(fn)
-    return " ".join([name, _digest(details), *code])
-
-
-def _name_and_code(fn: Any) -> list[str]:
-    """Return [qualified name] of a function, and for a lambda or local function also a digest of its code."""
-    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
-    code = getattr(fn, "__code__", None)
-    if code is None or "<" not in name:
-        return [name]
-    return [name, _digest(_facts(code))]
-
-
-def _named(value: Any) -> Any:
-    """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
-    name_and_code = _name_and_code(value)
-    return name_and_code if len(name_and_code) > 1 else value
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-def _digest(text: str) -> str:
-    # Not Python's `hash`, which differs in each process.
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
-def _facts(constant: Any) -> str:
-    """Return a text for a code object or one of its constants. It is the same in all processes with the same version of
-    Python.
-    """
-    if isinstance(constant, types.CodeType):
-        inner = ", ".join(map(_facts, constant.co_consts))
-        return f"code({constant.co_code.hex()}, {constant.co_names}, {inner})"
-    if isinstance(constant, tuple):
-        return f"({', '.join(map(_facts, constant))})"
-    if isinstance(constant, frozenset):  # its order depends on the hash seed
-        return f"{{{', '.join(sorted(map(_facts, constant)))}}}"
-    return repr(constant)
-
-
-def state_is_exact(pipeline: InputPipeline) -> bool:
-    """Report whether an iterator over `pipeline.dataset` can be saved and yields the same examples once restored.
-
-    After `shuffle().batch().repeat()` with a smaller last batch, it does not: between that batch and the next epoch,
-    the state of the shuffle is in no iterator, and after a restore TensorFlow 2.21 repeats the order of the first
-    epoch. `shuffle().repeat().batch()` and `drop_remainder=True` are exact. A stage is told by its text, which has no
-    fixed format; if TensorFlow changes it, this function returns True.
-    """
-    if pipeline.why_no_state is not None:
-        return False
-    stages = map(repr, datasets.stages(pipeline.given))
-    repeated = itertools.dropwhile(lambda stage: not stage.startswith("<_RepeatDataset"), stages)
-    batched = itertools.dropwhile(lambda stage: not ("BatchDataset" in stage and "shape=(None" in stage), repeated)
-    return not any(stage.startswith("<_ShuffleDataset") for stage in batched)
-
-
-_SMALL_BYTES = 1 << 20
-"""A state of up to this size is always saved: writing it takes a few milliseconds, less than reading the input again.
-The buffers that tf.data adds on its own can take 100 kB."""
-
-
-class InputState:
-    """Decides whether a checkpoint holds the state of the training input's iterator or only the number of batches read.
-
-    Args:
-      choice: `checkpoint.input_state`: saved, counted or auto. auto: saved, but counted once a state is larger than the
-        variables, if reading the input again yields the same examples.
-      pipeline: the training input.
-
-    Attributes:
-      is_saved: the next checkpoint shall hold the state.
-    """
-
-    def __init__(self, choice: str, pipeline: InputPipeline) -> None:
-        self._choice, self._pipeline = choice, pipeline
-        is_exact = state_is_exact(pipeline)
-        self.is_saved = choice != "counted" and is_exact
-        self._is_measured = choice == "counted"
-        self._say = _log.info if pipeline.is_chief else _log.debug
-        if choice == "saved" and not is_exact and pipeline.is_chief:
-            _log.warning(
-                "checkpoint.input_state=saved has no effect: %s. Checkpoints hold a count of the batches read.",
-                pipeline.why_no_state or "after shuffle().batch().repeat() with a smaller last batch, a restored "
-                "iterator yields other examples; use drop_remainder=True, or repeat() before batch()",
-            )  # fmt: skip
-        key = "input.train.prefetch_to_device" if pipeline.prefetch is not None else "checkpoint.input_state=counted"
-        is_counted = choice == "counted" or pipeline.prefetch is not None
-        if is_counted and (reason := self._why_not_repeatable()) and pipeline.is_chief:
-            _log.warning("%s: a resumed run reads the input again, and may read other examples: %s.", key, reason)
-
-    def is_kept(self, num_bytes: int, variable_bytes: int) -> bool:
-        """Report whether to keep an input state that has been written for a checkpoint.
-
-        Called in the thread that writes. Once a state is larger than the variables, the answer is the same for all
-        later states, because a shuffle buffer stays full once it is filled.
-
-        Args:
-          num_bytes: size of this process's state. Other processes that read their own data have about the same.
-          variable_bytes: size of the variables in bytes.
-        """
-        total = num_bytes * self._pipeline.num_pipelines
-        if self._is_measured or total <= max(variable_bytes, _SMALL_BYTES):
-            return self.is_saved
-        self._is_measured = True
-        buffers = datasets.shuffle_buffers(self._pipeline.given)
-        size = f"{format_bytes(total)} ({', '.join(f'shuffle({buffer})' for buffer in buffers) or 'no shuffle'})"
-        reason = self._why_not_repeatable()
-        if self._choice == "auto" and reason is None:
-            self.is_saved = False
-            self._say(
-                "The state of the training input takes %s, the variables take %s: checkpoints hold a count of the "
-                "batches read instead of the state, and a resumed run reads these batches again "
-                "(checkpoint.input_state=saved keeps the state).", size, format_bytes(variable_bytes),
-            )  # fmt: skip
-        else:
-            self._say(
-                "Each checkpoint holds the state of the training input (%s) and the variables (%s)%s.",
-                size, format_bytes(variable_bytes),
-                "" if reason is None else f". Reading the input again may yield other examples: {reason}",
-            )  # fmt: skip
-        return self.is_saved
-
-    def _why_not_repeatable(self) -> str | None:
-        """Return why reading the input again may yield other examples; None: it yields the same."""
-        if isinstance(self._pipeline.seed, DrawnSeed) and datasets.shuffle_buffers(self._pipeline.given):
-            return "each process draws a new shuffle seed; set RunConfig(tf_random_seed=...)"
-        return datasets.why_not_repeatable(self._pipeline.given)

@@ -1,0 +1,77 @@
+"""The identity of a training input, by which a resumed run knows that it is the one of the checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+import zlib
+from typing import Any
+
+from runner.data.inputs import InputPipeline
+from runner.types import plain_params
+
+
+def source_of(pipeline: InputPipeline) -> str:
+    """Return a text that identifies a training input across processes: `<module>.<function> <settings> [<code>]`.
+
+    `<settings>` is a digest of the function's bound arguments, the fields of `Input` and the element spec. It is a
+    digest because params may be too long or too private for a checkpoint. A module-level function is identified by its
+    name alone, so that its code may change. Lambdas and local functions share names, so they have a digest of their
+    code, too.
+    """
+    input_fn = pipeline.input
+    settings = [plain_params(getattr(input_fn, "params", None))]
+    settings += [getattr(input_fn, name, None) for name in ("batch_size", "shuffle_seed")]
+    if getattr(input_fn, "first_batch_only", False):
+        settings.append("first_batch_only")
+    fn = pipeline.function
+    bound = ""
+    while isinstance(fn, functools.partial):
+        keywords = {name: _named(value) for name, value in fn.keywords.items()}
+        bound += repr((tuple(map(_named, fn.args)), keywords))
+        fn = fn.func
+    # The repr contains an address, which differs in each process.
+    details = _ADDRESS.sub("", repr((bound, *settings, pipeline.element_spec)))
+    name, *code = _name_and_code(fn)
+    return " ".join([name, _digest(details), *code])
+
+
+def _name_and_code(fn: Any) -> list[str]:
+    """Return [qualified name] of a function, and for a lambda or local function also a digest of its code."""
+    name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
+    code = getattr(fn, "__code__", None)
+    if code is None or "<" not in name:
+        return [name]
+    return [name, _digest(_facts(code))]
+
+
+def _named(value: Any) -> Any:
+    """Return a bound argument. For a lambda or local function, return [name, digest of its code] instead."""
+    name_and_code = _name_and_code(value)
+    has_code = len(name_and_code) > 1
+    if has_code:
+        return name_and_code
+    return value
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def _digest(text: str) -> str:
+    # Not Python's `hash`, which differs in each process.
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _facts(constant: Any) -> str:
+    """Return a text for a code object or one of its constants. It is the same in all processes with the same version of
+    Python.
+    """
+    if isinstance(constant, types.CodeType):
+        inner = ", ".join(map(_facts, constant.co_consts))
+        return f"code({constant.co_code.hex()}, {constant.co_names}, {inner})"
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_facts, constant))})"
+    if isinstance(constant, frozenset):  # its order depends on the hash seed
+        return f"{{{', '.join(sorted(map(_facts, constant)))}}}"
+    return repr(constant)

@@ -1,0 +1,191 @@
+"""What model_fn writes to a variable, on several replicas: the same everywhere, or merged exactly, or refused.
+
+A value that is the same on all replicas is written by each to its own copy. A value that is computed from sums and
+means over the replica's batch becomes that of the global batch: the sums and means are reduced, and what follows from
+them is computed from the results. A request for the variable that says how to aggregate (`aggregation=`) is trusted.
+Anything else is refused by name, as tf.estimator refused every write without `aggregation=`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from runner.distribute.gradient_calls import writes_in
+from runner.distribute.reductions import Reductions
+from runner.distribute.replica_values import Kind, ReplicaValues
+from runner.tf_private.cluster import writes_of_replicas
+from runner.tf_private.replaced import replaced
+from runner.tracing.graph_operations import user_line_of
+
+v1 = tf.compat.v1
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_MERGED = (Kind.MEAN, Kind.SUM, Kind.OF_MEANS, Kind.OF_SUMS)
+
+
+class WriteError(ValueError):
+    """Raised when model_fn writes to a variable what would differ between replicas.
+
+    Attributes:
+      is_clear: True: the text says enough, so no traceback is shown.
+    """
+
+    is_clear = True
+
+
+class ReplicaWrites:
+    """The writes of model_fn to variables during one trace of all local replicas.
+
+    Args:
+      strategy: the strategy.
+      reductions: its reductions.
+      values: what is known of the tensors of the trace.
+      says_how: whether the request for a variable says how to aggregate.
+      graph: the graph of the step.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        reductions: Reductions,
+        values: ReplicaValues,
+        says_how: Callable[[Any], bool],
+        graph: Any,
+    ) -> None:
+        self._strategy = strategy
+        self._reductions = reductions
+        self._values = values
+        self._says_how = says_how
+        self._graph = graph
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        extended = self._strategy.extended
+        reduce_to = extended.reduce_to
+
+        def reduce_write(op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+            own = functools.partial(reduce_to, op, value, destinations, options)
+            # `assign_moving_average` asks for the mean over replicas, whatever the value is.
+            is_write = op == tf.distribute.ReduceOp.MEAN and isinstance(destinations, tf.Variable)
+            if is_write:
+                return self._merge(value, destinations, own)
+            return own()
+
+        apply_gradients = v1.train.Optimizer.apply_gradients
+
+        def apply_in_branch(optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            pairs = list(grads_and_vars)
+            if self._writes_its_own([gradient for gradient, _ in pairs]):
+                kwargs["skip_gradients_aggregation"] = True
+            return apply_gradients(optimizer, pairs, *args, **kwargs)
+
+        with (
+            replaced(extended, "reduce_to", reduce_write),
+            replaced(v1.train.Optimizer, "apply_gradients", apply_in_branch),
+            writes_of_replicas(self._merge, self._writes_its_own),
+        ):
+            yield
+
+    def _writes_its_own(self, value: Any) -> bool:
+        """Report whether a value is written where replicas cannot meet, in a branch or loop, and is the same on all."""
+        graph = v1.get_default_graph()
+        if graph is self._graph:
+            return False
+        # A tf.function is traced once for all replicas, so what it writes would be written to one copy.
+        while getattr(graph, "is_control_flow_graph", False):
+            graph = graph.outer_graph
+        return graph is self._graph and self._values.kind(value) is Kind.SAME
+
+    def _merge(self, value: Any, variable: Any, own: Callable[[], Any]) -> Any:
+        """Return what is written to all copies of a variable.
+
+        Args:
+          value: the values of the local replicas.
+          variable: the variable.
+          own: makes of them what the variable's aggregation says.
+        """
+        if self._says_how(variable):
+            merged = own()
+            self._values.are_same(self._strategy.experimental_local_results(merged))
+            return merged
+        of_replicas = self._strategy.experimental_local_results(value)
+        kinds = {self._values.kind(one) for one in of_replicas}
+        if kinds == {Kind.SAME}:
+            return value
+        is_known = len(kinds) == 1 and kinds.issubset(_MERGED)
+        if not is_known:
+            raise WriteError(_refusal(variable.name.partition(":")[0], getattr(of_replicas[-1], "op", None)))
+        return self._recomputed(of_replicas)
+
+    def check(self, names: Mapping[str, str]) -> None:
+        """Check that all writes of the trace write the same on all replicas, also those that no variable was asked for:
+        operations of `tf.raw_ops`, the scatter functions of TensorFlow 1, branches.
+
+        Args:
+          names: the name of the tensor that stands for the handle of a copy of a variable -> name of the variable.
+
+        Raises:
+          WriteError: one does not.
+        """
+        for write in writes_in(self._graph.get_operations(), names.keys()):
+            others = [tensor for tensor in write.inputs if tensor.dtype != tf.resource]
+            if write.type in _BRANCHES:
+                others = others[:1]  # the condition; what is written was checked where it was written
+            for tensor in others:
+                if self._values.kind(tensor) is not Kind.SAME:
+                    variables = [names[one.name] for one in write.inputs if one.name in names]
+                    raise WriteError(_refusal(variables[0], write))
+
+    def _recomputed(self, of_replicas: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Return the value for the global batch."""
+        parts = [self._values.reduced_parts(one) for one in of_replicas]
+        leaves_of_replicas = [leaves for leaves, _ in parts]
+        totals: dict[Any, tf.Tensor] = {}
+        for leaves in zip(*leaves_of_replicas, strict=True):
+            is_sum = self._values.kind(leaves[0]) is Kind.SUM
+            op = tf.distribute.ReduceOp.SUM if is_sum else tf.distribute.ReduceOp.MEAN
+            totals[leaves[0].ref()] = self._reductions.over_replicas(op, leaves)
+        self._values.are_same(list(totals.values()))
+        value = of_replicas[0]
+        _, between = parts[0]
+        if not between:
+            return totals[value.ref()]
+        merged = _with_inputs(value, between, totals)
+        self._values.are_same(merged)
+        return merged
+
+
+def _with_inputs(value: tf.Tensor, between: Sequence[tf.Operation], instead: dict[Any, tf.Tensor]) -> tf.Tensor:
+    """Return `value`, computed by a copy of the operations `between` from other tensors."""
+    outputs = {output.ref() for one in between for output in one.outputs}
+    definition = v1.GraphDef()
+    given: dict[str, tf.Tensor] = {}
+    definition.versions.CopyFrom(value.graph.graph_def_versions)
+    for operation in between:
+        node = definition.node.add()
+        node.CopyFrom(operation.node_def)
+        del node.input[:]
+        node.attr.pop("_class", None)
+        for number, tensor in enumerate(operation.inputs):
+            name = tensor.name
+            if tensor.ref() not in outputs:
+                name = f"{operation.name}_input_{number}:0"
+                given[name] = instead.get(tensor.ref(), tensor)
+            node.input.append(name)
+    (result,) = tf.graph_util.import_graph_def(definition, given, [value.name], "over_replicas")
+    return result
+
+
+def _refusal(name: str, operation: tf.Operation | None) -> str:
+    line = user_line_of(operation)
+    return (
+        f"model_fn writes to the variable {name!r} what depends on the batch of one replica{line}, and "
+        "the runner does not know how the values of several replicas become one. "
+        "If it is a sum over examples, request the variable with aggregation=tf.VariableAggregation.SUM; if a mean, "
+        "with MEAN; if it is the same on all replicas, with ONLY_FIRST_REPLICA. Else compute it from "
+        "runner.all_gather(tensor), which has the examples of all replicas, or train on one replica."
+    )

@@ -1,0 +1,57 @@
+"""Inputs that are cached in files: no lock file is left behind, but by a process that was killed, and that is said."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import CommandLine
+
+RUN = (
+    "model=custom", "model.fn=tests.support.line.line", "input=custom",
+    "input.train.fn=tests.support.cached_input.input_fn", "input.eval.fn=tests.support.cached_input.input_fn",
+    "input.train.params={folder: cache}", "input.eval.params={folder: cache}", "run.seed=3", "tracking.backend=none",
+    "model_dir=run",
+)  # fmt: skip
+
+
+STEPS = ("train.max_steps=200", "train.log_steps=1", "checkpoint.save_steps=20")
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (folder / "run" / "events.chief-0.jsonl").read_text().splitlines()
+    found = {}
+    for line in map(json.loads, lines):
+        if "train/loss" in line.get("metrics", {}):
+            found[line["step"]] = line["metrics"]["train/loss"]
+    return [found[step] for step in sorted(found)]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_was_stopped_goes_on(stop: signal.Signals, tmp_path: Path, command_line: CommandLine) -> None:
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "stopped"
+    for folder in (undisturbed, run):
+        (folder / "cache").mkdir(parents=True)
+    assert command_line(*RUN, *STEPS, cwd=undisturbed).returncode == 0
+    cache = run / "cache"
+    (cache / "signal").write_text(str(int(stop)))
+    stopped = command_line(*RUN, *STEPS, "cluster.max_restarts=0", cwd=run)
+    is_killed = stop == signal.SIGKILL
+    assert stopped.returncode == (1 if is_killed else 3), stopped.stderr
+    lock = cache / "train_0.lockfile"
+    assert lock.exists() == is_killed
+    if is_killed:
+        refused = command_line(*RUN, *STEPS, cwd=run)
+        assert refused.returncode != 0 and str(lock.relative_to(run)) in refused.stderr
+        lock.unlink()
+    done = command_line(*RUN, *STEPS, cwd=run)
+    assert done.returncode == 0, done.stderr
+    assert losses(run) == losses(undisturbed)
+    again = command_line(*RUN, "command=evaluate", cwd=run)
+    assert again.returncode == 0, again.stderr
+    assert {path.name for path in cache.iterdir() if "lock" in path.name or "temp" in path.name} == set()
