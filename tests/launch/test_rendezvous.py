@@ -161,7 +161,9 @@ def test_a_second_cluster_in_the_folder_does_not_disturb_the_first(tmp_path: Pat
 
 def test_a_cluster_that_goes_on_with_the_run_of_a_dead_one_has_none_of_its_workers(tmp_path: Path) -> None:
     first, second = Terminals(tmp_path), Terminals(tmp_path, OTHERS)
-    ran = JOIN + "(folder / 'ran').open('a').write(place.tasks[place.task_type][0] + ' ')\n"
+    ran = JOIN + "(folder / ('ran at ' + place.tasks[place.task_type][0])).touch()\n"
+    # A chief that ends at once would spare its worker the start of a task.
+    both = ran + "wait_for('ran at 127.0.0.1:5')\n"
     lost = JOIN + "save(3); started(); time.sleep(60)\n"
     first.start({"chief": lost, "worker:0": JOIN + "started(); time.sleep(600)"})
     (pid,) = started(tmp_path, "chief")
@@ -169,10 +171,10 @@ def test_a_cluster_that_goes_on_with_the_run_of_a_dead_one_has_none_of_its_worke
     first.processes["chief"].kill()
     first.processes["chief"].wait()
     wait_until(lambda: is_gone(pid))
-    second.start({"worker:0": ran, "chief": ran + FINISH})
+    second.start({"worker:0": ran, "chief": both + FINISH})
     ended, said = second.end()
     assert ended == {"chief": 0, "worker:0": 0}, said
-    assert sorted((tmp_path / "ran").read_text().split()) == ["127.0.0.1:4", "127.0.0.1:5"]
+    assert {path.name for path in tmp_path.glob("ran at *")} == {"ran at 127.0.0.1:4", "ran at 127.0.0.1:5"}
     assert summary_in(tmp_path / "run")["restarts"] == 0
     wait_until(lambda: is_gone(left))  # as a parameter server would not by itself; it waits for its chief to come back
     first.processes["worker:0"].send_signal(signal.SIGTERM)
