@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner import keras_model
 from runner.config.error_messages import did_you_mean
 from runner.model_log import logging_to
 from runner.system.user_frames import name_of, without_partials
 from runner.tracking.exit_codes import user_code
 from runner.types import WeightedLabels, copied_params
 
-_ACCEPTED = ("features", "labels", "mode", "params", "config")
+_ACCEPTED = ("features", "labels", "mode", "params", "config", "sample_weight")
 _RESERVED_METRICS = ("loss", "global_step")
 
 
@@ -105,7 +106,8 @@ class ModelFn:
     """A user's model_fn, checked once and called with the arguments that it declares.
 
     Args:
-      fn: a function, partial or callable object that takes `features` and any of labels, mode, params, config.
+      fn: a function, partial or callable object that takes `features` and any of labels, mode, params, config,
+        sample_weight.
       params: passed to `fn` as a copy, and a dict as `Params`. Must be empty if `fn` declares no `params`.
 
     Raises:
@@ -149,14 +151,13 @@ class ModelFn:
 
         Args:
           features: tensors `[batch, ...]` in any structure, as input_fn returns them.
-          labels: like `features`; None: the input has none. The sample weights of WeightedLabels are for the compiled
-            keras.Model that model_fn returns.
+          labels: like `features`; None: the input has none. The sample weights of WeightedLabels are for model_fn's
+            argument `sample_weight`, and for the compiled keras.Model that it returns.
           mode: one of ModeKeys.
 
         Raises:
-          ValueError: model_fn returned something else, or a spec that lacks what `mode` needs, or a spec although the
-            input has sample weights; or the input has labels and model_fn takes none; or model_fn failed because there
-            are no labels.
+          ValueError: model_fn returned something else, or a spec that lacks what `mode` needs; or the input has labels
+            or sample weights and model_fn takes none; or model_fn failed because there are no labels.
           MissingFeatureError: model_fn reads a feature that the input does not have.
         """
         declared = declared_arguments(self.fn)
@@ -172,6 +173,7 @@ class ModelFn:
             "mode": mode,
             "params": copied_params(self.params),
             "config": self.config,
+            "sample_weight": sample_weight,
         }
         # A hook may have it evaluated or exported: then model_fn does not log to the run that calls the hook.
         with user_code(self.fn), contextlib.nullcontext() if mode == ModeKeys.TRAIN else logging_to(None):
@@ -182,11 +184,12 @@ class ModelFn:
                     result = result.as_runner_spec(mode)
             if "keras" in sys.modules and isinstance(result, sys.modules["keras"].Model):
                 result = spec_of_keras_model(result, features, labels, mode, sample_weight)
-            elif sample_weight is not None:
+            elif sample_weight is not None and "sample_weight" not in declared:
                 raise ValueError(
-                    "The input function returns (features, labels, sample_weight), and only a compiled keras.Model "
-                    f"gets sample weights, but {self.name} returned {type(result).__name__}. Put the weights into the "
-                    "features, and set loss_weight of the EstimatorSpec."
+                    f"The input function returns (features, labels, sample_weight), but {self.name}, which returns "
+                    f"{type(result).__name__}, has no argument 'sample_weight'. Add it, and use the weights in the "
+                    "loss: loss=losses * sample_weight. With loss_weight=sample_weight, too, the loss is divided by "
+                    "the sum of the weights instead of the number of examples."
                 )
             return _validated(result, mode, self.name)
 
@@ -258,8 +261,9 @@ def declared_arguments(fn: Callable[..., Any]) -> list[str]:
 def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sample_weight: Any = None) -> EstimatorSpec:
     """Return the spec of a compiled `keras.Model` that a model_fn built and returned.
 
-    The loss is the model's compiled loss plus the losses of its layers. The metrics are those given to `compile`, by
-    their names in `fit`. If `features` is a dict, a functional model gets the entries that its inputs name.
+    The loss is what `compute_loss` returns: if the model does not define it, the compiled loss plus the losses of its
+    layers. The metrics are those that `fit` would report, by their names there. If `features` is a dict, a functional
+    model gets the entries that its inputs name.
 
     Args:
       model: the model; it is called once, on `features`.
@@ -269,10 +273,12 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sampl
       sample_weight: weights `[batch]` for the compiled loss and the `weighted_metrics`; None: none.
 
     Raises:
-      ValueError: the mode is TRAIN or EVAL and the model is not compiled.
+      ValueError: the mode is TRAIN or EVAL and the model is not compiled, or its class defines a method that would not
+        be called.
     """
-    features = _named_by_inputs(model, features)
-    predictions = model(features, training=mode == ModeKeys.TRAIN)
+    is_training = mode == ModeKeys.TRAIN
+    keras_model.check_methods(model)
+    predictions = model(keras_model.named_by_inputs(model, features), training=is_training)
     if mode == ModeKeys.PREDICT:
         return EstimatorSpec(mode, predictions=predictions)
     if not model.compiled:
@@ -280,37 +286,13 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sampl
             f"model_fn returned the keras.Model {model.name!r}, which is not compiled. "
             "Call model.compile(optimizer=..., loss=..., metrics=[...]) before returning it."
         )
-    loss = model.compute_loss(features, labels, predictions, sample_weight, training=mode == ModeKeys.TRAIN)
-    if mode == ModeKeys.TRAIN:
+    batch = keras_model.Batch(features, labels, predictions, sample_weight)
+    if is_training:
+        loss = keras_model.loss_of(model, batch, training=True)
         return EstimatorSpec(mode, predictions=predictions, loss=loss, optimizer=model.optimizer)
-    model.compute_metrics(features, labels, predictions, sample_weight)
-    return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=_compiled_metrics(model))
-
-
-def _named_by_inputs(model: Any, features: Any) -> Any:
-    """Return the entries of a dict of features that the model's inputs name, in the structure of these inputs.
-
-    Any other features, and the features of a model that is not functional, are returned unchanged.
-    """
-    if not isinstance(features, Mapping) or not getattr(model, "inputs", None):
-        return features
-    # A Sequential that has not been called has no `input`, but one entry in `inputs`.
-    inputs = model.input if hasattr(model, "input") else model.inputs[0]
-    if isinstance(inputs, Mapping):
-        return {key: features[key] for key in inputs} if set(inputs) <= set(features) else features
-    names = [tensor.name for tensor in model.inputs]
-    if not set(names) <= set(features):
-        return features
-    return tf.nest.map_structure(lambda tensor: features[tensor.name], inputs)
-
-
-def _compiled_metrics(model: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for metric in model.metrics:
-        inner = getattr(metric, "metrics", None)
-        # Those given to `compile` are in a metric of their own, whose results have the names of `fit`.
-        found |= {metric.name: metric} if inner is None else zip(metric.result() if inner else (), inner, strict=True)
-    return {name: metric for name, metric in found.items() if name not in _RESERVED_METRICS}
+    loss, metrics = keras_model.loss_and_metrics(model, batch)
+    of_user = {name: metric for name, metric in metrics.items() if name not in _RESERVED_METRICS}
+    return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=of_user)
 
 
 def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:

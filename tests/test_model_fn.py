@@ -352,7 +352,25 @@ def test_metrics_of_several_outputs_have_their_names_of_fit() -> None:
     assert {name: metrics[name].result().numpy() for name in ("one_mae", "two_mae")} == {"one_mae": 1.5, "two_mae": 4.5}
 
 
-def test_sample_weights_for_a_spec_are_refused(messages: Messages) -> None:
+def test_a_spec_gets_sample_weights_by_an_argument() -> None:
+    def model_fn(features: Any, labels: Any, mode: str, sample_weight: Any) -> EstimatorSpec:
+        if mode == PREDICT:
+            assert sample_weight is None
+            return EstimatorSpec(mode, predictions=features)
+        losses = tf.square(features - labels)[:, 0]
+        return EstimatorSpec(mode, loss=losses * sample_weight, loss_weight=sample_weight, train_op=losses)
+
+    weighted = WeightedLabels(Y, tf.constant([3.0, 1.0]))
+    for mode in (TRAIN, EVAL):
+        spec = called(model_fn, mode, labels=weighted)
+        assert spec.loss.numpy().tolist() == [3 * 1.0, 4.0] and spec.loss_weight.numpy().tolist() == [3.0, 1.0]
+    assert called(model_fn, PREDICT, labels=weighted).predictions is not None
+    unweighted = called(lambda features, labels, mode, sample_weight: EstimatorSpec(
+        mode, loss=LOSS, train_op=LOSS, predictions=[] if sample_weight is None else [X]), TRAIN)  # fmt: skip
+    assert unweighted.predictions == []
+
+
+def test_sample_weights_for_a_spec_without_the_argument_are_refused(messages: Messages) -> None:
     weighted = WeightedLabels(Y, tf.ones([2]))
     spec = EstimatorSpec(TRAIN, loss=LOSS, train_op=LOSS)
     with messages.raised(ValueError):

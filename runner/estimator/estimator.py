@@ -467,8 +467,8 @@ class Estimator:
     def _show(self, model: Model, program: Program, path: str) -> None:
         """Load the checkpoint `path` as `program` needs it.
 
-        A Scaffold may give other keys or restore the values itself; with train.ema_decay, the weights are replaced by
-        their moving averages.
+        A Scaffold may give other keys or restore the values itself. Weights of which training kept moving averages are
+        replaced by these.
         """
         if model.shown is program:
             return
@@ -482,11 +482,10 @@ class Estimator:
             scaffold.restore(session, path)
             scaffold.begin_local(session)
         # After the Scaffold, because the averages take the place of what it has restored.
-        if self.config.ema_decay is not None:
-            self._models.log_once(
-                f"Evaluation uses the moving averages of the weights (ema_decay={self.config.ema_decay})."
-            )
-            model.show_averages(path)
+        if model.show_averages(path):
+            decay = self.config.ema_decay
+            whose = "use_ema=True of the optimizer" if decay is None else f"ema_decay={decay}"
+            self._models.log_once(f"Evaluation uses the moving averages of the weights ({whose}).")
         # Last, because `restore` begins with `show_weights`, which sets it to None.
         model.shown = program
 

@@ -21,8 +21,10 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import WhenDue
+from runner.programs.ema import AVERAGES
 from runner.programs.train_loop import LoopResult, Steps
 from runner.tf_private import graphs
+from runner.tracing.adapted_layers import ADAPTED
 from runner.tracing.numeric_checks import NotFiniteError
 from runner.types import StepRequest, StepResult
 
@@ -400,7 +402,13 @@ class TrainingRun:
         # missing evaluation.
         is_end = not self.interrupted or self._step >= self._target or train_input.ended
         is_evaluated = self._step > self._first_step and (self._saves_here or is_end)
-        return {"input": train_input.as_extra(), "evaluate": is_evaluated, "rollbacks": self._nan.rollbacks}
+        extra: dict[str, Any] = {"input": train_input.as_extra(), "evaluate": is_evaluated}
+        extra["rollbacks"] = self._nan.rollbacks
+        if self._setup.model.store.adapted:
+            extra[ADAPTED] = self._setup.model.store.adapted
+        if self._setup.program.averages and self._step:  # those of Keras are 0 before the first step
+            extra[AVERAGES] = self._setup.program.averages
+        return extra
 
     def _end(self) -> None:
         if self._step == self._first_step:

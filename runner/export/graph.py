@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.distribute.collectives import SINGLE_PROCESS
 from runner.distribute.reductions import without_duplicates
 from runner.export.outputs import EvalOutput, ExportOutput, PredictOutput, TrainOutput, outputs_of, signatures_of
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
@@ -25,6 +26,7 @@ from runner.tf_private.graphs import eager_values_as_constants
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.random_ops import functions_of
 from runner.tf_private.variables import slices_of
+from runner.tracing.adapted_layers import adapting_once
 from runner.tracing.graph_operations import changes_state, needed, operations
 from runner.tracing.partitioned_variable import PartitionedVariable, folded, specs_of
 from runner.tracing.variable_request import VariableSpec
@@ -72,6 +74,7 @@ def build_graph(
     *,
     seed: int,
     with_initial_values: bool,
+    adapted: Mapping[str, Any],
 ) -> ExportGraph:
     """Call model_fn in `mode` on the tensors of `receiver_fn`, and return the graph.
 
@@ -82,11 +85,13 @@ def build_graph(
       seed: seed of the graph.
       with_initial_values: give all variables their own initial values, to export a new model. False: variables that a
         checkpoint will overwrite start with zeros.
+      adapted: what layers of Keras have learnt, as in `adapted_layers`.
 
     Raises:
       ValueError: receiver_fn returned another type, or model_fn's result cannot be exported.
     """
     store, graph = VariableStore(None, seed), tf.Graph()
+    store.adapted.update(adapted)
     with graph.as_default():
         v1.set_random_seed(seed)
         with _variables_of(graph, store, with_initial_values) as made:
@@ -165,6 +170,7 @@ def _variables_of(graph: tf.Graph, store: VariableStore, with_initial_values: bo
         return made.variables[spec.name]
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(adapting_once(graph, store.adapted, SINGLE_PROCESS))
         requested = RequestedVariables(stack.enter_context(keras_trace(graph)), training=False)
         made = _Made(store, requested)
         creator = store.asked_for_in_a_graph(requested, make)

@@ -30,6 +30,7 @@ from runner.remote.mirror import local_folder, writing
 from runner.run_config import RunConfig
 from runner.tf_private.replaced import Overlay
 from runner.tf_private.tensor_bundle import Entry, write_in_parts
+from runner.tracing.adapted_layers import ADAPTED
 from runner.tracing.variable_request import VariableSpec
 
 v1 = tf.compat.v1
@@ -66,7 +67,7 @@ class Source:
     Attributes:
       model_call: calls model_fn: (features, labels, mode) -> EstimatorSpec.
       checkpoint: path of the checkpoint; None: a new model with initial values, or those of `config.warm_start`.
-      config: has the seed. With `ema_decay`, the moving averages of the weights are exported instead of the weights.
+      config: has the seed. Moving averages that training kept are exported instead of the weights.
     """
 
     model_call: Callable[..., EstimatorSpec]
@@ -109,11 +110,17 @@ def write_saved_model(
         if os.path.isabs(name) or ".." in name.split("/"):
             raise ValueError(f"assets_extra[{name!r}]: must be a relative path below assets.extra.")
     is_new, temporary = source.checkpoint is None, _temporary_folder(base)
+    adapted = {} if source.checkpoint is None else Reader(source.checkpoint).extra().get(ADAPTED, {})
     try:
         with _without_advice():
             graphs = {
                 mode: build_graph(
-                    source.model_call, receiver_fns[mode], mode, seed=source.config.seed, with_initial_values=is_new
+                    source.model_call,
+                    receiver_fns[mode],
+                    mode,
+                    seed=source.config.seed,
+                    with_initial_values=is_new,
+                    adapted=adapted,
                 )
                 for mode in modes
             }
@@ -195,7 +202,7 @@ def values_of(
     Args:
       graphs: the exported graphs.
       checkpoint: path of the checkpoint; None: a new model with initial values, or those of `config.warm_start`.
-      config: with `ema_decay`, moving averages are exported instead of the weights.
+      config: has `ema_decay`.
       trains: one of the graphs is a training graph, which needs the weights, not their averages.
 
     Raises:
@@ -206,8 +213,6 @@ def values_of(
         specs = {name: spec for graph in graphs for name, spec in graph.specs.items()}
         return map(_entries, _new_values(graphs, config, specs))
     reader = Reader(checkpoint)
-    if config.ema_decay is not None and not trains:
-        _log.info("Exporting the moving averages of the weights (ema_decay=%s).", config.ema_decay)
     _check_keys(reader, graphs)
     if graphs[0].restore is not None:
         return map(_entries, graphs[0].restore(reader.path, _found_by_name(reader, graphs[0]), names))
@@ -251,13 +256,13 @@ def _found_by_name(reader: Reader, graph: ExportGraph) -> Iterator[Mapping[str, 
 
 def _sources_in(reader: Reader, graph: ExportGraph, config: RunConfig, *, trains: bool) -> dict[str, str]:
     """Return variable name -> name in the checkpoint of the value to export, for each variable of one graph. This is a
-    moving average if `config.ema_decay` is set and `trains` is False.
+    moving average if training kept one and `trains` is False.
     """
     renamed = _renamed(reader, graph)
     check_shapes(reader, {name: spec.shape for name, spec in graph.specs.items()}, (), renamed)
-    averaged: dict[str, str] = {}
-    if config.ema_decay is not None and not trains:
-        averaged = averages_in(reader, graph.specs, config.ema_decay, "export")
+    averaged = {} if trains else averages_in(reader, graph.specs, config.ema_decay, "export")
+    if averaged:
+        _log.info("Exporting the moving averages of the weights.")
     return {name: averaged.get(name) or renamed.get(name, name) for name in graph.variables}
 
 

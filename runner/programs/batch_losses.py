@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.distribute.reductions import Reductions, ReplicaWeights, without_duplicates
-from runner.tf_private.keras3 import reduced_losses_by
+from runner.tf_private.keras3 import losses_by
 from runner.tf_private.replaced import replaced
 from runner.tf_private.v1 import weighted_losses_by
 
@@ -305,7 +305,7 @@ def losses_over_batches() -> Iterator[None]:
 
     A mean over the elements of the losses needs no scaling if each example has the same number of elements.
     """
-    with weighted_losses_by(_weighted_loss), reduced_losses_by(_reduced):
+    with weighted_losses_by(_weighted_loss), losses_by(_reduced, _masked):
         yield
 
 
@@ -318,6 +318,23 @@ def _reduced(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwa
     if arguments.get("reduction") == "mean_with_sample_weight" and weights is not None:
         return part.of_mean(tf.reduce_sum(values), tf.reduce_sum(weights))
     return part.of_sum(loss) if arguments.get("reduction") == "sum" else loss
+
+
+_MEANS = ("sum_over_batch_size", "mean", "auto")
+"""The reductions of Keras 3 and tf_keras that are a mean over what is not masked."""
+
+
+def _masked(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the weights of Keras for losses with a mask, as they are for the number of valid elements of all replicas.
+
+    Keras divides by the number of the replica's own.
+    """
+    arguments = inspect.signature(own).bind(*args, **kwargs).arguments
+    part, weights, mask = batch_part(), own(*args, **kwargs), arguments["mask"]
+    if part.is_whole or mask is None or arguments["reduction"] not in _MEANS:
+        return weights
+    valid = tf.reduce_sum(tf.cast(mask, weights.dtype))
+    return weights * part.of_mean(valid, valid)
 
 
 def _weighted_loss(

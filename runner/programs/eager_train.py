@@ -19,6 +19,7 @@ import tensorflow as tf
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
 from runner.data.replica_batches import ReplicaBatch
+from runner.distribute.collectives import SINGLE_PROCESS
 from runner.distribute.reductions import Reductions, ReplicaWeights
 from runner.model_fn import EstimatorSpec
 from runner.programs.batch_losses import losses_over_batches
@@ -32,6 +33,7 @@ from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.summaries import Collector, collecting_eagerly
 from runner.tf_private.v1 import rate_of_v1, summaries_of_v1
 from runner.tf_private.variables import initial_values_from_checkpoints
+from runner.tracing.adapted_layers import adapting_once
 from runner.tracing.metric_states import KeptMetrics
 from runner.tracing.random_state import Stream, drawing_from, moment, seeded, stateless_random_ops
 from runner.tracing.trace_step import Replica
@@ -242,6 +244,7 @@ def _as_traced(store: VariableStore) -> Iterator[RequestedVariables]:
         summaries_of_v1(),
         tf.summary.record_if(False),
         graphs.fresh_thread_collections(),  # replaces what `fresh_collections` has made
+        adapting_once(None, store.adapted, SINGLE_PROCESS),
         keras_trace(v1.get_default_graph()) as keras,
     ):
         requested = RequestedVariables(keras, training=True)

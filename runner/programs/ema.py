@@ -1,4 +1,6 @@
-"""Exponential moving averages of the trainable weights, under the names of tf.train.ExponentialMovingAverage."""
+"""Exponential moving averages of the trainable weights: those of train.ema_decay, under the names of
+tf.train.ExponentialMovingAverage, and those that an optimizer of Keras keeps itself (`use_ema=True`).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint.reader import Reader
+from runner.tf_private.optimizers import averages_kept_by
 from runner.tracing.graph_operations import operations
 from runner.tracing.trace_step import Replica
+
+AVERAGES = "averages"
+"""Key of the checkpoint's own state: name of a weight -> name of the average that the optimizer keeps of it. Only who
+trains has the optimizer, and its variables alone do not say what they are averages of.
+"""
 
 
 def average_name(name: str) -> str:
@@ -24,12 +32,15 @@ def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpo
     Args:
       reader: the checkpoint.
       names: names of the weights.
-      decay: train.ema_decay, for the message.
+      decay: train.ema_decay; None: the averages are those of the optimizer, if it kept any.
       purpose: what the averages are for: a verb such as "evaluate", for the message.
 
     Raises:
-      ValueError: the checkpoint has no averages.
+      ValueError: train.ema_decay is set, and the checkpoint has no averages.
     """
+    if decay is None:
+        of_optimizer = reader.extra().get(AVERAGES, {})
+        return {name: of_optimizer[name] for name in names if name in of_optimizer}
     found = {name: average_name(name) for name in names if reader.has(average_name(name))}
     if not found:
         raise ValueError(
@@ -37,6 +48,36 @@ def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpo
             "was trained without train.ema_decay. Set train.ema_decay=null."
         )
     return found
+
+
+def of_optimizer(optimizer: Any, decay: float | None, replica: Replica) -> dict[str, str]:
+    """Return name of weight -> name of its average, of an optimizer that has updated the weights; {}: it keeps none, or
+    this is not the first replica, which stands for all.
+
+    Args:
+      optimizer: an optimizer of any kind.
+      decay: train.ema_decay.
+      replica: the replica.
+
+    Raises:
+      ValueError: train.ema_decay is set, too.
+    """
+    if replica.index > 0:  # the names of its variables are those of the first
+        return {}
+    trainable = replica.requested.trainable
+    kept: dict[str, Any] = {}
+    for one in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
+        averages = averages_kept_by(one, [variable for variable, _ in trainable.values()])
+        kept |= {name: average for name, average in zip(trainable, averages, strict=True) if average is not None}
+    if kept and decay is not None:
+        raise ValueError(
+            f"train.ema_decay={decay}, and the optimizer has use_ema=True: both keep averages of the weights, and an "
+            "evaluation can show only one of them. Remove one of the two."
+        )
+    names: dict[int, str] = {}
+    for name, (variable, owner) in replica.requested.requests.items():
+        names |= {id(variable): name, id(owner): name}
+    return {name: names[id(average)] for name, average in kept.items()}
 
 
 def update(replica: Replica, decay: float | None) -> Sequence[tf.Operation]:

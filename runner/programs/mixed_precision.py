@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -49,9 +49,9 @@ def in_float32(value: Any) -> Any:
     return tf.cast(value, tf.float32) if tf.is_tensor(value) and value.dtype in HALF else value
 
 
-def computes_in_half(graph: tf.Graph) -> bool:
-    """Report whether any operation in `graph` computes in half precision."""
-    return any(tensor.dtype in HALF for operation in graph.get_operations() for tensor in operation.outputs)
+def computes_in(graph: tf.Graph, dtypes: Sequence[tf.DType]) -> bool:
+    """Report whether any operation in `graph` computes in one of `dtypes`."""
+    return any(tensor.dtype in dtypes for operation in graph.get_operations() for tensor in operation.outputs)
 
 
 class LossScale:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig, WarmStart
 from runner.tf_private.replaced import replaced
+from runner.tracing.adapted_layers import ADAPTED
 from runner.tracing.partitioned_variable import assign, restore, update, value_of
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
@@ -140,9 +142,17 @@ class Model:
 
     def awaiting(self, path: str | None) -> contextlib.AbstractContextManager[None]:
         """Return a context whose programs may leave out initial values, because the checkpoint `path` is restored next.
+        What layers have learnt by `adapt` is that of the checkpoint.
 
         None: there is no checkpoint.
         """
+        # The weights of a model_to_estimator are written only when they are read.
+        is_there = path is not None and os.path.exists(f"{path}.index")
+        adapted = Reader(path).extra().get(ADAPTED, {}) if is_there else {}
+        if adapted and adapted != self.store.adapted:
+            self.store.adapted.clear()
+            self.store.adapted.update(adapted)
+            self._programs.clear()  # their tables have other words
         if path is None or self._config.eager:  # an eager run computes with initial values before it restores
             return contextlib.nullcontext()
         return replaced(self.store, "awaited", Reader(path).shape)
@@ -245,20 +255,26 @@ class Model:
         own = {name: value for name, value in new.items() if value is not None and not isinstance(value, str)}
         self.assign({**others, **own})
 
-    def show_averages(self, path: str) -> None:
+    def show_averages(self, path: str) -> bool:
         """Load the moving averages of the weights from the checkpoint `path`, from which the model was restored.
 
+        Returns:
+          False if there are none: neither train.ema_decay is set, nor did the optimizer keep averages.
+
         Raises:
-          ValueError: the checkpoint has no averages.
+          ValueError: train.ema_decay is set, and the checkpoint has no averages.
         """
         reader, saved = Reader(path), self.store.saved
         averages = averages_in(reader, saved, self._config.ema_decay, "evaluate")
+        if not averages:
+            return False
         if self._aside is None:
             self._aside = _Aside({name: value_of(saved[name]) for name in averages}, checkpoint=None)
         self.assign({name: value_of(saved[one]) for name, one in averages.items() if one in saved})
         with self.store.scope():
             others = {name: saved[name] for name, one in averages.items() if one not in saved}
             restore(reader.path, others, lambda name: reader.entry(averages[name]))
+        return True
 
     def set_aside(self, *, in_memory: bool = True) -> None:
         """Keep the current values of the variables; `show_weights` restores them.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from runner.distribute.reductions import all_reduce, scale, without_duplicates
 from runner.model_fn import EstimatorSpec
-from runner.programs import ema, learning_rate
+from runner.programs import ema, learning_rate, support_checks
 from runner.run_config import RunConfig
 from runner.tracing.graph_operations import may_write, operations
 from runner.tracing.trace_step import Replica
@@ -105,11 +105,13 @@ class Update:
       values: name -> scalar to report, the same on all replicas: the learning rate if it is computed, and the gradient
         norm.
       rate: name of the variable in which the optimizer keeps its learning rate; None: the rate is in no variable.
+      averages: name of a weight -> name of the moving average that the optimizer keeps of it.
     """
 
     loss: tf.Tensor
     values: Mapping[str, tf.Tensor]
     rate: str | None
+    averages: Mapping[str, str]
 
 
 def apply_update(
@@ -135,6 +137,7 @@ def apply_update(
         elif replica.num_replicas > 1:
             reduced = all_reduce(reduced)
         optimizer = _unwrapped(spec.optimizer)
+        support_checks.check_update(optimizer, [owner for _, _, owner in pairs], config, replica.num_replicas)
         merged = [without_duplicates(gradient) for gradient in reduced]
         reduced = reduced if adds_rows(optimizer) else merged
         if config.clip_global_norm is not None or config.log_gradient_norm:
@@ -155,9 +158,10 @@ def apply_update(
         # Outside of `scaled`, where the rate is again the optimizer's own variable and no product.
         if factor is not None or not config.log_step_count_steps:
             rate_name = learning_rate.name_of(learning_rate.rate_of(optimizer), replica)
+        averages = ema.of_optimizer(optimizer, config.ema_decay, replica)
         ema.update(replica, config.ema_decay)  # after the update: the averages follow the new weights
         replica.global_step.assign_add(1, read_value=False)  # last: the warm-up above reads the step before
-    return Update(loss, values, rate_name)
+    return Update(loss, values, rate_name, averages)
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from runner.distribute.strategy import is_parameter_server
 from runner.model_fn import EstimatorSpec
 from runner.programs import learning_rate
-from runner.programs.mixed_precision import computes_in_half
+from runner.programs.mixed_precision import HALF, computes_in
 from runner.run_config import RunConfig
 
 _log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
     Raises:
       ValueError: the model does not support a setting; the message names the setting and the reason.
     """
-    if config.precision != "float32" and not computes_in_half(graph):
+    if config.precision != "float32" and not computes_in(graph, HALF):
         _log.warning(
             "train.precision=%s has no effect: model_fn computes nothing in half precision. The setting applies to "
             "Keras 3 layers without a dtype of their own.",
@@ -38,6 +39,14 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
             "train.jit=false."
         )
     if spec.optimizer is not None:
+        is_wrapped = hasattr(spec.optimizer, "inner_optimizer")
+        if is_wrapped and config.precision != "mixed_float16" and computes_in(graph, (tf.float16,)):
+            raise ValueError(
+                "The optimizer is in a LossScaleOptimizer, as compile() puts it where layers compute in float16, and "
+                f"with train.precision={config.precision} the loss is not scaled. Set train.precision=mixed_float16, "
+                "and remove the dtype policy from model_fn; or, to train without a scale, compile with "
+                "auto_scale_loss=False."
+            )
         rate = learning_rate.in_words(config)
         if rate is not None:
             _log.info("%s", rate)
@@ -55,6 +64,41 @@ def check_training(spec: EstimatorSpec, config: RunConfig, num_replicas: int, gr
         raise ValueError(
             f"EstimatorSpec(train_op=..., loss_weight=...) on {num_replicas} replicas: the gradient is summed "
             "inside train_op, before loss_weight is known. Return optimizer= instead of train_op=."
+        )
+
+
+def check_update(optimizer: Any, owners: Sequence[Any], config: RunConfig, num_replicas: int) -> None:
+    """Check that an update by an optimizer of Keras 3 is the same on any number of replicas.
+
+    Args:
+      optimizer: the optimizer, of any kind.
+      owners: the `keras.Variable`s that it updates, None for variables of others.
+      config: the RunConfig.
+      num_replicas: the number of replicas, over all workers.
+
+    Raises:
+      ValueError: it is not.
+    """
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if steps and num_replicas > 1:
+        raise ValueError(
+            f"gradient_accumulation_steps={steps} of {type(optimizer).__name__} works on one replica only: Keras "
+            f"updates in a branch, where {num_replicas} replicas cannot add up their gradients. Set "
+            f"train.gradient_accumulation={steps} with batches {steps} times as large, and remove it from the "
+            "optimizer."
+        )
+    parts = {
+        f"{num_replicas} replicas": num_replicas > 1,
+        f"train.gradient_accumulation={config.gradient_accumulation}": config.gradient_accumulation > 1,
+        f"train.clip_global_norm={config.clip_global_norm}": config.clip_global_norm is not None,
+    }
+    why = next((setting for setting, is_set in parts.items() if is_set), None)
+    written = [owner.path for owner in owners if getattr(owner, "overwrite_with_gradient", False)]
+    if written and why is not None:
+        raise ValueError(
+            f"{', '.join(written)}: Keras writes the 'gradient' of such a variable into it, as float8 layers have them "
+            f"for their scales, and with {why} that is another value. Train float8 layers on one replica and without "
+            "these settings."
         )
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -317,6 +317,12 @@ class TrainProgram(Program):
         rates = learning_rate.rates_of_updates(self.trace.updates_of(0, running))
         self._rates = {name: rate for name, rate in rates.items() if isinstance(rate, float)}
         return {**values, **{name: rate for name, rate in rates.items() if name not in self._rates}}
+
+    @property
+    def averages(self) -> Mapping[str, str]:
+        """Name of a weight -> name of the moving average that the optimizer keeps of it."""
+        update = self.outputs[0].made
+        return {} if update is None else update.averages
 
     @property
     def rate_variable(self) -> str:

@@ -65,8 +65,9 @@ def keras_trace(
       seeds: returns the next seed of a seed generator, int64 `[2]`, in place of its state; None, or if it returns None:
         its state, which each draw advances.
 
-    Public: `Optimizer.assign*`, the methods by which all Keras optimizers write, and `vocabulary_size` of the layers of
-    a vocabulary: Keras asks the table, which is empty until the initializers of a graph have run.
+    Public: `Optimizer.assign*`, the methods by which all Keras optimizers write; `vocabulary_size` of the layers of a
+    vocabulary: Keras asks the table, which is empty until the initializers of a graph have run; `quantize`, which reads
+    values.
 
     Private, in Keras 3.15 and in the development version of 3.16, which moved the modules of the backend:
     - `keras.Variable._initialize`: Keras passes only the short name to tf.Variable, but checkpoints need its `path`.
@@ -144,7 +145,7 @@ def _reduced(own: Callable[..., Any], trace: KerasTrace) -> Callable[..., Any]:
 def _watching_keras_3(
     trace: KerasTrace, traced: Any, seeds: Callable[[], tf.Tensor | None] | None
 ) -> contextlib.AbstractContextManager[None]:
-    from keras import Variable
+    from keras import Model, Variable
     from keras import layers as keras_layers
     from keras import random as keras_random
     from keras.optimizers import Optimizer
@@ -228,15 +229,37 @@ def _watching_keras_3(
 
     def apply_noting_variables(self: Any, grads: Any, trainable_variables: Any) -> None:
         applied.variables = trainable_variables
-        apply(self, grads, trainable_variables)
+        frequency = self.ema_overwrite_frequency
+        # Keras would overwrite in a branch, where replicas cannot meet.
+        with replaced(self, "ema_overwrite_frequency", None):
+            apply(self, grads, trainable_variables)
+        if self.use_ema and frequency:
+            _overwrite_with_averages(self, (self.iterations + 1) % frequency == 0)
 
     def clip_sums(self: Any, grads: Any) -> Any:
         """Return the sums over replicas, clipped as in Keras 2. In Keras 3 each replica clips its own gradients."""
         summed = reduce(self, list(zip(grads, applied.variables, strict=True)))
         return clip(self, [gradient for gradient, _ in summed])
 
+    def unless_float8(quantize: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(quantize)
+        def refuse(self: Any, mode: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if mode == "float8":  # whose layers keep their weights, and get scales
+                return quantize(self, mode, *args, **kwargs)
+            config = kwargs.get("config")
+            raise ValueError(
+                f"{self.name}.quantize({mode if mode is not None else config!r}) in model_fn: it makes weights of the "
+                "values of others, which model_fn has only while a step runs. Quantize the model in a script, save it, "
+                "and let model_fn return keras.models.load_model(file, compile=False), compiled."
+            )
+
+        return refuse
+
+    kinds = {kind for kind in vars(keras_layers).values() if isinstance(kind, type)} - {keras_layers.Layer}
+    quantizable = [kind for kind in kinds if "quantize" in vars(kind)]
     writing = ("assign", "assign_add", "assign_sub")
     return all_replaced(
+        *((kind, "quantize", unless_float8(kind.quantize)) for kind in (Model, *quantizable)),
         (Variable, "_initialize", owned_initialize),
         (Variable, "_initialize_with_initializer", initialize_with_shape),
         (Variable, "assign", assign_or_begin),
@@ -258,15 +281,44 @@ def _watching_keras_3(
     )
 
 
-def reduced_losses_by(build: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Let `build` reduce the losses of Keras 3 and tf_keras, if they have been imported; its first argument is Keras's
-    own function.
+def _overwrite_with_averages(optimizer: Any, is_due: tf.Tensor) -> None:
+    """Set the weights on all replicas to the moving averages that an optimizer of Keras keeps of them, if it is due."""
+
+    def overwrite(variable: Any, average: Any, is_due: tf.Tensor) -> Any:
+        return variable.assign(tf.where(is_due, average, variable), read_value=False)
+
+    def overwrite_all(strategy: tf.distribute.Strategy, is_due: Any) -> None:
+        weights, averages = optimizer._trainable_variables, optimizer._model_variables_moving_average
+        for weight, average in zip(weights, averages, strict=True):
+            if average is not None:
+                variables = [one.value if hasattr(one, "path") else one for one in (weight, average)]
+                strategy.extended.update(variables[0], overwrite, args=(variables[1], is_due), group=False)
+
+    tf.distribute.get_replica_context().merge_call(overwrite_all, args=(is_due,))
+
+
+_LOSSES = {
+    "keras": ("losses.loss", "reduce_values", "apply_mask"),
+    "tf_keras": ("utils.losses_utils", "reduce_weighted_loss", "apply_valid_mask"),
+}
+"""Package -> module with its losses, name of the function that reduces them, of the one that makes weights of a mask.
+"""
+
+
+def losses_by(reduce: Callable[..., Any], mask: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Let `reduce` reduce the losses of Keras 3 and tf_keras, if they have been imported, and `mask` make weights from
+    a mask; their first argument is Keras's own function.
 
     Private: `losses.loss.reduce_values` (Keras 3.15) and `losses_utils.reduce_weighted_loss` (tf_keras 2.21), which
     each `Loss` calls last, with losses that are already multiplied by their weights. When they move: sums, and means by
-    weights, are those of each replica.
+    weights, are those of each replica. `losses.loss.apply_mask` and `losses_utils.apply_valid_mask`, which make the
+    weights of what is not masked so that a mean over all elements is one over these. When they move: such means are
+    those of each replica.
     """
-    places = {"keras": ("losses.loss", "reduce_values"), "tf_keras": ("utils.losses_utils", "reduce_weighted_loss")}
-    imported = {package: place for package, place in places.items() if package in sys.modules}
-    homes = ((importlib.import_module(f"{package}.src.{module}"), name) for package, (module, name) in imported.items())
-    return all_replaced(*((home, name, functools.partial(build, getattr(home, name))) for home, name in homes))
+    replacements = []
+    for package, (module, reduces, masks) in _LOSSES.items():
+        if package in sys.modules:
+            home = importlib.import_module(f"{package}.src.{module}")
+            replacements.append((home, reduces, functools.partial(reduce, getattr(home, reduces))))
+            replacements.append((home, masks, functools.partial(mask, getattr(home, masks))))
+    return all_replaced(*replacements)

@@ -316,6 +316,11 @@ def begin_with(variable: Any, value: np.ndarray) -> None:
             part.initial, part.is_given = functools.partial(tf.constant, rows, part.dtype), True
 
 
+def is_without_value(value: Any) -> bool:
+    """Report whether `value` is a variable of a trace that has no value yet, but an initial one."""
+    return isinstance(value, _DiscoveryVariable)
+
+
 def initial_of(variable: tf.Variable) -> Callable[[], Any] | None:
     """Return the function that computes the initial value set by `init_from_checkpoint` or `begin_with`; None: there
     is none.

@@ -65,8 +65,10 @@ class KeptMetrics:
         for name, value in values.items():
             if trace.needs_inputs(value):
                 raise ValueError(
-                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair must keep its "
-                    "state in variables, like tf.compat.v1.metrics; for a mean over examples return a [batch] tensor."
+                    f"eval_metric_ops[{name!r}]: its value depends on one batch. A (value, update) pair, or what "
+                    "compute_metrics of a keras.Model returns, must be computed from state in variables, like that of "
+                    "tf.compat.v1.metrics and keras.metrics; in eval_metric_ops, a [batch] tensor has a mean over "
+                    "examples."
                 )
         self._values: Callable[[], dict[str, Any]] = trace.function(values, with_inputs=False) if values else dict
         # In TRAIN an update may wait for train_op, which changes the model.

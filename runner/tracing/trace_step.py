@@ -27,6 +27,7 @@ from runner.tf_private import graphs
 from runner.tf_private.cluster import replicas_in_sync, strategy_seen
 from runner.tf_private.keras3 import keras_trace
 from runner.tf_private.variables import initial_values_from_checkpoints, lookups_of_rows
+from runner.tracing.adapted_layers import adapting_once
 from runner.tracing.graph_operations import captured, handles, needed
 from runner.tracing.random_state import Stream, drawing_from, moment, next_seed, seeded, stateless_random_ops
 from runner.tracing.replica_writes import ReplicaWrites
@@ -149,6 +150,7 @@ class _Step:
                 initial_values_from_checkpoints(),
                 lookups_of_rows(),
                 gradients_given_to_calls(),
+                adapting_once(v1.get_default_graph(), self.store.adapted, self.workers),
             ):
                 run(inputs[:-3], inputs[-3], ReplicaWeights(inputs[-2], inputs[-1]))
 
@@ -337,10 +339,9 @@ def _explaining_merge_call() -> Iterator[None]:
             error.add_note(
                 "With several replicas, what is written to a variable of the model inside tf.cond or tf.while_loop "
                 "must be the same on all of them, as far as the graph tells, and a nested tf.function may write "
-                "nothing. This excludes Keras optimizers in a branch, also those with gradient_accumulation_steps, "
-                "ema_overwrite_frequency or loss scaling, and BatchNormalization or Dropout in a branch. Move it out "
-                "of the branch, or train on one replica. To accumulate gradients over n steps, return "
-                "EstimatorSpec(optimizer=...) and set train.gradient_accumulation=n "
-                "(RunConfig(gradient_accumulation=n)) with batches n times as large."
+                "nothing. This excludes Keras optimizers in a branch, also those with loss scaling, and "
+                "BatchNormalization or Dropout in a branch. Move it out of the branch, or train on one replica. To "
+                "accumulate gradients over n steps, return EstimatorSpec(optimizer=...) and set "
+                "train.gradient_accumulation=n (RunConfig(gradient_accumulation=n)) with batches n times as large."
             )
         raise

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.tf_private.variables import is_without_value
+
 v1 = tf.compat.v1
 
 # Random state of a Keras SeedGenerator; its variable has this name in Keras 3.15.
@@ -81,6 +83,8 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
     """
     initial = kwargs.get("initial_value")
     dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
+    if is_without_value(initial):  # as an average of tf_keras begins with its weight
+        initial, dtype, shape = initial.initialized_value, dtype or initial.dtype, initial.shape
     if owner is not None:
         # Keras sets the shape before it initializes from a callable, but after it initializes from a value.
         shape = owner._shape if owner._shape is not None else shape

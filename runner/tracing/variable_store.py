@@ -152,6 +152,7 @@ class VariableStore:
       awaited: function from a name to the shape that a variable has in the checkpoint that is restored next; None: the
         checkpoint does not have it, or none is restored.
       begun_with_zeros: names of variables that have no initial value, because such a checkpoint has theirs.
+      adapted: what layers of Keras have learnt by `adapt`, as in `adapted_layers`.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy | None, seed: int) -> None:
@@ -164,6 +165,7 @@ class VariableStore:
         self.not_fed: dict[str, NotFed] = {}
         self.awaited: Callable[[str], Sequence[int] | None] = lambda name: None
         self.begun_with_zeros: set[str] = set()
+        self.adapted: dict[str, Any] = {}
         self._wholes: set[str] = set()  # names of variables partitioned over parameter servers
         self._parts: dict[str, VariablePart] = {}  # names of their parts
         # CentralStorage and parameter servers keep one copy, which a trace without a strategy can use directly.

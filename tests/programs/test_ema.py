@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
-from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
+from runner import Estimator, EstimatorSpec, EvalSpec, RunConfig, ServingInputReceiver, TrainSpec, train_and_evaluate
 from tests.support.messages import Messages
 from tests.support.models import STYLES, eval_input, strategies, train_input
 from tests.support.tiers import slow_but
+
+v1 = tf.compat.v1
 
 STRATEGIES = strategies()
 AVERAGE = "/ExponentialMovingAverage"
@@ -151,3 +156,88 @@ def test_a_run_that_goes_on_with_averages_it_did_not_have_begins_them_at_its_wei
     values = values_of(trainer)
     np.testing.assert_allclose(values["dense/kernel" + AVERAGE], 0.9 * before + 0.1 * values["dense/kernel"], rtol=1e-5)
     assert values["loss_scale/dynamic_scale"] == 2**15 and values["global_step"] == 5
+
+
+# --- an optimizer that keeps averages itself ----------------------------------------------------------------------
+
+
+def of_optimizer(family: Any, model_dir: Path, strategy: str = "default", **config: Any) -> Estimator:
+    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        predictions = family.layers.Dense(1, kernel_initializer="ones", name="dense")(features["x"])
+        if mode == "infer":
+            return EstimatorSpec(mode, predictions={"y": predictions})
+        loss = tf.square(predictions - labels)[:, 0]
+        # As most model_fns have it: only who trains knows the optimizer.
+        optimizer = family.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.5) if mode == "train" else None
+        return EstimatorSpec(mode, loss=loss, predictions={"y": predictions}, optimizer=optimizer)
+
+    config = {"tf_random_seed": 5, "train_distribute": STRATEGIES[strategy], **config}
+    return Estimator(model_fn, model_dir, RunConfig(**config))
+
+
+X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+
+
+def rows(batch: int = 8) -> Any:
+    labels = (X @ [[1.0], [2.0], [3.0]]).astype(np.float32)
+    return lambda: tf.data.Dataset.from_tensor_slices(({"x": X}, labels)).batch(batch)
+
+
+def of_weights(trainer: Estimator, step: int, *, averaged: bool = False) -> np.ndarray:
+    """The predictions of the weights, or of their averages, of a checkpoint."""
+    checkpoint = tf.train.load_checkpoint(f"{trainer.model_dir}/model.ckpt-{step}")
+    names = [name for name in trainer.get_variable_names() if "average" in name]
+    kernel, bias = (
+        next(name for name in names if part in name) if averaged else f"dense/{part}" for part in ("kernel", "bias")
+    )
+    return X @ checkpoint.get_tensor(kernel).astype(np.float64) + checkpoint.get_tensor(bias)
+
+
+FAMILIES = {"keras": keras, "tf_keras": tf_keras}
+
+
+@pytest.mark.parametrize(
+    ("family", "strategy"), slow_but(itertools.product(FAMILIES, ["default", "mirrored"]), ("keras", "mirrored"))
+)
+def test_averages_of_the_optimizer_are_shown_and_training_goes_on_with_the_weights(
+    family: str, strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
+    caplog.set_level(logging.INFO, "runner")
+    trainer = of_optimizer(FAMILIES[family], tmp_path / "run", strategy, save_checkpoints_steps=1)
+    per_replica = 8 if strategy == "default" else 4
+    trainer.train(rows(per_replica))
+    expected = of_weights(trainer, 3, averaged=True)
+    assert not np.allclose(expected, of_weights(trainer, 3), rtol=1e-3)
+    for one in (trainer, of_optimizer(FAMILIES[family], tmp_path / "run", strategy)):  # the second knows nothing
+        predicted = [row["y"] for row in one.predict(rows())]
+        np.testing.assert_allclose(predicted, expected, rtol=1e-5)
+        loss = np.mean((expected - X @ [[1.0], [2.0], [3.0]]) ** 2)
+        assert one.evaluate(rows())["loss"] == pytest.approx(loss, rel=1e-5)
+    messages.logged(caplog, "use_ema")
+
+    def receiver() -> ServingInputReceiver:
+        features = {"x": v1.placeholder(tf.float32, [None, 3], name="x")}
+        return ServingInputReceiver(features, features)
+
+    served = tf.saved_model.load(os.fsdecode(trainer.export_saved_model(tmp_path / "served", receiver)))
+    answered = served.signatures["serving_default"](x=tf.constant(X))["y"].numpy()
+    np.testing.assert_allclose(answered, expected, rtol=1e-5)
+    # Between the two halves of this run are evaluations, predictions and an export.
+    trainer.train(rows(per_replica))
+    whole = of_optimizer(FAMILIES[family], tmp_path / "whole", strategy)
+    whole.train(lambda: rows(per_replica)().repeat(2))
+    found, undisturbed = values_of(trainer), values_of(whole)
+    for name, value in undisturbed.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_before_the_first_step_the_weights_are_shown(tmp_path: Path) -> None:
+    trainer = of_optimizer(keras, tmp_path).train(rows())
+    first = str(tmp_path / "model.ckpt-0")
+    predicted = [row["y"] for row in trainer.predict(rows(), checkpoint_path=first)]
+    np.testing.assert_allclose(predicted, X @ np.ones([3, 1]), rtol=1e-5)
+
+
+def test_two_kinds_of_averages_are_refused(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
+        of_optimizer(keras, tmp_path, ema_decay=0.9).train(rows())

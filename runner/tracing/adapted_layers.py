@@ -1,0 +1,161 @@
+"""Layers of Keras that learn a vocabulary, or bounds of bins, from data by `adapt` inside model_fn.
+
+model_fn is called for each trace, in several processes and again after a resume. What a layer has learnt belongs to the
+model: it is learnt once, outside of the trace, by the chief; it is stored in checkpoints, and each later call of
+`adapt` gives it to the layer, whatever the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from runner.distribute.collectives import Collectives
+from runner.tf_private.replaced import all_replaced
+from runner.tracing.same_model import WorkersDifferError
+
+ADAPTED = "adapted"
+"""Key of what layers have learnt in the state of a checkpoint: name of a layer -> values that JSON can hold."""
+
+_KINDS = ("StringLookup", "IntegerLookup", "TextVectorization", "Discretization")
+"""Those of `keras.layers` whose state is no variable. `Normalization` keeps its in variables, as layers do."""
+
+
+def adapting_once(
+    graph: tf.Graph | None, adapted: dict[str, Any], workers: Collectives
+) -> contextlib.AbstractContextManager[None]:
+    """Let `adapt` learn outside of the trace of `graph`, or only give the layer what has been learnt before.
+
+    Does nothing if Keras 3 has not been imported before the trace.
+
+    Args:
+      graph: the graph in which the layers make their tables; None: model_fn runs eagerly.
+      adapted: name of a layer -> what it has learnt; what is learnt is added.
+      workers: those that make the same trace at the same time: the chief learns for all.
+    """
+    if "keras" not in sys.modules:
+        return contextlib.nullcontext()
+    from keras import layers
+
+    learners: dict[str, Any] = {}
+
+    def adapting(adapt: Callable[..., None]) -> Callable[..., None]:
+        def adapt_once(self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
+            if self.name not in adapted:
+
+                def learn() -> Any:
+                    return _learnt(self, adapt, data, *args, **kwargs)
+
+                adapted[self.name] = _of_chief(self.name, learn, workers)
+                learners[self.name] = self
+            if learners.get(self.name, self) is not self and graph is not None:
+                raise ValueError(
+                    f"Two layers with the name {self.name!r} are adapted, and a checkpoint keeps what a layer has "
+                    "learnt by its name. Give one of them another name."
+                )
+            with in_graph():
+                _give(self, adapted[self.name])
+
+        return adapt_once
+
+    def in_graph() -> contextlib.AbstractContextManager[Any]:
+        """Leave a `tf.init_scope` of model_fn: what is made there does not belong to the trace."""
+        return contextlib.nullcontext() if graph is None else graph.as_default()
+
+    def normalize(self: Any, *args: Any, **kwargs: Any) -> None:
+        with in_graph():
+            own_normalize(self, *args, **kwargs)
+
+    own_normalize = layers.Normalization.adapt
+    kinds = [getattr(layers, name) for name in _KINDS]
+    replacements = [(kind, "adapt", adapting(kind.adapt)) for kind in kinds]
+    return all_replaced(*replacements, (layers.Normalization, "adapt", normalize))
+
+
+def _of_chief(name: str, learn: Callable[[], Any], workers: Collectives) -> Any:
+    """Return what the chief's layer learns.
+
+    Raises:
+      WorkersDifferError: the chief adapts another layer.
+    """
+    if workers.num_workers == 1:
+        return learn()
+    mine = json.dumps([name, learn()]) if workers.is_chief else ""
+    with tf.init_scope():
+        of_chief, learnt = json.loads(workers.broadcast_text(mine))
+    if of_chief != name:
+        raise WorkersDifferError(
+            f"model_fn of worker {workers.worker_index} adapts the layer {name!r} where that of the chief adapts "
+            f"{of_chief!r}. All workers must make the same layers in the same order."
+        )
+    return learnt
+
+
+def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return what a layer like `layer` learns from `data`.
+
+    Raises:
+      ValueError: the data exist only in the graph.
+    """
+    kind, config = type(layer), layer.get_config()
+    config.pop("vocabulary_size", None)  # that of a layer that has learnt nothing
+    if config.get("output_mode") == "tf_idf":
+        raise ValueError(
+            f"{kind.__name__}.adapt with output_mode='tf_idf' does not work in model_fn. Adapt such a layer in a "
+            "script, and make the one in model_fn with vocabulary=[...] and idf_weights=[...]."
+        )
+    given = tf.nest.map_structure(_outside, data)
+
+    def learn() -> dict[str, Any]:
+        twin = kind.from_config(config)
+        adapt(twin, given, *args, **kwargs)
+        return _state_of(twin)
+
+    # In a thread of its own, in which there is neither a graph nor a strategy.
+    with futures.ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(learn).result()
+        except Exception as error:
+            error.add_note(f"in {kind.__name__}.adapt of the layer {layer.name!r}. {_instead(layer)}")
+            raise
+
+
+def _outside(value: Any) -> Any:
+    """Return a value of `adapt`'s data as one that exists outside of the graph.
+
+    Raises:
+      ValueError: it depends on the step.
+    """
+    if not tf.is_tensor(value) or hasattr(value, "numpy"):
+        return value
+    constant = tf.get_static_value(value)
+    if constant is None:
+        raise ValueError(f"adapt: {value.name} exists only in a step, and a layer learns before the first one.")
+    return constant
+
+
+def _instead(layer: Any) -> str:
+    argument = "bin_boundaries" if hasattr(layer, "bin_boundaries") else "vocabulary"
+    return f"Give it arrays or a dataset made outside of model_fn, or make the layer with {argument}=[...]."
+
+
+def _state_of(layer: Any) -> dict[str, Any]:
+    if hasattr(layer, "bin_boundaries"):
+        return {"bin_boundaries": np.asarray(layer.bin_boundaries).tolist()}
+    vocabulary = layer.get_vocabulary(include_special_tokens=False)
+    return {"vocabulary": [one.item() if isinstance(one, np.generic) else one for one in vocabulary]}
+
+
+def _give(layer: Any, learnt: dict[str, Any]) -> None:
+    """Give a layer what was learnt, as its constructor takes it."""
+    if "bin_boundaries" in learnt:
+        layer.bin_boundaries = learnt["bin_boundaries"]
+    else:
+        layer.set_vocabulary(learnt["vocabulary"])
