@@ -51,7 +51,7 @@ def averages_in(reader: Reader, names: Iterable[str], decay: float | None, purpo
 
 
 def of_optimizer(optimizer: Any, decay: float | None, replica: Replica) -> dict[str, str]:
-    """Return name of weight -> name of its average, of an optimizer that has updated the weights; {}: it keeps none, or
+    """Return name of weight -> name of its average, of an optimizer that has updated the weights. {}: it keeps none, or
     this is not the first replica, which stands for all.
 
     Args:

@@ -87,6 +87,13 @@ def check_update(optimizer: Any, owners: Sequence[Any], config: RunConfig, num_r
             f"train.gradient_accumulation={steps} with batches {steps} times as large, and remove it from the "
             "optimizer."
         )
+    frequency = getattr(optimizer, "ema_overwrite_frequency", None)
+    if frequency and is_parameter_server(config.train_distribute):
+        raise ValueError(
+            f"ema_overwrite_frequency={frequency} of {type(optimizer).__name__} does not work with "
+            "strategy=parameter_server: a worker would overwrite the weights while others update them. Remove it: "
+            "evaluations show the averages without it, too."
+        )
     parts = {
         f"{num_replicas} replicas": num_replicas > 1,
         f"train.gradient_accumulation={config.gradient_accumulation}": config.gradient_accumulation > 1,

@@ -320,9 +320,12 @@ class TrainProgram(Program):
 
     @property
     def averages(self) -> Mapping[str, str]:
-        """Name of a weight -> name of the moving average that the optimizer keeps of it."""
+        """Name of a weight in a checkpoint -> name there of the moving average that the optimizer keeps of it."""
         update = self.outputs[0].made
-        return {} if update is None else update.averages
+        if update is None or not update.averages:
+            return {}
+        names = self._store.names_in_checkpoint()
+        return {names[weight]: names[average] for weight, average in update.averages.items()}
 
     @property
     def rate_variable(self) -> str:

@@ -102,7 +102,7 @@ def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwa
     """Return what a layer like `layer` learns from `data`.
 
     Raises:
-      ValueError: the data exist only in the graph.
+      ValueError: the data exist only in the graph, or the layer cannot learn from them.
     """
     kind, config = type(layer), layer.get_config()
     config.pop("vocabulary_size", None)  # that of a layer that has learnt nothing
@@ -111,11 +111,10 @@ def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwa
             f"{kind.__name__}.adapt with output_mode='tf_idf' does not work in model_fn. Adapt such a layer in a "
             "script, and make the one in model_fn with vocabulary=[...] and idf_weights=[...]."
         )
-    given = tf.nest.map_structure(_outside, data)
 
     def learn() -> dict[str, Any]:
         twin = kind.from_config(config)
-        adapt(twin, given, *args, **kwargs)
+        adapt(twin, tf.nest.map_structure(_outside, data), *args, **kwargs)
         return _state_of(twin)
 
     # In a thread of its own, in which there is neither a graph nor a strategy.
@@ -123,8 +122,11 @@ def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwa
         try:
             return thread.submit(learn).result()
         except Exception as error:
-            error.add_note(f"in {kind.__name__}.adapt of the layer {layer.name!r}. {_instead(layer)}")
-            raise
+            argument = "bin_boundaries" if hasattr(layer, "bin_boundaries") else "vocabulary"
+            raise ValueError(
+                f"{kind.__name__}.adapt of the layer {layer.name!r} in model_fn: {error} Give it arrays, or a dataset "
+                f"made outside of model_fn, or make the layer with {argument}=[...]."
+            ) from error
 
 
 def _outside(value: Any) -> Any:
@@ -133,17 +135,13 @@ def _outside(value: Any) -> Any:
     Raises:
       ValueError: it depends on the step.
     """
-    if not tf.is_tensor(value) or hasattr(value, "numpy"):
+    tensor = tf.data.experimental.to_variant(value) if isinstance(value, tf.data.Dataset) else value
+    if not tf.is_tensor(tensor) or hasattr(tensor, "numpy"):
         return value
-    constant = tf.get_static_value(value)
+    constant = tf.get_static_value(tensor)
     if constant is None:
-        raise ValueError(f"adapt: {value.name} exists only in a step, and a layer learns before the first one.")
+        raise ValueError("It is given a tensor of the step, and a layer learns before the first step.")
     return constant
-
-
-def _instead(layer: Any) -> str:
-    argument = "bin_boundaries" if hasattr(layer, "bin_boundaries") else "vocabulary"
-    return f"Give it arrays or a dataset made outside of model_fn, or make the layer with {argument}=[...]."
 
 
 def _state_of(layer: Any) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from runner.tracing.graph_operations import handles
 from runner.tracing.partitioned_variable import (
     LARGE,
     ParameterServers,
+    PartitionedVariable,
     Unpartitioned,
     folded,
     part_name,
@@ -198,6 +199,14 @@ class VariableStore:
             del variables[name]
         parts = self._parts | slices_of(self._discovered)
         return folded(variables, parts) if parts else variables
+
+    def names_in_checkpoint(self) -> dict[str, str]:
+        """Return name of a variable -> name under which it is in a checkpoint: for a part, that of the whole."""
+        names: dict[str, str] = {}
+        for whole, variable in self.saved.items():
+            parts = variable.names if isinstance(variable, PartitionedVariable) else [whole]
+            names |= dict.fromkeys(parts, whole)
+        return names
 
     @property
     def saved_specs(self) -> dict[str, VariableSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -17,8 +18,12 @@ import tensorflow as tf
 
 from runner import Estimator, EvalSpec, RunConfig, TrainSpec, train_and_evaluate
 from runner.system.files import RUNNER_FILES
+from tests.support.adapted_models import batches as adapted_batches
+from tests.support.adapted_models import model_fn as adapted
 from tests.support.checkpoints import list_checkpoints
 from tests.support.gang import DIES_AT, Gang, environments, slow_way, write_lines
+from tests.support.keras_rows import OF_WORKERS as OF_KERAS
+from tests.support.keras_rows import batches as batches_of
 from tests.support.line import read_events, steps_of
 from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.messages import Messages
@@ -35,7 +40,8 @@ TWO = (
     "native", "summed", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
     "of_service", "unknown_length", "measured", "stopped_by_one", "slow_worker", "slow_evaluation",
     "undisturbed", "stopped_early", "not_finite", "not_finite_variables", "sparse", "weighted_losses",
-    "programs", "orders", "streams", "one_file", "metrics_of_files", "pairs_classic", "undying", "dying",
+    "programs", "orders", "streams", "keras_promises", "one_file", "metrics_of_files", "pairs_classic",
+    "undying", "dying",
 )  # fmt: skip
 THREE = ("uneven", "dense_at_times", "files", "read_on")
 SLOW_TWO = (
@@ -153,6 +159,23 @@ def test_no_worker_ends_before_the_others_have_its_last_answer(case: str, tmp_pa
         seen["cluster"]["worker"] = [address]
         gang = Gang(2, tmp_path, [case], places=[{"TF_CONFIG": json.dumps(seen)}, other]).finished()
     assert [found.get("step", found.get("global_step")) for found in gang.results(case)] == [2, 2]
+
+
+def test_what_keras_promises_is_kept_on_two_workers_and_its_layers_learn_what_the_chiefs_do(
+    two: Gang, tmp_path: Path
+) -> None:
+    def ended(model_fn: Any, batches: Callable[[int, int], tf.data.Dataset], size: int) -> dict[str, Any]:
+        trainer = Estimator(model_fn, config=RunConfig(tmp_path / str(len(expected)), tf_random_seed=1))
+        trainer.train(lambda: batches(size, 3))
+        return trainer.evaluate(lambda: batches(size, 1))
+
+    expected: dict[str, Any] = {}
+    for row in OF_KERAS:
+        metrics = ended(lambda features, labels, mode, row=row: row.build(), functools.partial(batches_of, row), 12)
+        expected |= {f"{row.id}/{name}": value for name, value in metrics.items()}
+    metrics = ended(functools.partial(adapted, params={}), lambda *size: adapted_batches(*size)(), 4)
+    for found in two.results("keras_promises"):
+        assert_equal(found, {**expected, "adapted": metrics["loss"]}, 2e-6)
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_summaries_of_a_step_that_a_worker_took_are_written(cases: Cases) -> Non
 
 def test_what_workers_at_their_own_pace_cannot_do_is_refused(cases: Cases, messages: Messages) -> None:
     found = cases["options"]
-    for option in ("nan", "precision"):
+    for option in ("nan", "precision", "ema_overwrite_frequency"):
         messages.same(option, found[option])
 
 
@@ -134,7 +134,7 @@ def test_a_divided_embedding_trains_as_a_whole_one(optimizer: str, cases: Cases)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "v1_adagrad"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam", "use_ema", "v1_adagrad"])
 def test_a_divided_embedding_trains_as_a_whole_one_with_other_optimizers(optimizer: str, slow_cases: Cases) -> None:
     assert_divided_as_whole(slow_cases["divided_more"][optimizer])
 

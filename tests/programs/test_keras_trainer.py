@@ -14,14 +14,10 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, RunConfig
-from tests.support.keras_rows import CLASS_WEIGHTS, ROWS, Row, in_page, table
+from tests.support.keras_rows import CLASS_WEIGHTS, ROWS, Row, batches, in_page, table
 from tests.support.messages import Messages
 
 BATCH, EPOCHS = 12, 3
-
-
-def dataset(row: Row, batch: int, epochs: int = 1) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(row.data).repeat(epochs).batch(batch)
 
 
 def weighted(features: Any, labels: Any) -> tuple[Any, Any, Any]:
@@ -37,12 +33,12 @@ def trained(row: Row, num_replicas: int, folder: Path) -> tuple[dict[str, Any], 
     trainer = Estimator(lambda features, labels, mode: row.build(), config=config)
 
     def train_input() -> tf.data.Dataset:
-        batches = dataset(row, BATCH // num_replicas, EPOCHS)
-        return batches.map(weighted) if "class_weight" in row.fit else batches
+        found = batches(row, BATCH // num_replicas, EPOCHS)
+        return found.map(weighted) if "class_weight" in row.fit else found
 
     trainer.train(train_input)
-    found = trainer.evaluate(lambda: dataset(row, BATCH))
-    predictions = list(trainer.predict(lambda: dataset(row, BATCH).map(lambda features, *_: features)))
+    found = trainer.evaluate(lambda: batches(row, BATCH))
+    predictions = list(trainer.predict(lambda: batches(row, BATCH).map(lambda features, *_: features)))
     return found, tf.nest.map_structure(lambda *each: np.stack(each), *predictions)
 
 
@@ -51,8 +47,8 @@ def fitted(row: Row) -> tuple[dict[str, Any], Any]:
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     model = row.build()
-    model.fit(dataset(row, BATCH), epochs=EPOCHS, shuffle=False, verbose=0, **row.fit)
-    return model.evaluate(dataset(row, BATCH), verbose=0, return_dict=True), model.predict(row.data[0], verbose=0)
+    model.fit(batches(row, BATCH), epochs=EPOCHS, shuffle=False, verbose=0, **row.fit)
+    return model.evaluate(batches(row, BATCH), verbose=0, return_dict=True), model.predict(row.data[0], verbose=0)
 
 
 def check_equal(one: tuple[dict[str, Any], Any], other: tuple[dict[str, Any], Any], bound: float) -> None:

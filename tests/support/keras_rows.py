@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, metrics, ops, optimizers
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "keras_model.md"
@@ -292,6 +293,13 @@ OPTIMIZER = [
 
 TABLES = {"A class, its layers": MODEL, "`compile` and `fit`": COMPILE, "The optimizer": OPTIMIZER}
 ROWS = [row for rows in TABLES.values() for row in rows]
+_FOR_WORKERS = ("masks", "compute_metrics, get_metrics_result", "use_ema", "ema_overwrite_frequency", "global_clipnorm")
+OF_WORKERS = [row for row in ROWS if row.id in _FOR_WORKERS]
+"""Those whose replicas have to meet."""
+
+
+def batches(row: Row, size: int, epochs: int = 1) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(row.data).repeat(epochs).batch(size)
 
 
 def table() -> str:

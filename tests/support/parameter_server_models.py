@@ -226,6 +226,11 @@ def options(around: Surroundings) -> Any:
             around.estimator(STYLES["native"], f"refused-{name}", **config).train(source, steps=1)
         except ValueError as error:
             found[name] = str(error)
+    averaged = keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3)
+    try:
+        around.estimator(embedding(lambda: averaged, "keras"), "refused-ema").train(embedding_input, steps=1)
+    except ValueError as error:
+        found["ema_overwrite_frequency"] = str(error)
     events = [event for file in (around.folder / "ema_decay").glob("events*") for event in read_events(str(file))]
     found["summaries"] = sorted({value.tag for event in events for value in event.summary.value})
     return found
@@ -294,6 +299,7 @@ OPTIMIZERS: dict[str, tuple[Any, str]] = {
     "sgd": (lambda: keras.optimizers.SGD(0.1, momentum=0.5), "keras"),
     "adagrad": (lambda: keras.optimizers.Adagrad(0.1), "keras"),
     "adam": (lambda: keras.optimizers.Adam(0.01), "keras"),
+    "use_ema": (lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), "keras"),
     "v1_adagrad": (lambda: v1.train.AdagradOptimizer(0.1), "classic"),
     "v1_adam": (lambda: v1.train.AdamOptimizer(0.01), "keras"),
 }
@@ -327,6 +333,9 @@ def divided_with(around: Surroundings, optimizers: Sequence[str]) -> Any:
             expected = alone(around, model_fn, f"whole-{name}", steps_per_loop=1, ema_decay=0.9)
         expected.train(source, max_steps=15)
         found[name] = difference(parts, expected)
+        if name == "use_ema":
+            losses = [one.evaluate(embedding_input)["loss"] for one in (parts, expected)]
+            found[name]["loss"] = abs(losses[0] - losses[1])
         if name == "sgd":
             reader = alone(around, model_fn, f"divided-{name}", ema_decay=0.9)
             found["metrics"] = [one.evaluate(embedding_input) for one in (parts, reader, expected)]

@@ -34,7 +34,12 @@ from runner.tf_private import cluster  # noqa: E402
 from runner.tf_private.replaced import replaced  # noqa: E402
 from runner.types import StepResult  # noqa: E402
 from tests.support import worker_orders  # noqa: E402
+from tests.support.adapted_models import WORDS  # noqa: E402
+from tests.support.adapted_models import batches as adapted_batches  # noqa: E402
+from tests.support.adapted_models import model_fn as adapted  # noqa: E402
 from tests.support.gang import DIES_AT  # noqa: E402
+from tests.support.keras_rows import OF_WORKERS as OF_KERAS  # noqa: E402
+from tests.support.keras_rows import batches as batches_of  # noqa: E402
 from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
 from tests.support.models import STYLES, data, eval_input, train_input  # noqa: E402
 from tests.support.processes import wait_until  # noqa: E402
@@ -642,6 +647,24 @@ def orders(folder: Path) -> dict[str, Any]:
         values = worker_orders.trained_and_evaluated(program, folder / name, config(tf_random_seed=1))
         found |= {f"{name}/{key}": value for key, value in values.items()}
     return found
+
+
+@case
+def keras_promises(folder: Path) -> dict[str, Any]:
+    """Rows of the table of Keras's promises, and layers that learn: each worker has other words."""
+    found: dict[str, Any] = {}
+    for row in OF_KERAS:
+        trainer = Estimator(
+            lambda features, labels, mode, row=row: row.build(), config=config(model_dir=folder / row.id)
+        )
+        trainer.train(lambda row=row: batches_of(row, 12 // NUM_WORKERS, epochs=3))
+        found |= {
+            f"{row.id}/{name}": value for name, value in trainer.evaluate(lambda row=row: batches_of(row, 12)).items()
+        }
+    words = WORDS if CLUSTER.is_chief else np.array(["emu"])
+    learning = Estimator(adapted, folder / "adapted", config(tf_random_seed=1), params={"words": words})
+    learning.train(adapted_batches(4 // NUM_WORKERS, epochs=3))
+    return {**found, "adapted": learning.evaluate(adapted_batches(4))["loss"]}
 
 
 @case
