@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-_NOT_CALLED = (
+_log = logging.getLogger(__name__)
+
+_STEPS = (
     "train_step", "test_step", "predict_step", "make_train_function", "make_test_function", "make_predict_function",
-    "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
 )  # fmt: skip
+_LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 class Batch(NamedTuple):
@@ -31,10 +35,17 @@ def check_methods(model: Any) -> None:
     Raises:
       ValueError: it does; the message names the method and its class.
     """
-    own = [name for name in _NOT_CALLED if _defines(model, name)]
+    # The loops of a task of keras-hub are its own for the sake of its preprocessor; without one they are Keras's.
+    is_task_alone = getattr(model, "preprocessor", model) is None
+    not_called = _STEPS if is_task_alone else (*_STEPS, *_LOOPS)
+    own = [name for name in not_called if _defines(model, name)]
     if not own:
         return
-    owner = next((kind for kind in type(model).__mro__ if own[0] in vars(kind)), type(model))
+    owner = type(model)
+    for kind in type(model).__mro__:
+        if own[0] in vars(kind):
+            owner = kind
+            break
     raise ValueError(
         f"model_fn returned a keras.Model, and its class {owner.__module__}.{owner.__qualname__} defines "
         f"{', '.join(own)}, which the runner does not call: it computes the gradients of compute_loss and applies "
@@ -43,10 +54,27 @@ def check_methods(model: Any) -> None:
     )
 
 
-def _defines(model: Any, *names: str) -> bool:
-    """Report whether the model, or a class below `keras.Model`, defines one of these methods."""
-    base = sys.modules["keras"].Model
-    return any(getattr(getattr(model, name), "__func__", None) is not getattr(base, name) for name in names)
+@functools.cache
+def _say_once(text: str) -> None:
+    """Warn of a setting of `compile`; model_fn is called for each replica and each trace."""
+    _log.warning("%s", text)
+
+
+def say_what_has_no_effect(model: Any) -> None:
+    """Warn of settings of `compile` that say how Keras takes its steps, which the runner takes itself."""
+    if model.run_eagerly:
+        _say_once("compile(run_eagerly=True) has no effect here. run.eager=true runs the step eagerly.")
+    if model.steps_per_execution != 1:
+        _say_once(
+            f"compile(steps_per_execution={model.steps_per_execution}) has no effect here: the runner chooses how many "
+            "steps a call of TensorFlow takes (train.steps_per_loop)."
+        )
+
+
+def _defines(model: Any, name: str) -> bool:
+    """Report whether the model, or a class below `keras.Model`, defines the method `name`."""
+    own = getattr(getattr(model, name), "__func__", None)
+    return own is not getattr(sys.modules["keras"].Model, name)
 
 
 def named_by_inputs(model: Any, features: Any) -> Any:
@@ -58,11 +86,11 @@ def named_by_inputs(model: Any, features: Any) -> Any:
         return features
     # A Sequential that has not been called has no `input`, but one entry in `inputs`.
     inputs = model.input if hasattr(model, "input") else model.inputs[0]
-    if isinstance(inputs, Mapping):
-        return {key: features[key] for key in inputs} if set(inputs) <= set(features) else features
-    names = [tensor.name for tensor in model.inputs]
+    names = list(inputs) if isinstance(inputs, Mapping) else [tensor.name for tensor in model.inputs]
     if not set(names) <= set(features):
         return features
+    if isinstance(inputs, Mapping):
+        return {name: features[name] for name in names}
     return tf.nest.map_structure(lambda tensor: features[tensor.name], inputs)
 
 
@@ -72,8 +100,11 @@ def loss_of(model: Any, batch: Batch, *, training: bool) -> Any:
     Raises:
       ValueError: the model asks for the end of training.
     """
-    takes_training = "training" in inspect.signature(model.compute_loss).parameters  # it is an argument since Keras 3.3
-    loss = model.compute_loss(*batch, **({"training": training} if takes_training else {}))
+    arguments = inspect.signature(model.compute_loss).parameters
+    if "training" in arguments:  # since Keras 3.3
+        loss = model.compute_loss(*batch, training=training)
+    else:
+        loss = model.compute_loss(*batch)
     if model.stop_training:
         raise ValueError(
             f"{type(model).__name__}.compute_loss sets stop_training, and the runner does not stop by it. Use "
@@ -87,25 +118,31 @@ def loss_and_metrics(model: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     loss = loss_of(model, batch, training=False)
-    if not _defines(model, "compute_metrics", "get_metrics_result"):
+    returns_its_own = _defines(model, "compute_metrics") or _defines(model, "get_metrics_result")
+    if not returns_its_own:
         model.compute_metrics(*batch)
         return loss, _compiled_metrics(model)
     if type(model).metrics is sys.modules["keras"].Model.metrics:
         # Keras's own mean of the loss, from which a perplexity may be computed.
         mean_loss, *_ = model.metrics
-        size = next(tf.shape(one)[0] for one in tf.nest.flatten(batch.features) if one is not None)
-        mean_loss.update_state(loss, sample_weight=size)
+        first, *_ = [one for one in tf.nest.flatten(batch.features) if one is not None]
+        mean_loss.update_state(loss, sample_weight=tf.shape(first)[0])
     returned = model.compute_metrics(*batch)
-    # A (value, update) pair of each: the values are functions of the metrics' variables, which all these updates write.
-    writes = [one for one in graph.get_operations()[before:] if not one.outputs]
-    update = tf.group(*writes)
-    return loss, {name: (tf.convert_to_tensor(value), update) for name, value in returned.items()}
+    # The values are functions of the metrics' variables, which these operations write. Writes have no outputs.
+    made = graph.get_operations()[before:]
+    update = tf.group(*(one for one in made if not one.outputs))
+    pairs: dict[str, Any] = {}
+    for name, value in returned.items():
+        pairs[name] = tf.convert_to_tensor(value), update
+    return loss, pairs
 
 
 def _compiled_metrics(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for metric in model.metrics:
-        inner = getattr(metric, "metrics", None)
-        # Those given to `compile` are in a metric of their own, whose results have the names of `fit`.
-        found |= {metric.name: metric} if inner is None else zip(metric.result() if inner else (), inner, strict=True)
+        if not hasattr(metric, "metrics"):
+            found[metric.name] = metric
+        elif metric.metrics:
+            # Those given to `compile` are in a metric of their own, whose results have the names of `fit`.
+            found.update(zip(metric.result(), metric.metrics, strict=True))
     return found

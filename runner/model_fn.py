@@ -288,6 +288,7 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sampl
         )
     batch = keras_model.Batch(features, labels, predictions, sample_weight)
     if is_training:
+        keras_model.say_what_has_no_effect(model)
         loss = keras_model.loss_of(model, batch, training=True)
         return EstimatorSpec(mode, predictions=predictions, loss=loss, optimizer=model.optimizer)
     loss, metrics = keras_model.loss_and_metrics(model, batch)
@@ -297,6 +298,12 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sampl
 
 def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
     if not isinstance(spec, EstimatorSpec):
+        if "tf_keras" in sys.modules and isinstance(spec, sys.modules["tf_keras"].Model):
+            raise ValueError(
+                f"{name} returned the {type(spec).__name__} {spec.name!r}, a model of Keras 2 (tf_keras). Call it, or "
+                "its compute_loss, in model_fn and return an EstimatorSpec with its loss; or pass a compiled one to "
+                "tf.keras.estimator.model_to_estimator."
+            )
         raise ValueError(
             f"{name} returned {type(spec).__name__}. It must return an EstimatorSpec or a compiled keras.Model."
         )

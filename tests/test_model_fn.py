@@ -354,9 +354,6 @@ def test_metrics_of_several_outputs_have_their_names_of_fit() -> None:
 
 def test_a_spec_gets_sample_weights_by_an_argument() -> None:
     def model_fn(features: Any, labels: Any, mode: str, sample_weight: Any) -> EstimatorSpec:
-        if mode == PREDICT:
-            assert sample_weight is None
-            return EstimatorSpec(mode, predictions=features)
         losses = tf.square(features - labels)[:, 0]
         return EstimatorSpec(mode, loss=losses * sample_weight, loss_weight=sample_weight, train_op=losses)
 
@@ -364,7 +361,6 @@ def test_a_spec_gets_sample_weights_by_an_argument() -> None:
     for mode in (TRAIN, EVAL):
         spec = called(model_fn, mode, labels=weighted)
         assert spec.loss.numpy().tolist() == [3 * 1.0, 4.0] and spec.loss_weight.numpy().tolist() == [3.0, 1.0]
-    assert called(model_fn, PREDICT, labels=weighted).predictions is not None
     unweighted = called(lambda features, labels, mode, sample_weight: EstimatorSpec(
         mode, loss=LOSS, train_op=LOSS, predictions=[] if sample_weight is None else [X]), TRAIN)  # fmt: skip
     assert unweighted.predictions == []

@@ -203,7 +203,7 @@ class PartOfStep(WholeBatch):
 _NOT_IN_PARTS = (
     "model_fn calls runner.all_gather or runner.replica_offset, which need the whole batch of a step at once. They do "
     "not work with train.gradient_accumulation, nor on several replicas with train.precision=mixed_float16 or "
-    "run.jit=true, which compute gradients without communication. Unset it."
+    "train.jit=true, which compute gradients without communication. Unset it."
 )
 
 

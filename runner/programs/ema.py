@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.checkpoint.reader import Reader
-from runner.tf_private.optimizers import averages_kept_by
+from runner.tf_private.optimizers import average_kept_by
 from runner.tracing.graph_operations import operations
 from runner.tracing.trace_step import Replica
 
@@ -64,11 +64,12 @@ def of_optimizer(optimizer: Any, decay: float | None, replica: Replica) -> dict[
     """
     if replica.index > 0:  # the names of its variables are those of the first
         return {}
-    trainable = replica.requested.trainable
     kept: dict[str, Any] = {}
     for one in getattr(optimizer, "optimizers", [optimizer]):  # it may have one for each part of a model
-        averages = averages_kept_by(one, [variable for variable, _ in trainable.values()])
-        kept |= {name: average for name, average in zip(trainable, averages, strict=True) if average is not None}
+        for name, (variable, _) in replica.requested.trainable.items():
+            average = average_kept_by(one, variable)
+            if average is not None:
+                kept[name] = average
     if kept and decay is not None:
         raise ValueError(
             f"train.ema_decay={decay}, and the optimizer has use_ema=True: both keep averages of the weights, and an "

@@ -146,9 +146,10 @@ class Model:
 
         None: there is no checkpoint.
         """
+        adapted: dict[str, Any] = {}
         # The weights of a model_to_estimator are written only when they are read.
-        is_there = path is not None and os.path.exists(f"{path}.index")
-        adapted = Reader(path).extra().get(ADAPTED, {}) if is_there else {}
+        if path is not None and os.path.exists(f"{path}.index"):
+            adapted = Reader(path).extra().get(ADAPTED, {})
         if adapted and adapted != self.store.adapted:
             self.store.adapted.clear()
             self.store.adapted.update(adapted)

@@ -94,18 +94,25 @@ def check_update(optimizer: Any, owners: Sequence[Any], config: RunConfig, num_r
             "strategy=parameter_server: a worker would overwrite the weights while others update them. Remove it: "
             "evaluations show the averages without it, too."
         )
-    parts = {
-        f"{num_replicas} replicas": num_replicas > 1,
-        f"train.gradient_accumulation={config.gradient_accumulation}": config.gradient_accumulation > 1,
-        f"train.clip_global_norm={config.clip_global_norm}": config.clip_global_norm is not None,
-    }
-    why = next((setting for setting, is_set in parts.items() if is_set), None)
-    written = [owner.path for owner in owners if getattr(owner, "overwrite_with_gradient", False)]
-    if written and why is not None:
+    overwritten = [owner.path for owner in owners if getattr(owner, "overwrite_with_gradient", False)]
+    if overwritten:
+        _check_gradients_are_whole(overwritten, config, num_replicas)
+
+
+def _check_gradients_are_whole(overwritten: Sequence[str], config: RunConfig, num_replicas: int) -> None:
+    """Check that no setting changes gradients that Keras writes into variables: `overwritten` has their names."""
+    why = ""
+    if num_replicas > 1:
+        why = f"{num_replicas} replicas"
+    elif config.gradient_accumulation > 1:
+        why = f"train.gradient_accumulation={config.gradient_accumulation}"
+    elif config.clip_global_norm is not None:
+        why = f"train.clip_global_norm={config.clip_global_norm}"
+    if why:
         raise ValueError(
-            f"{', '.join(written)}: Keras writes the 'gradient' of such a variable into it, as float8 layers have them "
-            f"for their scales, and with {why} that is another value. Train float8 layers on one replica and without "
-            "these settings."
+            f"{', '.join(overwritten)}: Keras writes the 'gradient' of such a variable into it, as float8 layers have "
+            f"them for their scales, and with {why} that is another value. Train float8 layers on one replica and "
+            "without these settings."
         )
 
 

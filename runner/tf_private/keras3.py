@@ -246,20 +246,23 @@ def _watching_keras_3(
         def refuse(self: Any, mode: Any = None, *args: Any, **kwargs: Any) -> Any:
             if mode == "float8":  # whose layers keep their weights, and get scales
                 return quantize(self, mode, *args, **kwargs)
-            config = kwargs.get("config")
+            what = kwargs.get("config") if mode is None else mode
             raise ValueError(
-                f"{self.name}.quantize({mode if mode is not None else config!r}) in model_fn: it makes weights of the "
-                "values of others, which model_fn has only while a step runs. Quantize the model in a script, save it, "
-                "and let model_fn return keras.models.load_model(file, compile=False), compiled."
+                f"{self.name}.quantize({what!r}) in model_fn: it makes weights of the values of others, which model_fn "
+                "has only while a step runs. Quantize the model in a script, save it, and let model_fn return "
+                "keras.models.load_model(file, compile=False), compiled."
             )
 
         return refuse
 
-    kinds = {kind for kind in vars(keras_layers).values() if isinstance(kind, type)} - {keras_layers.Layer}
-    quantizable = [kind for kind in kinds if "quantize" in vars(kind)]
+    quantizing: list[tuple[Any, str, Any]] = [(Model, "quantize", unless_float8(Model.quantize))]
+    for kind in vars(keras_layers).values():
+        # That of the base class only says that a layer has none.
+        if isinstance(kind, type) and kind is not keras_layers.Layer and "quantize" in vars(kind):
+            quantizing.append((kind, "quantize", unless_float8(vars(kind)["quantize"])))
     writing = ("assign", "assign_add", "assign_sub")
     return all_replaced(
-        *((kind, "quantize", unless_float8(kind.quantize)) for kind in (Model, *quantizable)),
+        *quantizing,
         (Variable, "_initialize", owned_initialize),
         (Variable, "_initialize_with_initializer", initialize_with_shape),
         (Variable, "assign", assign_or_begin),
@@ -290,9 +293,10 @@ def _overwrite_with_averages(optimizer: Any, is_due: tf.Tensor) -> None:
     def overwrite_all(strategy: tf.distribute.Strategy, is_due: Any) -> None:
         weights, averages = optimizer._trainable_variables, optimizer._model_variables_moving_average
         for weight, average in zip(weights, averages, strict=True):
-            if average is not None:
-                variables = [one.value if hasattr(one, "path") else one for one in (weight, average)]
-                strategy.extended.update(variables[0], overwrite, args=(variables[1], is_due), group=False)
+            if average is None:
+                continue
+            variable = weight.value if hasattr(weight, "path") else weight  # it may be one of TensorFlow
+            strategy.extended.update(variable, overwrite, args=(average.value, is_due), group=False)
 
     tf.distribute.get_replica_context().merge_call(overwrite_all, args=(is_due,))
 

@@ -76,20 +76,19 @@ def begin_update(optimizer: Any) -> Any:
     return getattr(optimizer, "learning_rate", None)
 
 
-def averages_kept_by(optimizer: Any, variables: Sequence[tf.Variable]) -> list[Any]:
-    """Return the moving average that an optimizer with `use_ema=True` keeps of each variable, None for one of which it
-    keeps none: a `keras.Variable` of Keras 3, or a variable of tf_keras.
+def average_kept_by(optimizer: Any, variable: tf.Variable) -> Any:
+    """Return the moving average that an optimizer with `use_ema=True` keeps of a variable: a `keras.Variable` of Keras
+    3, or a variable of tf_keras. None: it keeps none of this variable.
 
     Private: `_model_variables_moving_average` of both, and the place there of a variable: `_var_key`, in
     `_trainable_variables_indices` of Keras 3 and `_index_dict` of tf_keras.
     """
     if not getattr(optimizer, "use_ema", False):
-        return [None] * len(variables)
-    averages = optimizer._model_variables_moving_average
+        return None
     is_keras_3 = hasattr(optimizer, "_trainable_variables_indices")
     places = optimizer._trainable_variables_indices if is_keras_3 else optimizer._index_dict
-    of_variables = [places.get(optimizer._var_key(variable)) for variable in variables]
-    return [None if place is None else averages[place] for place in of_variables]
+    place = places.get(optimizer._var_key(variable))
+    return None if place is None else optimizer._model_variables_moving_average[place]
 
 
 def renewed_in(optimizer: Any, scope: str) -> Any:

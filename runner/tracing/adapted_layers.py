@@ -8,6 +8,7 @@ model: it is learnt once, outside of the trace, by the chief; it is stored in ch
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -44,58 +45,72 @@ def adapting_once(
         return contextlib.nullcontext()
     from keras import layers
 
-    learners: dict[str, Any] = {}
+    adapting = _Adapting(graph, adapted, workers)
+    replacements = [(layers.Normalization, "adapt", adapting.in_graph(layers.Normalization.adapt))]
+    for name in _KINDS:
+        kind = getattr(layers, name)
+        replacements.append((kind, "adapt", adapting.once(kind.adapt)))
+    return all_replaced(*replacements)
 
-    def adapting(adapt: Callable[..., None]) -> Callable[..., None]:
-        def adapt_once(self: Any, data: Any, *args: Any, **kwargs: Any) -> None:
-            if self.name not in adapted:
 
-                def learn() -> Any:
-                    return _learnt(self, adapt, data, *args, **kwargs)
+class _Adapting:
+    """What replaces the methods `adapt` in one trace; see `adapting_once`."""
 
-                adapted[self.name] = _of_chief(self.name, learn, workers)
-                learners[self.name] = self
-            if learners.get(self.name, self) is not self and graph is not None:
-                raise ValueError(
-                    f"Two layers with the name {self.name!r} are adapted, and a checkpoint keeps what a layer has "
-                    "learnt by its name. Give one of them another name."
-                )
-            with in_graph():
-                _give(self, adapted[self.name])
+    def __init__(self, graph: tf.Graph | None, adapted: dict[str, Any], workers: Collectives) -> None:
+        self._graph = graph
+        self._adapted = adapted
+        self._workers = workers
+        self._learners: dict[str, Any] = {}  # name of a layer -> the layer that learnt in this trace
+
+    def once(self, adapt: Callable[..., None]) -> Callable[..., None]:
+        def adapt_once(layer: Any, data: Any, *args: Any, **kwargs: Any) -> None:
+            if layer.name not in self._adapted:
+                learn = functools.partial(_learnt, layer, adapt, data, *args, **kwargs)
+                self._adapted[layer.name] = self._of_chief(layer.name, learn)
+                self._learners[layer.name] = layer
+            self._check_name(layer)
+            self.in_graph(_give)(layer, self._adapted[layer.name])
 
         return adapt_once
 
-    def in_graph() -> contextlib.AbstractContextManager[Any]:
-        """Leave a `tf.init_scope` of model_fn: what is made there does not belong to the trace."""
-        return contextlib.nullcontext() if graph is None else graph.as_default()
+    def in_graph(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Return `function`, which leaves a `tf.init_scope` of model_fn: what is made there is not of the trace."""
+        graph = self._graph
+        if graph is None:
+            return function
 
-    def normalize(self: Any, *args: Any, **kwargs: Any) -> None:
-        with in_graph():
-            own_normalize(self, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> None:
+            with graph.as_default():
+                function(*args, **kwargs)
 
-    own_normalize = layers.Normalization.adapt
-    kinds = [getattr(layers, name) for name in _KINDS]
-    replacements = [(kind, "adapt", adapting(kind.adapt)) for kind in kinds]
-    return all_replaced(*replacements, (layers.Normalization, "adapt", normalize))
+        return call
 
+    def _check_name(self, layer: Any) -> None:
+        learner = self._learners.get(layer.name, layer)
+        is_eager = self._graph is None  # each step makes the layers anew
+        if learner is not layer and not is_eager:
+            raise ValueError(
+                f"Two layers with the name {layer.name!r} are adapted, and a checkpoint keeps what a layer has learnt "
+                "by its name. Give one of them another name."
+            )
 
-def _of_chief(name: str, learn: Callable[[], Any], workers: Collectives) -> Any:
-    """Return what the chief's layer learns.
+    def _of_chief(self, name: str, learn: Callable[[], Any]) -> Any:
+        """Return what the chief's layer learns.
 
-    Raises:
-      WorkersDifferError: the chief adapts another layer.
-    """
-    if workers.num_workers == 1:
-        return learn()
-    mine = json.dumps([name, learn()]) if workers.is_chief else ""
-    with tf.init_scope():
-        of_chief, learnt = json.loads(workers.broadcast_text(mine))
-    if of_chief != name:
-        raise WorkersDifferError(
-            f"model_fn of worker {workers.worker_index} adapts the layer {name!r} where that of the chief adapts "
-            f"{of_chief!r}. All workers must make the same layers in the same order."
-        )
-    return learnt
+        Raises:
+          WorkersDifferError: the chief adapts another layer.
+        """
+        if self._workers.num_workers == 1:
+            return learn()
+        mine = json.dumps([name, learn()]) if self._workers.is_chief else ""
+        with tf.init_scope():
+            of_chief, learnt = json.loads(self._workers.broadcast_text(mine))
+        if of_chief != name:
+            raise WorkersDifferError(
+                f"model_fn of worker {self._workers.worker_index} adapts the layer {name!r} where that of the chief "
+                f"adapts {of_chief!r}. All workers must make the same layers in the same order."
+            )
+        return learnt
 
 
 def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -104,7 +119,8 @@ def _learnt(layer: Any, adapt: Callable[..., None], data: Any, *args: Any, **kwa
     Raises:
       ValueError: the data exist only in the graph, or the layer cannot learn from them.
     """
-    kind, config = type(layer), layer.get_config()
+    kind = type(layer)
+    config = layer.get_config()
     config.pop("vocabulary_size", None)  # that of a layer that has learnt nothing
     if config.get("output_mode") == "tf_idf":
         raise ValueError(
@@ -135,8 +151,11 @@ def _outside(value: Any) -> Any:
     Raises:
       ValueError: it depends on the step.
     """
-    tensor = tf.data.experimental.to_variant(value) if isinstance(value, tf.data.Dataset) else value
-    if not tf.is_tensor(tensor) or hasattr(tensor, "numpy"):
+    tensor = value
+    if isinstance(value, tf.data.Dataset):
+        tensor = tf.data.experimental.to_variant(value)
+    is_eager = hasattr(tensor, "numpy")
+    if not tf.is_tensor(tensor) or is_eager:
         return value
     constant = tf.get_static_value(tensor)
     if constant is None:
@@ -148,7 +167,7 @@ def _state_of(layer: Any) -> dict[str, Any]:
     if hasattr(layer, "bin_boundaries"):
         return {"bin_boundaries": np.asarray(layer.bin_boundaries).tolist()}
     vocabulary = layer.get_vocabulary(include_special_tokens=False)
-    return {"vocabulary": [one.item() if isinstance(one, np.generic) else one for one in vocabulary]}
+    return {"vocabulary": np.asarray(vocabulary).tolist()}
 
 
 def _give(layer: Any, learnt: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
       owner: the requesting `keras.Variable`; None: not Keras.
       local_random: Keras' random state is not part of the model.
     """
-    initial = kwargs.get("initial_value")
+    initial: Any = kwargs.get("initial_value")
     dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
     if is_without_value(initial):  # as an average of tf_keras begins with its weight
         initial, dtype, shape = initial.initialized_value, dtype or initial.dtype, initial.shape

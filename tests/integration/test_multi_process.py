@@ -165,7 +165,7 @@ def test_what_keras_promises_is_kept_on_two_workers_and_its_layers_learn_what_th
     two: Gang, tmp_path: Path
 ) -> None:
     def ended(model_fn: Any, batches: Callable[[int, int], tf.data.Dataset], size: int) -> dict[str, Any]:
-        trainer = Estimator(model_fn, config=RunConfig(tmp_path / str(len(expected)), tf_random_seed=1))
+        trainer = Estimator(model_fn, config=RunConfig(str(tmp_path / str(len(expected))), tf_random_seed=1))
         trainer.train(lambda: batches(size, 3))
         return trainer.evaluate(lambda: batches(size, 1))
 

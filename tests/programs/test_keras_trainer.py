@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from runner import Estimator, RunConfig
-from tests.support.keras_rows import CLASS_WEIGHTS, ROWS, Row, batches, in_page, table
+from runner import Estimator, RunConfig, keras_model
+from tests.support.keras_rows import CLASS_WEIGHTS, ROWS, Row, batches, compiled, in_page, network, table
 from tests.support.messages import Messages
 
 BATCH, EPOCHS = 12, 3
@@ -29,7 +29,7 @@ def trained(row: Row, num_replicas: int, folder: Path) -> tuple[dict[str, Any], 
     strategy = None
     if num_replicas > 1:
         strategy = tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(num_replicas)])
-    config = RunConfig(folder, train_distribute=strategy, tf_random_seed=1)
+    config = RunConfig(str(folder), train_distribute=strategy, tf_random_seed=1)
     trainer = Estimator(lambda features, labels, mode: row.build(), config=config)
 
     def train_input() -> tf.data.Dataset:
@@ -70,6 +70,7 @@ def test_what_fit_promises_is_kept(row: Row, tmp_path: Path, messages: Messages)
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_it_is_kept_on_three_replicas() -> None:
     """In a process of its own: this one has two devices."""
     told = subprocess.run([sys.executable, "-m", "tests.programs.test_keras_trainer"], capture_output=True, text=True)
@@ -81,6 +82,16 @@ def test_it_is_kept_on_three_replicas() -> None:
 def test_what_is_not_kept_is_refused_by_name(row: Row, tmp_path: Path, messages: Messages) -> None:
     with messages.raised(ValueError):
         trained(row, 1, tmp_path)
+
+
+@pytest.mark.parametrize("setting", [{"run_eagerly": True}, {"steps_per_execution": 4}], ids=str)
+def test_what_has_no_effect_is_said(
+    setting: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
+    keras_model._say_once.cache_clear()
+    row = Row("", "", lambda: compiled(network(), **setting))
+    trained(row, 2, tmp_path)
+    messages.logged(caplog, "has no effect here")
 
 
 def test_the_page_has_the_table() -> None:

@@ -256,11 +256,12 @@ COMPILE = [
     Row("`class_weight` of `fit`", "sample weights, [looked up from the label](tabular_data.md#class-weights)",
         lambda: compiled(classes(), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
         (X, CLASSES), {"class_weight": CLASS_WEIGHTS}),
-    Row("`steps_per_execution`", "the numbers are those of `fit`; how many steps a call takes is the runner's choice",
+    Row("`steps_per_execution`", "no effect, and a warning: the runner chooses how many steps a call takes",
         lambda: compiled(network(), steps_per_execution=4)),
-    Row("`jit_compile`", "the numbers are those of `fit`; [`run.jit`](training.md) compiles the step",
+    Row("`jit_compile`", "the numbers are those of `fit`; [`train.jit`](training.md#compiling-with-xla) compiles the "
+        "step",
         lambda: compiled(network(), jit_compile=True)),
-    Row("`run_eagerly`", "the numbers are those of `fit`; [`run.eager`](debug.md) runs the step eagerly",
+    Row("`run_eagerly`", "no effect, and a warning: [`run.eager`](debug.md) runs the step eagerly",
         lambda: compiled(network(), run_eagerly=True)),
     Row("`auto_scale_loss=True` where layers compute in float16",
         "refused, unless [`train.precision=mixed_float16`](training.md) scales the loss", in_half, replicas=0),
@@ -270,7 +271,7 @@ COMPILE = [
 
 _AVERAGED = {"use_ema": True, "ema_momentum": 0.9}
 OPTIMIZER = [
-    Row("`SGD`, `Adam`, and the others of `keras.optimizers`", SAME, adam()),
+    Row("`SGD`, `Adam` and the others of `keras.optimizers`", SAME, adam()),
     Row("`weight_decay`", SAME, sgd(weight_decay=0.1)),
     Row("`exclude_from_weight_decay`", SAME, lambda: not_decayed(var_names=["bias"])),
     Row("`clipnorm`", "as in `fit` on one replica, on several too: of the gradients' sum", adam(clipnorm=0.1)),
@@ -292,7 +293,16 @@ OPTIMIZER = [
 ]  # fmt: skip
 
 TABLES = {"A class, its layers": MODEL, "`compile` and `fit`": COMPILE, "The optimizer": OPTIMIZER}
-ROWS = [row for rows in TABLES.values() for row in rows]
+_OTHERS = (
+    "Adadelta", "Adafactor", "Adagrad", "Adamax", "AdamW", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop",
+)  # fmt: skip
+
+
+def _other(name: str) -> Row:
+    return Row(f"`{name}`", SAME, lambda: compiled(network(), getattr(optimizers, name)(0.03)), bound=2e-5)
+
+
+ROWS = [*(row for rows in TABLES.values() for row in rows), *map(_other, _OTHERS)]
 _FOR_WORKERS = ("masks", "compute_metrics, get_metrics_result", "use_ema", "ema_overwrite_frequency", "global_clipnorm")
 OF_WORKERS = [row for row in ROWS if row.id in _FOR_WORKERS]
 """Those whose replicas have to meet."""
@@ -320,5 +330,4 @@ def in_page() -> str:
 
 
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2])
+    PAGE.write_text(PAGE.read_text().replace(BEGIN + in_page() + END, BEGIN + table() + END))

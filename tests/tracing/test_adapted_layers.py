@@ -19,11 +19,11 @@ from tests.support.messages import Messages
 from tests.support.models import strategies
 
 STRATEGIES = strategies()
-OTHER_WORDS = np.array(["emu", "emu", "ant"])
+OTHER_WORDS = np.array(["emu", "emu", "ant", "fox", "gnu"])  # as many words, so no shape tells them apart
 
 
 def estimator(folder: Path, strategy: str = "default", **params: Any) -> Estimator:
-    config = RunConfig(folder, train_distribute=STRATEGIES[strategy], tf_random_seed=1)
+    config = RunConfig(str(folder), train_distribute=STRATEGIES[strategy], tf_random_seed=1)
     return Estimator(model_fn, params=params, config=config)
 
 
@@ -84,8 +84,7 @@ def test_a_checkpoint_of_another_run_brings_its_own_words(tmp_path: Path) -> Non
     one = estimator(tmp_path / "one").train(batches(4))
     other = estimator(tmp_path / "other", words=OTHER_WORDS).train(batches(4))
     losses = {trainer: trainer.evaluate(batches(4))["loss"] for trainer in (one, other)}
-    shapes = {trainer: trainer.get_variable_value("dense/kernel").shape for trainer in (one, other)}
-    assert shapes[one] != shapes[other]
+    assert losses[one] != losses[other]
     third = estimator(tmp_path / "one")
     for trainer in (one, other, one):  # one Estimator evaluates the checkpoints of both runs
         path = trainer.latest_checkpoint()
