@@ -4,20 +4,32 @@ The metric at each evaluated step is kept in a file in model_dir. A run that was
 like an undisturbed run: it uses the values up to the checkpoint from which it resumes, and evaluates later steps again.
 With an evaluator process, only the evaluator writes this file, and the chief reads it (`MetricHistory.decided`).
 `reduce_lr_on_plateau` keeps its metric in the same way.
+
+Each checkpoint has the history, too, up to the evaluation before it. So a file that was damaged, lost or replaced by an
+older one is made again from the checkpoint that the run resumes from, and from what the journals have.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from runner.checkpoint.reader import Reader
 from runner.config.metric_names import evaluation_of, mode_of, unknown_metric
-from runner.system.files import read_json, write_json
+from runner.config.mistakes import ConfigError
+from runner.system.files import read_json, set_aside, write_json
+from runner.system.standard_streams import say
+from runner.tracking.curves import read_metrics
+from runner.tracking.journal import Journals
 
 FILE = "early_stopping.json"
+LEARNING_RATE_REDUCED = "learning_rate_reduced"
+"""The event in the journal of a reduction; fields: step, before, after."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +43,7 @@ class MetricRule:
       min_delta: an improvement counts if it is larger than this, in the unit of the metric.
       key: the rule's key in the config.
       file: name of the file in model_dir that holds the metric's values.
+      has_rates: the rule sets learning rates.
 
     Raises:
       ValueError: a value is not allowed.
@@ -43,6 +56,7 @@ class MetricRule:
 
     key: ClassVar[str]
     file: ClassVar[str]
+    has_rates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -110,6 +124,12 @@ class EarlyStopping(MetricRule):
         return self.has_not_improved(waited, best, best_step)
 
 
+HISTORIES = "histories"
+"""Key in a checkpoint's own state: name of the file of a rule -> what that file has."""
+
+_CHECKSUM = "checksum"
+
+
 class MetricHistory:
     """The values of a rule's metric so far, in memory and in a file of the run's model_dir.
 
@@ -123,11 +143,89 @@ class MetricHistory:
 
     def __init__(self, rule: MetricRule, model_dir: str | Path) -> None:
         self.rule = rule
-        self._path = Path(model_dir) / rule.file
-        saved = read_json(self._path) or {}
-        saved = saved if saved.get("metric") == rule.metric else {}  # drop the values of another metric
-        self._values = {int(step): float(value) for step, value in saved.get("values", {}).items()}
-        self.rates = {int(step): float(rate) for step, rate in saved.get("rates", {}).items()}
+        self._model_dir = Path(model_dir)
+        self._path = self._model_dir / rule.file
+        self._values: dict[int, float] = {}
+        self.rates: dict[int, float] = {}
+        self._damage = ""
+        saved = read_json(self._path, is_kept=True)
+        if saved is not None:
+            self._read(saved)
+        elif self._path.exists():
+            self._damage = "no JSON object"
+
+    def _read(self, saved: Mapping[str, Any]) -> None:
+        contents = {key: value for key, value in saved.items() if key != _CHECKSUM}
+        # Files of earlier versions have none.
+        if saved.get(_CHECKSUM, _checksum(contents)) != _checksum(contents):
+            self._damage = "its checksum is another"
+            return
+        try:
+            self._values, self.rates = self._parsed(contents)
+        except (AttributeError, TypeError, ValueError):
+            self._damage = "it has no steps and values"
+
+    def _parsed(self, contents: Mapping[str, Any]) -> tuple[dict[int, float], dict[int, float]]:
+        """Return (values, rates) of what a file or a checkpoint has; empty if they are those of another metric."""
+        if contents.get("metric") != self.rule.metric:
+            return {}, {}
+        values = {int(step): float(value) for step, value in contents.get("values", {}).items()}
+        rates = {int(step): float(rate) for step, rate in contents.get("rates", {}).items()}
+        return values, rates
+
+    def contents(self) -> dict[str, Any]:
+        """Return what the file has of the history, values that JSON can hold."""
+        values = {str(at): repr(value) for at, value in sorted(self._values.items())}  # JSON has no NaN
+        contents: dict[str, Any] = {"metric": self.rule.metric, "values": values}
+        if self.rates:
+            contents["rates"] = {str(at): repr(rate) for at, rate in sorted(self.rates.items())}
+        return contents
+
+    def resume(self, step: int, path: str | None) -> None:
+        """Go on from the checkpoint `path` of `step`; None: from none. What the file has lost is made again.
+
+        Raises:
+          ConfigError: the file is damaged, and neither the checkpoint nor a journal has its values.
+        """
+        if self.rule.metric is None:
+            return
+        contents = None
+        if path is not None:
+            contents = Reader(path).extra().get(HISTORIES, {}).get(self.rule.file)
+        values, rates = self._parsed(contents or {})
+        is_old = any(at not in self._values for at in values) or any(at not in self.rates for at in rates)
+        if self._damage or is_old:
+            of_journals = self._in_journals()
+            if self._damage and contents is None and not of_journals[0]:
+                raise ConfigError(
+                    f"{self._path} is damaged ({self._damage}), and neither {path} nor a journal in {self._model_dir} "
+                    f"has the values of {self.rule.metric}, by which {self.rule.key} decides. Restore the file from a "
+                    "backup; or remove it, and the rule begins anew."
+                )
+            if self._damage:
+                set_aside(self._path, self._damage)
+            else:
+                say(f"runner: {self._path} is missing or older than {path}.")
+            say(f"runner: the values of {self.rule.metric} are those of the checkpoint and the journals again.")
+            # Of earlier steps the checkpoint has all; a journal may have evaluations that were no part of training.
+            last = max(values, default=-1)
+            for known, found in zip((self._values, self.rates), of_journals, strict=True):
+                known.update({at: value for at, value in found.items() if at > last and at not in known})
+        self._values |= values
+        self.rates |= rates
+        self.goes_on_from(step)
+        if self._damage or is_old:
+            self._damage = ""
+            self._write()
+
+    def _in_journals(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Return (values, rates) that the journals of the run have."""
+        curve = read_metrics(self._model_dir).get(str(self.rule.metric), ())
+        rates: dict[int, float] = {}
+        if self.rule.has_rates:
+            for events in Journals(self._model_dir).events(LEARNING_RATE_REDUCED).values():
+                rates |= {event["step"]: event["after"] for event in events}
+        return dict(curve), rates
 
     def reason(self, step: int) -> str | None:
         """Return why the rule applies at `step`; None: it does not."""
@@ -178,6 +276,9 @@ class MetricHistory:
         self._write()
 
     def _write(self) -> None:
-        values = {str(at): repr(value) for at, value in sorted(self._values.items())}  # JSON has no NaN
-        rates = {str(at): repr(rate) for at, rate in sorted(self.rates.items())}
-        write_json(self._path, {"metric": self.rule.metric, "values": values} | ({"rates": rates} if rates else {}))
+        contents = self.contents()
+        write_json(self._path, {**contents, _CHECKSUM: _checksum(contents)})
+
+
+def _checksum(contents: Mapping[str, Any]) -> str:
+    return f"crc32:{zlib.crc32(json.dumps(contents, sort_keys=True).encode()):08x}"

@@ -200,6 +200,7 @@ class Estimator:
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
         once: bool = False,
         max_epochs: int | None = None,
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> TrainingRun | None:
         """Train like `train` and return the run; None if there was nothing to do.
 
@@ -208,6 +209,7 @@ class Estimator:
           after_save: functions that are called with the run after each checkpoint, unless the run was interrupted.
           once: if neither steps nor max_steps limits training, an input that an earlier process read to its end is not
             read again.
+          facts: returns what each checkpoint stores beside the variables, values that JSON can hold.
         """
         check_positive(steps=steps, max_steps=max_steps, max_epochs=max_epochs)
         if steps is not None and max_steps is not None:
@@ -230,7 +232,7 @@ class Estimator:
         checkpoints = RunCheckpoints(self._context, setup, saving_listeners, self._on_written)
         log = TrainLog(self._context, setup, self._train_setups.summary_writer)
         target = setup.target(steps, max_steps)
-        run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save)
+        run = TrainingRun(self._context, setup, checkpoints, log, target=target, after_save=after_save, facts=facts)
         try:
             with self.collectives.noticing_lost_peers(), logging_to(run):
                 run.run()  # Begin, loop, save, end.

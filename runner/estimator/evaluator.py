@@ -15,7 +15,7 @@ from runner.checkpoint import reader, retention
 from runner.checkpoint.integrity import DamagedCheckpointsError
 from runner.checkpoint_files import layout, manifest
 from runner.distribute.errors import tells_of_a_lost_peer
-from runner.estimator.early_stopping import EarlyStopping, MetricHistory
+from runner.estimator.early_stopping import HISTORIES, EarlyStopping, MetricHistory
 from runner.estimator.estimator import Estimator
 from runner.estimator.specs import TrainingResult
 from runner.estimator.train_loop import TrainingRun
@@ -59,17 +59,22 @@ class Evaluations(Hook):
         latest = self._estimator.agreed_checkpoint()
         step = -1 if latest is None else reader.checkpoint_step(latest)
         is_last = max_steps is not None and step >= max_steps
-        self.resume(step, None if is_last else latest)
+        self.resume(step, latest, is_last=is_last)
         self.stopped_early = self._collectives.broadcast_text(self.stopped_early or "") or None
         return self.stopped_early is not None
 
-    def resume(self, step: int, path: str | None) -> None:
+    def resume(self, step: int, path: str | None, *, is_last: bool) -> None:
         """Prepare for a run that begins at `step`, -1 for a new one.
 
         Args:
           step: the step of the latest checkpoint.
-          path: that checkpoint; None: there is none, or it is the run's last, which `evaluate_last` evaluates.
+          path: that checkpoint; None: there is none.
+          is_last: it is the run's last, which `evaluate_last` evaluates.
         """
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint stores of the evaluations before it, values that JSON can hold."""
+        return {}
 
     def after_save(self, run: TrainingRun) -> None:
         """Evaluate the checkpoint that was just written, if an evaluation is due."""
@@ -111,9 +116,14 @@ class RemoteEvaluation(Evaluations):
         self._rule = rule
         self._looked = -float("inf")
 
-    def resume(self, step: int, path: str | None) -> None:
-        if path is not None:
+    def resume(self, step: int, path: str | None, *, is_last: bool) -> None:
+        if path is not None and not is_last:
             self._look(step, None)
+
+    def facts(self) -> dict[str, Any]:
+        if self._rule.metric is None:
+            return {}
+        return {HISTORIES: {self._rule.file: MetricHistory(self._rule, self._estimator.model_dir).contents()}}
 
     def begin(self, run: Run) -> None:
         self._look(run.global_step, run)

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from runner.distribute.collectives import Collectives
-from runner.estimator.early_stopping import MetricHistory, MetricRule
+from runner.estimator.early_stopping import LEARNING_RATE_REDUCED, MetricHistory, MetricRule
 
 FILE = "reduce_lr_on_plateau.json"
 
@@ -39,6 +39,7 @@ class ReduceLROnPlateau(MetricRule):
 
     key = "train.reduce_lr_on_plateau"
     file = FILE
+    has_rates = True
 
     def __post_init__(self) -> None:
         if not 0 < self.factor < 1:
@@ -141,5 +142,5 @@ class LearningRateReductions:
         # In the file before it is set: a run that is killed in between sets the same rate when it resumes.
         self._history.note_rate(step, after)
         text = f"learning rate {before:.6g} -> {after:.6g} at step {step}: {reason}"
-        self._announce("learning_rate_reduced", text, step=step, before=before, after=after)
+        self._announce(LEARNING_RATE_REDUCED, text, step=step, before=before, after=after)
         return after

@@ -7,11 +7,12 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from runner.checkpoint import reader, retention
 from runner.config.metric_names import evaluation_of, evaluation_prefix, unknown_metric
 from runner.distribute import grpc_server
-from runner.estimator.early_stopping import MetricHistory
+from runner.estimator.early_stopping import HISTORIES, MetricHistory
 from runner.estimator.estimator import Estimator
 from runner.estimator.evaluator import CheckpointFollower, Evaluations, RemoteEvaluation, TrainingWatch, tell_ending
 from runner.estimator.reduce_lr_on_plateau import LearningRateReductions
@@ -109,6 +110,7 @@ def follow(
     eval_specs = _checked(train_spec, eval_spec)
     watch = TrainingWatch(estimator.model_dir, config.generation)
     evaluations = RunEvaluations(estimator, eval_specs, train_spec, [watch])
+    evaluations.find_histories()
     ending = TrainingStatus()
     try:
         ending = CheckpointFollower(estimator.model_dir, watch, evaluations, estimator.latest_checkpoint, wait).follow()
@@ -170,6 +172,7 @@ def _train(estimator: Estimator, train_spec: TrainSpec, evaluations: Evaluations
             max_steps=train_spec.max_steps,
             saving_listeners=train_spec.saving_listeners,
             after_save=[evaluations.after_save],
+            facts=evaluations.facts,
             once=True,
             max_epochs=train_spec.max_epochs,
         )
@@ -234,7 +237,11 @@ class RunEvaluations(Evaluations):
     def exported_paths(self) -> Sequence[str]:
         return self._exports.paths
 
-    def resume(self, step: int, path: str | None) -> None:
+    def facts(self) -> dict[str, Any]:
+        contents = {history.rule.file: history.contents() for history in self._histories}
+        return {HISTORIES: contents} if contents else {}
+
+    def resume(self, step: int, path: str | None, *, is_last: bool) -> None:
         """Evaluate the checkpoint `path` if the run was killed or stopped before it did so.
 
         Raises:
@@ -242,14 +249,21 @@ class RunEvaluations(Evaluations):
         """
         if self._collectives.is_chief:
             for history in self._histories:
-                history.goes_on_from(step)
-        if path is None:
+                history.resume(step, path)
+        if path is None or is_last:
             return
         for spec in self._agreed(self._missing(path, step)):
             self._evaluate(spec, step)
             self._made_up.append(spec)
         if self._collectives.is_chief:
             self._stop_early(self._history.reason(step), step, None)
+
+    def find_histories(self) -> None:
+        """In an evaluator: go on with the histories of an earlier start."""
+        latest = self._estimator.latest_checkpoint()
+        if latest is not None:
+            for history in self._histories:
+                history.resume(reader.checkpoint_step(latest), latest)
 
     def begin(self, run: Run) -> None:
         """Check before training that the metrics of the rules exist, and that the learning rate can be reduced if a

@@ -42,6 +42,7 @@ class TrainingRun:
       target: train until this global step; infinite: until the data ends or a hook stops the run.
       after_save: functions that are called with this run after each checkpoint, to evaluate it. The checkpoint may not
         be durable yet; `wait_for_checkpoint` waits for it.
+      facts: returns what each checkpoint stores beside the variables, values that JSON can hold.
 
     Attributes:
       examples: number of examples trained on by this run.
@@ -58,6 +59,7 @@ class TrainingRun:
         *,
         target: float,
         after_save: Sequence[Callable[[TrainingRun], None]] = (),
+        facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.model_dir = context.model_dir
         self.examples = 0
@@ -65,7 +67,7 @@ class TrainingRun:
         self.interrupted = False
         self._context, self._setup, self._checkpoints, self._log = context, setup, checkpoints, log
         self._nan = NanPolicy(context, setup, checkpoints)
-        self._target, self._after_save = target, after_save
+        self._target, self._after_save, self._facts = target, after_save, facts
         self._step = self._first_step = setup.model.store.global_step
         self._advance = 1  # the number that a step adds to the global step; two optimizers that share it add 2
         self._next = Boundary(0, False, None, False)
@@ -404,6 +406,7 @@ class TrainingRun:
         is_evaluated = self._step > self._first_step and (self._saves_here or is_end)
         extra: dict[str, Any] = {"input": train_input.as_extra(), "evaluate": is_evaluated}
         extra["rollbacks"] = self._nan.rollbacks
+        extra.update(self._facts())
         if self._setup.model.store.adapted:
             extra[ADAPTED] = self._setup.model.store.adapted
         if self._setup.program.averages and self._step:  # those of Keras are 0 before the first step

@@ -22,8 +22,11 @@ from runner import (
     TrainSpec,
     train_and_evaluate,
 )
+from runner.checkpoint.snapshot import Snapshot
+from runner.checkpoint.writer import CheckpointWriter
 from runner.config.schema import ConfigError
-from runner.estimator.early_stopping import FILE
+from runner.estimator.early_stopping import FILE, MetricHistory
+from runner.tracking.journal import Journal, journal_path, journals_in
 from tests.config.test_config import parsed
 from tests.support import jobs
 from tests.support.journal import events_in, journal_of
@@ -160,6 +163,84 @@ def test_a_run_that_was_interrupted_ends_where_an_undisturbed_one_does(step: int
     assert (interrupted.global_step, interrupted.stopped_early) == (step, None)
     result = run(tmp_path)
     assert (result.global_step, result.stopped_early) == (10, REASON)
+
+
+# --- a file that is not what it was -----------------------------------------------------------------------------------
+
+
+def flip(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def delete(file: Path, place: int) -> None:
+    file.unlink()
+
+
+def cut(file: Path, place: int) -> None:
+    file.write_bytes(file.read_bytes()[:place])
+
+
+def empty(file: Path, place: int) -> None:
+    file.write_text(json.dumps({"metric": "eval/distance", "values": {}}))
+
+
+DAMAGES = {"flipped": flip, "deleted": delete, "cut": cut, "of another day": empty}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_a_file_lost_is_in_the_checkpoint(
+    damage: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    file = tmp_path / FILE
+    for number, step in enumerate((2, 4, 8)):
+        run(tmp_path, max_steps=step)
+        DAMAGES[damage](file, 40 + 9 * number)
+    for journal in journals_in(tmp_path):
+        journal.unlink()
+    capfd.readouterr()
+    result = run(tmp_path)
+    assert (result.global_step, result.stopped_early) == (10, REASON)
+    values = json.loads(file.read_text())["values"]
+    assert {int(at): float(value) for at, value in values.items()} == {2: 4, 4: 2, 6: 0, 8: 2, 10: 4}
+    about = [line for line in capfd.readouterr().err.splitlines() if line.startswith("runner: ")]
+    messages.same("said", "\n".join(about), hide=r"(?<=json\.)\d+")
+
+
+def test_each_byte_of_the_file_counts(tmp_path: Path) -> None:
+    """None that is flipped changes a value, or ends in another error than the one that names the file."""
+    history = MetricHistory(RULE, tmp_path)
+    history.note(2, {"eval/distance": 4.0})
+    history.note(4, {"eval/distance": 2.5})
+    whole = (tmp_path / FILE).read_bytes()
+    for place in range(len(whole)):
+        (tmp_path / FILE).write_bytes(whole)
+        flip(tmp_path / FILE, place)
+        read = MetricHistory(RULE, tmp_path)
+        assert read.contents() == history.contents() or (not read.has(2) and not read.has(4)), place
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"metric": "eval/distance", "values": {"2": "4.0"}}')
+    assert MetricHistory(RULE, tmp_path).has(2)
+
+
+def test_a_damaged_file_of_an_earlier_version_is_made_of_the_journals_or_refused(
+    tmp_path: Path, messages: Messages
+) -> None:
+    """The checkpoints of that version have no history."""
+    journal = Journal(journal_path(tmp_path))
+    checkpoint = tmp_path / "model.ckpt-6"
+    CheckpointWriter(tmp_path, None).write(Snapshot(6, {}), {})
+    (tmp_path / FILE).write_text('{"metric": "eval/distance", "values": {"2": "4.0"')
+    with messages.raised(ConfigError):
+        MetricHistory(RULE, tmp_path).resume(6, str(checkpoint))
+    for step in (2, 4, 6, 8):
+        journal.metrics(step, {"eval/distance": abs(step - 6.0)})
+    history = MetricHistory(RULE, tmp_path)
+    history.resume(6, str(checkpoint))
+    assert history.contents()["values"] == {"2": "4.0", "4": "2.0", "6": "0.0"}
 
 
 def test_steps_that_are_taken_again_are_judged_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, EvalSpec, ReduceLROnPlateau, RunConfig, TrainSpec, train_and_evaluate
 from runner.estimator.reduce_lr_on_plateau import FILE
-from tests.estimator.test_early_stopping import Interrupter, Killer, refuses
+from tests.estimator.test_early_stopping import DAMAGES, Interrupter, Killer, refuses
 from tests.support import jobs
 from tests.support.journal import events_in, journal_of, recorded
 from tests.support.line import mirrored, native_line, points
@@ -142,6 +142,14 @@ def test_a_run_that_was_killed_comes_to_the_bits_of_an_undisturbed_one(
 @pytest.mark.parametrize("step", [10, 11])
 def test_so_does_one_that_was_interrupted(step: int, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     run(tmp_path, stop=Interrupter(step))
+    check(tmp_path, run(tmp_path), undisturbed)
+
+
+@pytest.mark.parametrize("step", [12, 16])
+@pytest.mark.parametrize("damage", ["flipped", "deleted"])
+def test_so_does_one_whose_file_was_lost(damage: str, step: int, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    run(tmp_path, stop=Interrupter(step))
+    DAMAGES[damage](tmp_path / FILE, 60)
     check(tmp_path, run(tmp_path), undisturbed)
 
 
