@@ -157,14 +157,52 @@ def test_batches_of_any_size_are_trained_on(tmp_path: Path) -> None:
     assert run is not None and (run.global_step, run.examples) == (3, 7)
 
 
-def test_empty_input_warns_and_leaves_the_initial_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
-) -> None:
+def five_examples(**batching: Any) -> tf.data.Dataset:
+    inputs, targets = [[1.0]] * 5, [[2.0]] * 5
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8, **batching)
+
+
+def of_unknown_size() -> tf.data.Dataset:
+    return five_examples().unbatch().filter(lambda x, y: x[0] > 5).batch(8, drop_remainder=True)
+
+
+EMPTY = {
+    "no batches": lambda: points()().take(0),
+    "not one full batch": lambda: five_examples(drop_remainder=True),
+    "all left out": of_unknown_size,
+    "with a batch size": Input(lambda params: five_examples(drop_remainder=True), batch_size=8),
+}
+
+
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY)
+def test_training_on_an_empty_input_is_refused_each_time(empty: Any, tmp_path: Path, messages: Messages) -> None:
     trainer = estimator(tmp_path)
-    with caplog.at_level(logging.WARNING, logger="runner"):
-        trainer.train(lambda: points()().take(0))
-    messages.logged(caplog)
-    assert step_of(trainer) == 0 and trainer.get_variable_value("weight") == 0.0
+    with messages.raised(ValueError):
+        trainer.train(empty)
+    # The checkpoint of step 0 does not say that the input has been read to its end.
+    with messages.raised(ValueError):
+        trainer.train_run(empty, once=True)
+    assert step_of(trainer) == 0
+
+
+@pytest.mark.parametrize("empty", list(EMPTY.values())[:3], ids=list(EMPTY)[:3])
+def test_going_on_with_an_empty_input_is_refused(empty: Any, tmp_path: Path, messages: Messages) -> None:
+    trainer = estimator(tmp_path).train(points(), steps=2)
+    with messages.raised(ValueError):
+        trainer.train(empty, steps=2)
+    assert step_of(trainer) == 2
+
+
+@pytest.mark.parametrize("max_epochs", [None, 1])
+def test_an_input_that_was_read_to_its_end_before_is_finished(max_epochs: int | None, tmp_path: Path) -> None:
+    def of_unknown_size() -> tf.data.Dataset:
+        return points()().filter(lambda *batch: True)
+
+    for name, input_fn in {"known": points(), "unknown": of_unknown_size}.items():
+        step = step_of(estimator(tmp_path / name).train(input_fn, max_epochs=max_epochs))
+        again = estimator(tmp_path / name)
+        assert again.train_run(input_fn, once=True, max_epochs=max_epochs) is None
+        assert step_of(again) == step > 0
 
 
 def test_checkpoint_state_file_holds_relative_paths(trained: Estimator) -> None:
@@ -322,9 +360,10 @@ def test_an_evaluation_that_would_never_end_is_refused(halves: Estimator, messag
         halves.evaluate(points(repeat=True))
 
 
-def test_evaluating_an_empty_input_is_refused(halves: Estimator, messages: Messages) -> None:
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY)
+def test_evaluating_an_empty_input_is_refused(empty: Any, halves: Estimator, messages: Messages) -> None:
     with messages.raised(ValueError):
-        halves.evaluate(lambda: points()().take(0), name="test")
+        halves.evaluate(empty, name="test")
 
 
 def test_evaluations_go_to_folders_of_their_own(tmp_path: Path) -> None:
