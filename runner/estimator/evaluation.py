@@ -68,6 +68,8 @@ class EvaluationResult:
             "evaluated", name=self.name, step=self.step, checkpoint=self.path, examples=self.examples, secs=self.secs
         )
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
+        if tensorboard.too_large(self.results):
+            shown += f", only in TensorBoard's events: {', '.join(tensorboard.too_large(self.results))}"
         context.progress.message(f"{label} at step {self.step}: {shown} ({self.examples} examples, {self.secs:.1f} s)")
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
         tensorboard.write_events(writer, self.step, {"checkpoint_path": self.path, **self.results})

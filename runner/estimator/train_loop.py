@@ -114,7 +114,14 @@ class TrainingRun:
 
     @property
     def steps_per_sec(self) -> float:
-        return (self._step - self._first_step) / self._pace.secs if self._pace.secs else 0.0
+        """The speed without the first loop, which traces the graph, as the screen shows it; of a run that has taken
+        only that loop, its speed; 0: no step was taken.
+        """
+        steps, secs = self._step - self._first_step, self._pace.secs
+        later_steps = steps - self._pace.first_steps * self._advance
+        if later_steps > 0:
+            steps, secs = later_steps, secs - self._pace.first_secs
+        return steps / secs if secs else 0.0
 
     @property
     def input_bound(self) -> float | None:

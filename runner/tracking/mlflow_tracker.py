@@ -44,17 +44,23 @@ _CHANGED, _TO = "changed.", " -> "
 
 
 class UniqueNames:
-    """Makes names valid and keeps them different: if two names become equal, the second gets a suffix."""
+    """Makes names valid and keeps them different: if two names become equal, the second gets a suffix.
 
-    def __init__(self) -> None:
+    Args:
+      known: names that an earlier process has made. A name that got a suffix there keeps it, whichever comes first.
+    """
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._known = set(known)
         self._owners: dict[str, str] = {}
 
     def clean(self, name: str) -> str:
         clean = clean_name(name)
-        if self._owners.setdefault(clean, name) == name:
-            return clean
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{clean[: MAX_NAME - 9]}-{digest[:8]}"
+        with_suffix = f"{clean[: MAX_NAME - 9]}-{digest[:8]}"
+        if with_suffix in self._known:
+            return with_suffix
+        return clean if self._owners.setdefault(clean, name) == name else with_suffix
 
 
 def clean_name(name: str) -> str:
@@ -397,6 +403,7 @@ class MlflowTracker(Tracker):
         if run is None or run.info.lifecycle_stage != "active":
             return None
         self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
+        self._metric_names = UniqueNames(run.data.metrics)
         return run
 
     def _log_params(self, earlier: Mapping[str, str], params: Mapping[str, Any]) -> None:

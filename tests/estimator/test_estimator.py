@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunConfig
-from tests.support.journal import journal_of, recorded
+from runner.system.console import Progress
+from tests.support.journal import journal_of, metrics_of_steps, recorded
 from tests.support.line import LINES, line, mirrored, points, read_events, steps_of
 from tests.support.messages import Messages
 from tests.support.tiers import slow_but
@@ -451,6 +453,54 @@ def test_metrics_may_be_nested(trained: Estimator) -> None:
     events = {event.tag: event.value for event in read_events(trained.eval_dir("nested"))}
     assert events["vector"].tolist() == [9.0, 1.0]
     assert events["pair/0"] == 9.0 and events["pair/1/count"] == 1.0 and events["dict/mean"] == 9.0
+
+
+class Said(Progress):
+    """The lines that stay on the screen."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_elements_of_short_arrays_are_metrics_and_longer_arrays_are_said(tmp_path: Path, messages: Messages) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        mean, update = v1.metrics.mean(labels)
+        values = {
+            "pair": tf.stack([mean, mean + 1]), "pair_1": tf.constant(-1.0), "matrix": tf.reshape(tf.range(4), [2, 2]),
+            "longest": mean * tf.ones([32]), "too_long": mean * tf.ones([33]), "texts": tf.constant(["a", "b"]),
+        }  # fmt: skip
+        spec = line(features, labels, mode, params)
+        return spec._replace(eval_metric_ops={name: (value, update) for name, value in values.items()})
+
+    journal, said = journal_of(tmp_path / "journal.jsonl"), Said()
+    trainer = Estimator(model_fn, tmp_path, RunConfig(), journal=journal, progress=said)
+    trainer.train(points(), steps=1).evaluate(points())
+    (found,) = [numbers for _, numbers in metrics_of_steps(tmp_path / "journal.jsonl") if "eval/loss" in numbers]
+    assert (found["eval/pair_0"], found["eval/pair_1"]) == (9.0, -1.0), "a metric keeps its own name"
+    assert found["eval/matrix_1_0"] == 2.0
+    others = [name for name in found if "pair" not in name and "matrix" not in name]
+    assert others == [*(f"eval/longest_{number}" for number in range(32)), "eval/loss"]
+    (shown,) = [text for text in said.lines if text.startswith("eval at step")]
+    messages.same("line", shown.partition("pair_1 = -1, ")[2], hide=r"[\d.]+ s\)")
+
+
+def test_the_speed_of_a_run_is_that_of_its_later_loops(tmp_path: Path) -> None:
+    def wait_for_the_first(number: np.int64) -> np.int64:
+        time.sleep(0 if number else 1.5)
+        return number
+
+    def input_fn() -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(80).map(
+            lambda number: tf.numpy_function(wait_for_the_first, [number], tf.int64)
+        )
+        return numbers.map(lambda number: (tf.ones([1, 1]), tf.ones([1, 1])))
+
+    run = estimator(tmp_path).train_run(input_fn)
+    assert run is not None and run.global_step == 80
+    assert run.steps_per_sec > 80 / 1.5
 
 
 def test_event_files_of_evaluations_have_the_fields_of_2_15(trained: Estimator) -> None:
