@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
 import inspect
-import linecache
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ import tensorflow as tf
 from runner import keras_model
 from runner.config.error_messages import did_you_mean
 from runner.model_log import logging_to
-from runner.system.user_frames import name_of, without_partials
+from runner.system.user_frames import Frame, failed_expression, name_of, user_frames, without_partials
+from runner.tf_private.feature_columns import naming_repeated_tokens
 from runner.tracking.exit_codes import user_code
 from runner.types import WeightedLabels, copied_params
 
@@ -157,7 +158,7 @@ class ModelFn:
 
         Raises:
           ValueError: model_fn returned something else, or a spec that lacks what `mode` needs; or the input has labels
-            or sample weights and model_fn takes none; or model_fn failed because there are no labels.
+            or sample weights and model_fn takes none.
           MissingFeatureError: model_fn reads a feature that the input does not have.
         """
         declared = declared_arguments(self.fn)
@@ -177,7 +178,8 @@ class ModelFn:
         }
         # A hook may have it evaluated or exported: then model_fn does not log to the run that calls the hook.
         with user_code(self.fn), contextlib.nullcontext() if mode == ModeKeys.TRAIN else logging_to(None):
-            with self._explaining_inputs(features, labels, mode, "labels" in declared):
+            explaining_inputs = self._explaining_inputs(features, labels, mode, "labels" in declared)
+            with naming_repeated_tokens(), explaining_inputs:
                 result = self.fn(**{name: available[name] for name in declared})
             if hasattr(result, "as_runner_spec"):  # a spec of tf.estimator, which may call functions of the model
                 with self.operators():
@@ -208,13 +210,12 @@ class ModelFn:
                 raise missing.with_traceback(error.__traceback__) from error
             raise
         except Exception as error:
-            # Labels may be None on purpose (an autoencoder): only an error that mentions them is explained.
-            if labels is None and takes_labels and mode != ModeKeys.PREDICT and re.search("None|labels", str(error)):
-                text = f"the input returns features without labels in mode {mode!r}, and {self.name} needs labels. "
-                text += "Make each element of the input function's dataset a pair (features, labels)."
-                raise ValueError(f"{text} ({type(error).__name__}: {error})").with_traceback(
-                    error.__traceback__
-                ) from error
+            # Labels may be None on purpose (an autoencoder), so the error is the user's own, and this only a remark.
+            if labels is None and takes_labels and mode != ModeKeys.PREDICT and _uses_missing_labels(error):
+                error.add_note(
+                    f"labels is None here: the input returns features without labels in mode {mode!r}. If {self.name} "
+                    "needs labels, make each element of the input function's dataset a pair (features, labels)."
+                )
             raise
 
 
@@ -234,12 +235,36 @@ def _reads_item_of(features: Mapping[Any, Any], error: KeyError) -> bool:
         frame = frame.tb_next
     if frame is None or not error.args or error.args[0] in features:
         return False
-    at = traceback.extract_tb(frame)[0]
-    if at.colno is None or at.end_colno is None or at.lineno is None:  # started with `python -X no_debug_ranges`
-        return False
-    source = linecache.getline(at.filename, at.lineno).encode()[at.colno : at.end_colno].decode(errors="replace")
+    source = failed_expression(frame)
     names = [name for name, value in frame.tb_frame.f_locals.items() if value is features]
     return any(re.match(rf"{re.escape(name)}\s*(\[|\.pop\()", source) for name in names)
+
+
+def _uses_missing_labels(error: Exception) -> bool:
+    """Report whether `error` may come from labels that are None: an expression of model_fn, or of a function that it
+    calls, has the name `labels`, and the innermost expression of the user's code has a name that is None.
+    """
+    has_labels = False
+    innermost: set[str] = set()
+    entry = error.__traceback__
+    while entry is not None:
+        code = entry.tb_frame.f_code
+        if user_frames([Frame(code.co_filename, entry.tb_lineno, code.co_name)]):
+            innermost = _names_of_none(entry)
+            has_labels = has_labels or "labels" in innermost
+        entry = entry.tb_next
+    return has_labels and bool(innermost)
+
+
+def _names_of_none(entry: TracebackType) -> set[str]:
+    """Return the names in the failed expression of a frame whose value there is None; none of a statement (`raise`)."""
+    try:
+        expression = ast.parse(f"({failed_expression(entry)})", mode="eval")
+    except SyntaxError:
+        return set()
+    names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+    values = entry.tb_frame.f_locals
+    return {name for name in names if name in values and values[name] is None}
 
 
 def declared_arguments(fn: Callable[..., Any]) -> list[str]:
@@ -312,6 +337,7 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
     if mode == ModeKeys.PREDICT:
         if spec.predictions is None:
             raise ValueError(f"{name} returned predictions=None in PREDICT. PREDICT needs predictions.")
+        spec = dataclasses.replace(spec, predictions=tf.nest.map_structure(_value_of_variable, spec.predictions))
         wrong = {type(value).__name__ for value in tf.nest.flatten(spec.predictions) if not tf.is_tensor(value)}
         if wrong:
             raise ValueError(
@@ -335,6 +361,14 @@ def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:
     else:
         _check_metrics(spec.eval_metric_ops or {}, name)
     return dataclasses.replace(spec, loss=_checked_loss(spec.loss, mode, name))
+
+
+def _value_of_variable(value: Any) -> Any:
+    """Return the value of a tf.Variable or keras.Variable, which a prediction may be as in tf.estimator; anything else
+    unchanged.
+    """
+    is_variable = tf.is_tensor(value) and hasattr(value, "assign")
+    return tf.convert_to_tensor(value) if is_variable else value
 
 
 def runs(value: Any) -> bool:

@@ -307,6 +307,13 @@ def test_predictions_that_are_no_tensors_are_refused(predictions: Any, messages:
         returned(PREDICT, predictions=predictions)
 
 
+@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable], ids=["tf", "keras"])
+def test_a_variable_as_a_prediction_is_its_value(kind: Any) -> None:
+    spec = returned(PREDICT, predictions={"w": kind([[1.0], [2.0]]), "x": X})
+    assert isinstance(spec.predictions["w"], tf.Tensor) and spec.predictions["x"] is X
+    assert spec.predictions["w"].numpy().tolist() == [[1.0], [2.0]]
+
+
 # --- keras.Model --------------------------------------------------------------------------------------------------
 
 
@@ -425,11 +432,56 @@ def test_the_key_error_of_another_table_is_left_as_it_is(messages: Messages) -> 
     explained(messages, {"pixels": X}, model_fn, Y)
 
 
-def test_features_without_labels_are_said_where_model_fn_fails_for_want_of_them(messages: Messages) -> None:
-    def model_fn(features: Any, labels: Any) -> Any:
-        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, features)
+def notes_of(fn: Any, features: Any = X, kind: type[Exception] = TypeError) -> list[str]:
+    """What is said beside the error of a model_fn that fails in TRAIN without labels."""
+    with pytest.raises(kind) as caught:
+        ModelFn(fn, Params(), RunConfig(model_dir="m"))(features, None, TRAIN)
+    return getattr(caught.value, "__notes__", [])
 
-    explained(messages, X, model_fn)
+
+def of_targets(logits: Any, targets: Any) -> Any:
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+
+
+LOSSES = {
+    "a call": lambda labels: tf.nn.sparse_softmax_cross_entropy_with_logits(labels, X),
+    "several lines": lambda labels: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=labels,
+        logits=X,
+    ),
+    "a function of the user": lambda labels: of_targets(X, labels),
+    "an item": lambda labels: labels["class"],
+    "an attribute": lambda labels: labels.shape,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_an_error_of_missing_labels_is_the_users_with_a_remark(loss: Any, messages: Messages) -> None:
+    def model_fn(features: Any, labels: Any) -> Any:
+        return loss(labels)
+
+    with pytest.raises(Exception) as caught:
+        ModelFn(model_fn, Params(), RunConfig(model_dir="m"))(X, None, TRAIN)
+    assert caught.value.__cause__ is None
+    assert not str(caught.value).startswith("the input returns")
+    for note in caught.value.__notes__:
+        messages.same("note", note)
+
+
+def test_an_error_that_does_not_use_labels_has_no_remark_about_them() -> None:
+    def of_none(features: Any, labels: Any) -> Any:
+        return "dense" in None  # type: ignore[operator]
+
+    def in_a_function(features: Any, labels: Any) -> Any:
+        def built(targets: Any) -> Any:
+            return "dense" in None  # type: ignore[operator]
+
+        return built(labels)
+
+    def said_by_the_user(features: Any, labels: Any) -> Any:
+        raise TypeError("labels are None")
+
+    assert [notes_of(fn) for fn in (of_none, in_a_function, said_by_the_user)] == [[], [], []]
 
 
 def test_an_autoencoder_has_errors_of_its_own(messages: Messages) -> None:

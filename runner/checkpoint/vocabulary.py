@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from runner.tf_private.feature_columns import name_repeated_token, read_tokens
+
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
@@ -85,12 +87,11 @@ def _tokens(file: str, size: int | None) -> list[str]:
     """Return the first `size` lines of a file; all lines if `size` is None."""
     if not tf.io.gfile.exists(file):
         raise ValueError(f"there is no vocabulary file {file}.")
-    with tf.io.gfile.GFile(file, "rb") as lines:
-        tokens = lines.read().decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
+    tokens = read_tokens(file)
     if size is not None and len(tokens) < size:
         raise ValueError(f"the vocabulary {file} has {len(tokens)} lines, fewer than the requested {size}.")
     tokens = tokens[:size]
-    if len(set(tokens)) < len(tokens):
-        twice = next(token for place, token in enumerate(tokens) if token in tokens[:place])
-        raise ValueError(f"the vocabulary {file} contains {twice!r} twice.")
+    repeated = name_repeated_token(file, tokens)
+    if repeated is not None:
+        raise ValueError(repeated)
     return tokens

@@ -19,7 +19,7 @@ from runner.classic.estimator_spec import EstimatorSpec
 from runner.classic.inputs import named_only
 from runner.classic.run_config import RunConfig, default_session_config
 from runner.classic.warm_start import as_warm_start
-from runner.data.inputs import Input
+from runner.data.inputs import EmptyInputError, Input
 from runner.estimator import estimator as engine
 from runner.estimator.train_loop import TrainingRun
 from runner.model_fn import ModeKeys, declared_arguments
@@ -137,7 +137,11 @@ class Estimator(engine.Estimator):
             )
         if isinstance(self.config, RunConfig):
             self.config.check_strategy()
-        return super().train_run(input_fn, hooks, *args, **kwargs)
+        try:
+            return super().train_run(input_fn, hooks, *args, **kwargs)
+        except EmptyInputError as error:  # tf.estimator trained on nothing, with a warning
+            tf.get_logger().warning("Training with estimator made no steps. %s", error)
+            return None
 
     def _own_journal(self, *args: Any) -> LoggedJournal:
         return LoggedJournal(super()._own_journal(*args))

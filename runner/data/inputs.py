@@ -21,7 +21,9 @@ from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_row
 from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.data.shared_stream import NOT_SHARED, SharedStream, Stream
+from runner.distribute.collectives import Collectives
 from runner.run_config import RunConfig
+from runner.system.console import counted
 from runner.system.user_frames import name_of
 from runner.tf_private import datasets
 from runner.tracing.random_state import seeded
@@ -294,6 +296,38 @@ def check_examples(pipeline: InputPipeline, num_steps: int, examples: int, *, ar
             'more examples, write .batch(params["batch_size"]), or set batch_size=null to keep these batches.',
             size, pipeline.name, first, each, "" if num_steps == 1 else " each",
         )  # fmt: skip
+
+
+class EmptyInputError(ValueError):
+    """An input that has no examples, on any worker."""
+
+
+def why_empty(pipeline: InputPipeline, mode: str, collectives: Collectives) -> str:
+    """Return what is known of an input that has returned no examples on any worker, and of its batches.
+
+    All workers must call this together, before they raise EmptyInputError.
+    """
+    num_workers = collectives.num_workers
+    facts = [f"0 over {num_workers} workers"] if num_workers > 1 else []
+    if pipeline.global_batch_size is not None:
+        facts.append(f"{_BLOCKS[mode]}.batch_size={pipeline.global_batch_size}")
+    batching = datasets.batching(pipeline.given)
+    examples = None if batching is None else batching.examples
+    num_known, total = collectives.sum([float(examples is not None), float(examples or 0)])
+    is_known = num_known == num_workers
+    if pipeline.num_pipelines == 1:  # all workers read the same
+        total = float(examples or 0)
+    advice = "See from which files it reads, and what it leaves out."
+    if batching is not None:
+        of_examples = f" of {counted(int(total), 'example')}" if is_known else ""
+        facts.append(f".batch({batching.batch_size}, drop_remainder={batching.drops_remainder}){of_examples}")
+        if batching.drops_remainder and not is_known:
+            advice += " drop_remainder=True leaves out a batch that is not full."
+        elif batching.drops_remainder and total:
+            advice = "drop_remainder=True leaves out a batch that is not full: use False, or a smaller batch size."
+    collectives.part()
+    known = f" ({', '.join(facts)})" if facts else ""
+    return f"{pipeline.name} returned no examples{known}. {advice}"
 
 
 def build_input_pipeline(

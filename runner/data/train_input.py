@@ -146,6 +146,14 @@ class TrainInput:
         return self.position.ended
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the data of this process has ended without an element."""
+        service = self.pipeline.service
+        if service is not None and service.job_name is not None:
+            return False  # another run may have read all of it
+        return self.position.elements == 0 and (self.ended or self.remaining_steps <= 0)
+
+    @property
     def num_steps_read(self) -> int:
         return self.position.elements // self.pipeline.division.elements_per_step
 

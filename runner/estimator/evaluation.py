@@ -15,13 +15,14 @@ import tensorflow as tf
 
 from runner.checkpoint import retention
 from runner.config.metric_names import evaluation_prefix
-from runner.data.inputs import InputPipeline
+from runner.data.inputs import EmptyInputError, InputPipeline, why_empty
 from runner.data.iterators import iterate
 from runner.distribute.collectives import Collectives
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import LoopLength
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Interrupted
+from runner.model_fn import ModeKeys
 from runner.programs.evaluate import EvalProgram, EvalResult
 from runner.programs.model import Model
 from runner.programs.predict import PredictProgram
@@ -67,6 +68,8 @@ class EvaluationResult:
             "evaluated", name=self.name, step=self.step, checkpoint=self.path, examples=self.examples, secs=self.secs
         )
         shown = ", ".join(f"{key} = {value:.6g}" for key, value in sorted(scalars.items()))
+        if tensorboard.too_large(self.results):
+            shown += f", only in TensorBoard's events: {', '.join(tensorboard.too_large(self.results))}"
         context.progress.message(f"{label} at step {self.step}: {shown} ({self.examples} examples, {self.secs:.1f} s)")
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
         tensorboard.write_events(writer, self.step, {"checkpoint_path": self.path, **self.results})
@@ -109,7 +112,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
       (metrics, number of examples).
 
     Raises:
-      ValueError: there are no examples.
+      EmptyInputError: there are no examples.
       Interrupted: a hook ended the evaluation early.
     """
     model, program = setup.model, setup.program
@@ -129,8 +132,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
         total = run(setup, hooks)
         setup.pipeline.stream.check()
         if not total.examples:
-            model.collectives.part()
-            raise ValueError(f"{what}: {setup.pipeline.name} returned no examples.")
+            raise EmptyInputError(f"{what}: {why_empty(setup.pipeline, ModeKeys.EVAL, model.collectives)}")
         metrics: dict[str, Any] = {**total.means()}
         metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
     except tf.errors.ResourceExhaustedError as error:

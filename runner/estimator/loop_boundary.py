@@ -75,12 +75,15 @@ class Pace:
 
     Attributes:
       secs: seconds in loops, without saves and evaluations.
+      first_steps, first_secs: steps and seconds of the first loop that took steps, which also traces and compiles.
     """
 
     def __init__(self, length: LoopLength, can_group: Callable[[], bool], wait: WaitTimer) -> None:
         self._length, self._ask, self.wait = length, can_group, wait
         self._can_group: bool | None = None
         self.secs = 0.0
+        self.first_steps = 0
+        self.first_secs = 0.0
 
     def num_steps(self, limit: float) -> int:
         """Return the number of steps of the next loop, at least one and at most `limit`."""
@@ -103,6 +106,9 @@ class Pace:
           (whether its speed is that of the run, the share of time spent waiting if the loop completes a sample).
         """
         self.secs += secs
+        if not self.first_steps:
+            self.first_steps = num_steps
+            self.first_secs += secs
         # Timing slows a sample of short steps, so the sample does not count as speed.
         is_short = (
             loop.is_sampled and self._length.next(math.inf) > loop.num_steps and secs < num_steps * SHORT_STEP_SECS

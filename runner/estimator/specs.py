@@ -115,7 +115,8 @@ class TrainingResult:
         metrics are also found by their own names: `metrics["accuracy"]`.
       global_step: step of the last checkpoint.
       examples: number of examples that this call trained on; 0 if there was nothing left to train.
-      steps_per_sec: training speed of this call, without evaluations; 0 if no step was taken.
+      steps_per_sec: training speed of this call, without evaluations and the first loop of steps, which traces the
+        graph; 0 if no step was taken.
       checkpoint: path of the last checkpoint; None: training failed before the evaluator saw a checkpoint.
       stopped_early: the reason why training ended before its last step; None: it did not.
       exports: paths of the SavedModels that this process exported.

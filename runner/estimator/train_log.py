@@ -54,6 +54,7 @@ class TrainLog:
         self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
         # Sums and weights of the metrics since the last point that was logged.
         self._window = np.zeros(2 * len(self._scalars.metrics))
+        self._has_said_too_large = False
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
         taken = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
         writer = functools.partial(tensorboard.EventWriter, summary_writer)
@@ -212,11 +213,20 @@ class TrainLog:
             first = last
         self._add(metrics[first:])
         if due and due[-1] == steps[-1] and self._program.kept_metrics:
-            values = tensorboard.scalars(
-                {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
-            )
+            kept = {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
+            values = tensorboard.scalars(kept)
+            self._say_too_large(tensorboard.too_large(kept))
             points[due[-1]] |= {f"train/{name}": value for name, value in values.items()}
         return points
+
+    def _say_too_large(self, metrics: Sequence[str]) -> None:
+        """Say, once for a run, which metrics are not reported because of their size."""
+        if metrics and not self._has_said_too_large and self._context.is_chief:
+            self._has_said_too_large = True
+            _log.warning(
+                "Metrics of training with more than %d elements are not reported: %s.",
+                tensorboard.MAX_ELEMENTS, ", ".join(metrics),
+            )  # fmt: skip
 
     def _shown(self, metrics: np.ndarray) -> dict[str, float]:
         """Return the values that the progress line shows: those that model_fn logs, at one step in this process."""

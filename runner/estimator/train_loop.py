@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from runner.data.batch_groups import are_small
+from runner.data.inputs import EmptyInputError, why_empty
 from runner.data.wait_timer import WaitTimer
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
@@ -21,6 +22,7 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import WhenDue
+from runner.model_fn import ModeKeys
 from runner.programs.ema import AVERAGES
 from runner.programs.train_loop import LoopResult, Steps
 from runner.tf_private import graphs
@@ -114,7 +116,14 @@ class TrainingRun:
 
     @property
     def steps_per_sec(self) -> float:
-        return (self._step - self._first_step) / self._pace.secs if self._pace.secs else 0.0
+        """The speed without the first loop, which traces the graph, as the screen shows it; of a run that has taken
+        only that loop, its speed; 0: no step was taken.
+        """
+        steps, secs = self._step - self._first_step, self._pace.secs
+        later_steps = steps - self._pace.first_steps * self._advance
+        if later_steps > 0:
+            steps, secs = later_steps, secs - self._pace.first_secs
+        return steps / secs if secs else 0.0
 
     @property
     def input_bound(self) -> float | None:
@@ -168,6 +177,7 @@ class TrainingRun:
           tf.compat.v1.train.NanLossDuringTrainingError: a loss was not finite, or variables became non-finite; the
             message names the step.
           ValueError: the step does not advance the global step.
+          EmptyInputError: no step was taken, because the training input has no examples.
         """
         hooks = self._setup.hooks
         due = [WhenDue(hook) for hook in hooks]
@@ -413,9 +423,18 @@ class TrainingRun:
             extra[AVERAGES] = self._setup.program.averages
         return extra
 
+    def _refuse_empty_input(self) -> None:
+        """Raise EmptyInputError if no worker has read an example, and that is why no step was taken."""
+        collectives, train_input = self._context.collectives, self._setup.input
+        (empty,) = collectives.sum([float(train_input.is_empty)])
+        if empty == collectives.num_workers and not self.interrupted:
+            raise EmptyInputError(f"training: {why_empty(train_input.pipeline, ModeKeys.TRAIN, collectives)}")
+
     def _end(self) -> None:
         if self._step == self._first_step:
-            _log.warning("No step was taken: the training input is empty, or a hook stopped training at once.")
+            # Before the checkpoint says that the data has ended: the same command then reads the mended input.
+            self._refuse_empty_input()
+            _log.warning("No step was taken: a hook stopped training at once, or the training input was at its end.")
         if self.ended_early is not None and self._context.is_chief:
             _log.warning("Stopped early: %s", self.ended_early)
         if self._setup.input.ended and not self._is_end_saved:

@@ -396,8 +396,8 @@ def _draw(study: Study, metric: str, directory: Path) -> None:
         ("param_importances.png", pictures.plot_param_importances),
     ):
         try:
-            # Optuna sets matplotlib's style globally.
-            with warnings.catch_warnings(), matplotlib.rc_context():
+            # Optuna sets matplotlib's style globally. A metric or key between two dollar signs is a name, no formula.
+            with warnings.catch_warnings(), matplotlib.rc_context({"text.parse_math": False}):
                 warnings.simplefilter("ignore")  # silence the warning that its matplotlib pictures are experimental
                 axes: Any = plot(study, target_name=metric)
                 axes.figure.set_size_inches(9, 4.5)

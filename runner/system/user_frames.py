@@ -7,8 +7,10 @@ import inspect
 import linecache
 import re
 import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
@@ -67,6 +69,21 @@ def name_of(function: Any) -> str:
     function = without_partials(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{getattr(named, '__module__', None) or '?'}.{named.__qualname__}"
+
+
+def failed_expression(entry: TracebackType) -> str:
+    """Return the source of the expression that was computed in a frame of a traceback; "" if it is not known.
+
+    It is not known where the source cannot be read, or Python was started with `-X no_debug_ranges`.
+    """
+    place = traceback.extract_tb(entry, limit=1)[0]
+    if place.lineno is None or place.end_lineno is None or place.colno is None or place.end_colno is None:
+        return ""
+    lines = [linecache.getline(place.filename, line).encode() for line in range(place.lineno, place.end_lineno + 1)]
+    # Columns are bytes. The end first: with one line, it is counted in the whole of it.
+    lines[-1] = lines[-1][: place.end_colno]
+    lines[0] = lines[0][place.colno :]
+    return b"".join(lines).decode(errors="replace")
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from runner.checkpoint import reader
+from runner.checkpoint import reader, retention
 from runner.config.metric_names import evaluation_prefix
 from runner.config.schema import Config, ConfigError
 from runner.config.validation import checkpoint_in
@@ -226,6 +226,8 @@ def _headline(config: Config, replicas: int, devices: str, cluster: Cluster) -> 
 
 
 def _checkpoint_of(job: Job, chosen: str | None) -> dict[str, Any]:
-    """Return the checkpoint `chosen`, or the latest one, and its step."""
+    """Return the checkpoint `chosen`, or the latest one, with its step and its own metrics, if it was evaluated."""
     path = chosen or job.estimator.latest_checkpoint()
-    return {"checkpoint": path, "global_step": None if path is None else reader.checkpoint_step(path)}
+    if path is None:
+        return {"checkpoint": None, "global_step": None}
+    return {"checkpoint": path, "global_step": reader.checkpoint_step(path), "metrics": retention.metrics_of(path)}

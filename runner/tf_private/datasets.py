@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -85,6 +85,38 @@ def shuffle_buffers(dataset: tf.data.Dataset) -> list[int]:
         return [int(one._buffer_size) for one in shuffles if hasattr(one, "_buffer_size")]
     except (AttributeError, TypeError):
         return []
+
+
+class Batching(NamedTuple):
+    """The last stage of a pipeline that makes batches.
+
+    Attributes:
+      batch_size: examples of a full batch.
+      drops_remainder: leaves out a batch that is not full.
+      examples: number of examples that it is given; None: not known.
+    """
+
+    batch_size: int
+    drops_remainder: bool
+    examples: int | None
+
+
+def batching(dataset: Any) -> Batching | None:
+    """Return the stage that makes the batches of a dataset; None: there is none, or it is not known.
+
+    Private: `_BatchDataset._batch_size` and `._drop_remainder`, scalars that `_ParallelBatchDataset` and
+    `_PaddedBatchDataset` have, too. When they move: None; a message then says less.
+    """
+    try:
+        batches = [stage for stage in stages(dataset) if hasattr(stage, "_drop_remainder")]
+        if not batches:
+            return None
+        (given,) = batches[0]._inputs()
+        examples = int(given.cardinality())
+        drops = bool(tf.get_static_value(batches[0]._drop_remainder))
+        return Batching(int(batches[0]._batch_size), drops, examples if examples >= 0 else None)
+    except (AttributeError, TypeError, ValueError):
+        return None
 
 
 def may_change_meanwhile(dataset: Any) -> bool:

@@ -1,10 +1,15 @@
-"""Parts of feature columns without a public name in TensorFlow 2.21, needed because Keras 3 has no DenseFeatures."""
+"""Parts of feature columns without a public name in TensorFlow 2.21, needed because Keras 3 has no DenseFeatures; and
+the vocabulary files from which their tables, and other tables, are filled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # The building blocks of feature layers, exported for Keras.
@@ -56,3 +61,68 @@ def forget_shared_embeddings(columns: Any) -> None:
         creator = getattr(column, "shared_embedding_column_creator", None)
         if creator is not None:
             creator._embedding_weights.clear()
+
+
+# --- vocabulary files, one token a line -----------------------------------------------------------------------------
+
+
+def read_tokens(file: str) -> list[str]:
+    """Return the lines of a vocabulary file; bytes that are not UTF-8 stay distinguishable."""
+    with tf.io.gfile.GFile(file, "rb") as lines:
+        return lines.read().decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
+
+
+def name_repeated_token(file: str, tokens: Sequence[str]) -> str | None:
+    """Return a sentence with the first token that `file` repeats and its two lines; None: each token is there once."""
+    lines: dict[str, int] = {}
+    for line, token in enumerate(tokens, start=1):
+        if token in lines:
+            return f"the vocabulary {file} has {token!r} twice, in lines {lines[token]} and {line}. Remove one of them."
+        lines[token] = line
+    return None
+
+
+@contextlib.contextmanager
+def naming_repeated_tokens(tables: Sequence[tf.Operation] = ()) -> Iterator[None]:
+    """Add the file and the lines to the error of a table that cannot be filled, because its file has a token twice.
+
+    TensorFlow 2.21 names the token alone: "HashTable has different value for same key. Key b has 1 and trying to add
+    value 3".
+
+    Private: `TextFileInitializer._filename`, a `tf.saved_model.Asset`, since TF 1.15. When it moves: the error stays
+    without this note.
+
+    Args:
+      tables: operations that fill tables inside this context; those of tables that are filled eagerly are in the
+        traceback.
+    """
+    try:
+        yield
+    except tf.errors.FailedPreconditionError as error:
+        if "different value for same key" in str(error):
+            of_operations = [table.inputs[1] for table in tables if table.type == "InitializeTableFromTextFileV2"]
+            for path in [*_paths_in(error.__traceback__), *of_operations]:
+                _note_repeated_token(error, path)
+        raise
+
+
+def _paths_in(entry: TracebackType | None) -> Iterator[tf.Tensor]:
+    """Yield the path of each file from which a table was being filled eagerly, a string scalar."""
+    while entry is not None:
+        initializer = entry.tb_frame.f_locals.get("self")
+        is_filling = entry.tb_frame.f_code.co_name == "initialize"
+        asset: Any = getattr(initializer, "_filename", None)
+        if is_filling and isinstance(initializer, tf.lookup.TextFileInitializer) and hasattr(asset, "asset_path"):
+            yield asset.asset_path
+        entry = entry.tb_next
+
+
+def _note_repeated_token(error: Exception, path: tf.Tensor) -> None:
+    value = tf.get_static_value(path)
+    if value is None:  # a name that only the step knows
+        return
+    file = tf.compat.as_str_any(np.asarray(value).item())
+    with contextlib.suppress(tf.errors.OpError):  # another task has read it
+        repeated = name_repeated_token(file, read_tokens(file))
+        if repeated is not None:
+            error.add_note(repeated)

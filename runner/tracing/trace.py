@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.tf_private import graphs
+from runner.tf_private.feature_columns import naming_repeated_tokens
 from runner.tf_private.random_ops import GENERATOR_RANDOM, KERNEL_RANDOM
 from runner.tracing.graph_operations import (
     CALLS,
@@ -25,6 +26,7 @@ from runner.tracing.graph_operations import (
 )
 from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.variable_store import RequestedVariables, VariableStore
+from runner.tracking.exit_codes import user_code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Trace:
         # None: the table was made and filled under init_scope.
         fill_tables = [one for call in calls for one in call.collections.get(key, ()) if one is not None]
         if fill_tables:
-            self.function([], fill_tables, with_inputs=False)()
+            with user_code(), naming_repeated_tokens(fill_tables):
+                self.function([], fill_tables, with_inputs=False)()
 
     @contextlib.contextmanager
     def extended(self, store: VariableStore) -> Iterator[None]:

@@ -155,8 +155,10 @@ def _empty_figure(width: float, height: float) -> Figure:
 
 
 def _text(text: str) -> str:
-    """Return `text` with dollar signs escaped, since matplotlib reads a formula between two of them."""
-    return text.replace("$", r"\$")
+    """Return any text, such as a metric's name, as matplotlib shows it: between two dollar signs it would read a
+    formula, and it fails at half of a surrogate pair.
+    """
+    return text.encode(errors="backslashreplace").decode().replace("$", r"\$")
 
 
 # --- learning curves -------------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ def _figure_of_jobs(
         axes.axvline(number, color="#999999", linewidth=0.8)
         for height, text in ticks:
             axes.annotate(
-                text, (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
+                _text(text), (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
                 bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )  # fmt: skip
     axes.set_xticks(range(len(places)), [_text(text) for text in (*names, metric)], fontsize=9)

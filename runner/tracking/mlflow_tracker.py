@@ -39,18 +39,28 @@ MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 """MLflow's limits, in characters, for names and for the values of params and tags."""
 
 
-class UniqueNames:
-    """Makes names valid and keeps them different: if two names become equal, the second gets a suffix."""
+_CHANGED, _TO = "changed.", " -> "
+"""A param that a resumed run has changed is a tag `changed.<param>`, with the text `<first value> -> <new value>`."""
 
-    def __init__(self) -> None:
+
+class UniqueNames:
+    """Makes names valid and keeps them different: if two names become equal, the second gets a suffix.
+
+    Args:
+      known: names that an earlier process has made. A name that got a suffix there keeps it, whichever comes first.
+    """
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._known = set(known)
         self._owners: dict[str, str] = {}
 
     def clean(self, name: str) -> str:
         clean = clean_name(name)
-        if self._owners.setdefault(clean, name) == name:
-            return clean
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{clean[: MAX_NAME - 9]}-{digest[:8]}"
+        with_suffix = f"{clean[: MAX_NAME - 9]}-{digest[:8]}"
+        if with_suffix in self._known:
+            return with_suffix
+        return clean if self._owners.setdefault(clean, name) == name else with_suffix
 
 
 def clean_name(name: str) -> str:
@@ -115,6 +125,7 @@ class MlflowTracker(Tracker):
         self._started_at = time.time() if started_at is None else started_at
         self._metric_names = UniqueNames()
         self._ranked_by = "eval/loss"
+        self._mode: str | None = None
         self._monitoring = ExitStack()
 
     def prepare(self) -> None:
@@ -150,7 +161,7 @@ class MlflowTracker(Tracker):
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str | None:
         params_before: Mapping[str, str] = {}
-        self._ranked_by = str(params.get("sweep.metric") or params.get("checkpoint.keep_best.metric") or "eval/loss")
+        self._rank_as(params)
         # If a call failed halfway and is repeated, it continues the run that it created.
         run = self._opened(run_id or self._run_id)
         if run is not None:
@@ -170,7 +181,23 @@ class MlflowTracker(Tracker):
         return self._run_id
 
     def join(self, run_id: str) -> bool:
-        return self._opened(run_id) is not None
+        run = self._opened(run_id)
+        if run is None:
+            return False
+        changes = {name: text for name, text in run.data.tags.items() if name.startswith(_CHANGED)}
+        latest = {name.removeprefix(_CHANGED): text.rpartition(_TO)[2] for name, text in changes.items()}
+        self._rank_as({**run.data.params, **latest})
+        return True
+
+    def _rank_as(self, params: Mapping[str, Any]) -> None:
+        """Let `address` list the runs as the params of a training ask for."""
+        for key in ("sweep", "checkpoint.keep_best"):
+            metric = params.get(f"{key}.metric")
+            if metric not in (None, "", "None"):  # of a run that is there, values are texts
+                mode = params.get(f"{key}.mode")
+                self._ranked_by = str(metric)
+                self._mode = mode if mode in ("min", "max") else None
+                return
 
     def log_points(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
@@ -300,7 +327,10 @@ class MlflowTracker(Tracker):
             return None
         page = f"#/experiments/{self._experiment_id}/runs"
         # The best run first. MLflow takes the order from the address, but not the columns.
-        column, ascending = quote(f"metrics.`{clean_name(self._ranked_by)}`"), mode_of(self._ranked_by) == "min"
+        column, ascending = (
+            quote(f"metrics.`{clean_name(self._ranked_by)}`"),
+            mode_of(self._ranked_by, self._mode) == "min",
+        )
         ranking = f"{page}?orderByKey={column}&orderByAsc={str(ascending).lower()}"
         if re.match(r"https?://", self.uri):
             shown = mask_text(self.uri, ()).rstrip("/")
@@ -373,6 +403,7 @@ class MlflowTracker(Tracker):
         if run is None or run.info.lifecycle_stage != "active":
             return None
         self._run_id, self._found = run_id, (run.info.status, run.info.end_time)
+        self._metric_names = UniqueNames(run.data.metrics)
         return run
 
     def _log_params(self, earlier: Mapping[str, str], params: Mapping[str, Any]) -> None:
@@ -387,7 +418,7 @@ class MlflowTracker(Tracker):
         shown = dict(list(texts.items())[:MAX_PARAMS_OF_A_RUN])
         self._log(params=[Param(name, text) for name, text in shown.items() if name not in earlier])
         changed = {name: text for name, text in shown.items() if earlier.get(name, text) != text}
-        tags = {f"changed.{name}": f"{earlier[name]} -> {text}" for name, text in changed.items()}
+        tags = {f"{_CHANGED}{name}": f"{earlier[name]}{_TO}{text}" for name, text in changed.items()}
         if len(texts) > len(shown):
             tags["params_left_out"] = f"{len(texts) - len(shown)} params are left out; config.yaml has all"
         self.set_tags(tags)

@@ -82,9 +82,12 @@ def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> di
     if of_run.get("command") not in TRAINING_RUNS:
         return dict(of_reader)
     found = {name: of_reader[name] for name in _OF_READERS if of_reader.get(name) is not None}
-    known, names = of_run.get("metrics") or {}, [Path(str(one.get("checkpoint"))).name for one in (of_run, of_reader)]
-    # Results for an earlier checkpoint stay out of the run's summary; they are in the command's own summary.
-    found["metrics"] = known if known and names[0] != names[1] else {**known, **found.get("metrics", {})}
+    known = of_run.get("metrics") or {}
+    of_run_checkpoint = of_run.get("checkpoint")
+    names = [Path(str(checkpoint)).name for checkpoint in (of_run_checkpoint, of_reader.get("checkpoint"))]
+    # Results for another checkpoint stay out of the run's summary; they are in the command's own summary.
+    is_other = bool(of_run_checkpoint) and names[0] != names[1]
+    found["metrics"] = known if is_other else {**known, **found.get("metrics", {})}
     return {**as_killed(of_run), **found}
 
 

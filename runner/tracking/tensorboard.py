@@ -12,6 +12,9 @@ from google.protobuf.message import DecodeError
 
 from runner.tracking.plain_values import leaves
 
+MAX_ELEMENTS = 32
+"""An array with more elements is no metric of the journal and MLflow; TensorBoard's events have it."""
+
 
 def plain(value: Any) -> Any:
     """Return the value of a scalar tensor as a Python float, int, bool or bytes; arrays unchanged."""
@@ -24,8 +27,29 @@ def flat(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers among `metrics`, flat, without arrays and serialized summaries."""
-    return {name: float(value) for name, value in flat(metrics).items() if isinstance(value, (float, int))}
+    """Return the numbers among `metrics`, flat, without larger arrays and serialized summaries.
+
+    The elements of an array `f1` of at most MAX_ELEMENTS numbers are `f1_0`, `f1_1`, ...; of a matrix `f1_0_0`, ....
+    """
+    found: dict[str, float] = {}
+    elements: dict[str, float] = {}
+    for name, value in flat(metrics).items():
+        if isinstance(value, (float, int)):
+            found[name] = float(value)
+        elif _has_numbers(value) and value.size <= MAX_ELEMENTS:
+            for place, element in np.ndenumerate(value):
+                elements["_".join([name, *map(str, place)])] = float(element)
+    return {**elements, **found}  # a metric that has such a name itself keeps it
+
+
+def too_large(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the names and shapes of the arrays whose elements `scalars` leaves out, such as `confusion [100, 100]`."""
+    arrays = {name: value for name, value in flat(metrics).items() if _has_numbers(value)}
+    return [f"{name} {list(value.shape)}" for name, value in arrays.items() if value.size > MAX_ELEMENTS]
+
+
+def _has_numbers(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim > 0 and value.dtype.kind in "biuf"
 
 
 def build_writer(folder: str, *, is_on: bool) -> Any:

@@ -159,6 +159,14 @@ def test_what_is_logged_has_tf_estimators_words(
 # --- operators of TF 1 ------------------------------------------------------------------------------------------
 
 
+def test_an_empty_input_is_a_warning_as_in_tf_estimator(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    estimator = Estimator(dense, str(tmp_path))
+    with caplog.at_level(logging.WARNING, logger="tensorflow"):
+        estimator.train(lambda: batches()().take(0))
+    assert "Training with estimator made no steps." in caplog.text
+    assert estimator.train(batches(), steps=2).get_variable_value("global_step") == 2
+
+
 def test_tensors_and_variables_can_be_keys_as_in_a_graph(tmp_path: Path) -> None:
     def model_fn(features: Any, labels: Any, mode: str) -> Any:
         spec = dense(features, labels, mode)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from runner import Estimator, EstimatorSpec, Every, Hook, Input, ModeKeys, RunConfig
-from tests.support.journal import journal_of, recorded
+from runner.system.console import Progress
+from tests.support.journal import journal_of, metrics_of_steps, recorded
 from tests.support.line import LINES, line, mirrored, points, read_events, steps_of
 from tests.support.messages import Messages
 from tests.support.tiers import slow_but
@@ -157,14 +159,52 @@ def test_batches_of_any_size_are_trained_on(tmp_path: Path) -> None:
     assert run is not None and (run.global_step, run.examples) == (3, 7)
 
 
-def test_empty_input_warns_and_leaves_the_initial_model(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
-) -> None:
+def five_examples(**batching: Any) -> tf.data.Dataset:
+    inputs, targets = [[1.0]] * 5, [[2.0]] * 5
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(8, **batching)
+
+
+def of_unknown_size() -> tf.data.Dataset:
+    return five_examples().unbatch().filter(lambda x, y: x[0] > 5).batch(8, drop_remainder=True)
+
+
+EMPTY = {
+    "no batches": lambda: points()().take(0),
+    "not one full batch": lambda: five_examples(drop_remainder=True),
+    "all left out": of_unknown_size,
+    "with a batch size": Input(lambda params: five_examples(drop_remainder=True), batch_size=8),
+}
+
+
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY)
+def test_training_on_an_empty_input_is_refused_each_time(empty: Any, tmp_path: Path, messages: Messages) -> None:
     trainer = estimator(tmp_path)
-    with caplog.at_level(logging.WARNING, logger="runner"):
-        trainer.train(lambda: points()().take(0))
-    messages.logged(caplog)
-    assert step_of(trainer) == 0 and trainer.get_variable_value("weight") == 0.0
+    with messages.raised(ValueError):
+        trainer.train(empty)
+    # The checkpoint of step 0 does not say that the input has been read to its end.
+    with messages.raised(ValueError):
+        trainer.train_run(empty, once=True)
+    assert step_of(trainer) == 0
+
+
+@pytest.mark.parametrize("empty", list(EMPTY.values())[:3], ids=list(EMPTY)[:3])
+def test_going_on_with_an_empty_input_is_refused(empty: Any, tmp_path: Path, messages: Messages) -> None:
+    trainer = estimator(tmp_path).train(points(), steps=2)
+    with messages.raised(ValueError):
+        trainer.train(empty, steps=2)
+    assert step_of(trainer) == 2
+
+
+@pytest.mark.parametrize("max_epochs", [None, 1])
+def test_an_input_that_was_read_to_its_end_before_is_finished(max_epochs: int | None, tmp_path: Path) -> None:
+    def of_unknown_size() -> tf.data.Dataset:
+        return points()().filter(lambda *batch: True)
+
+    for name, input_fn in {"known": points(), "unknown": of_unknown_size}.items():
+        step = step_of(estimator(tmp_path / name).train(input_fn, max_epochs=max_epochs))
+        again = estimator(tmp_path / name)
+        assert again.train_run(input_fn, once=True, max_epochs=max_epochs) is None
+        assert step_of(again) == step > 0
 
 
 def test_checkpoint_state_file_holds_relative_paths(trained: Estimator) -> None:
@@ -322,9 +362,10 @@ def test_an_evaluation_that_would_never_end_is_refused(halves: Estimator, messag
         halves.evaluate(points(repeat=True))
 
 
-def test_evaluating_an_empty_input_is_refused(halves: Estimator, messages: Messages) -> None:
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY)
+def test_evaluating_an_empty_input_is_refused(empty: Any, halves: Estimator, messages: Messages) -> None:
     with messages.raised(ValueError):
-        halves.evaluate(lambda: points()().take(0), name="test")
+        halves.evaluate(empty, name="test")
 
 
 def test_evaluations_go_to_folders_of_their_own(tmp_path: Path) -> None:
@@ -412,6 +453,54 @@ def test_metrics_may_be_nested(trained: Estimator) -> None:
     events = {event.tag: event.value for event in read_events(trained.eval_dir("nested"))}
     assert events["vector"].tolist() == [9.0, 1.0]
     assert events["pair/0"] == 9.0 and events["pair/1/count"] == 1.0 and events["dict/mean"] == 9.0
+
+
+class Said(Progress):
+    """The lines that stay on the screen."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_elements_of_short_arrays_are_metrics_and_longer_arrays_are_said(tmp_path: Path, messages: Messages) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        mean, update = v1.metrics.mean(labels)
+        values = {
+            "pair": tf.stack([mean, mean + 1]), "pair_1": tf.constant(-1.0), "matrix": tf.reshape(tf.range(4), [2, 2]),
+            "longest": mean * tf.ones([32]), "too_long": mean * tf.ones([33]), "texts": tf.constant(["a", "b"]),
+        }  # fmt: skip
+        spec = line(features, labels, mode, params)
+        return spec._replace(eval_metric_ops={name: (value, update) for name, value in values.items()})
+
+    journal, said = journal_of(tmp_path / "journal.jsonl"), Said()
+    trainer = Estimator(model_fn, tmp_path, RunConfig(), journal=journal, progress=said)
+    trainer.train(points(), steps=1).evaluate(points())
+    (found,) = [numbers for _, numbers in metrics_of_steps(tmp_path / "journal.jsonl") if "eval/loss" in numbers]
+    assert (found["eval/pair_0"], found["eval/pair_1"]) == (9.0, -1.0), "a metric keeps its own name"
+    assert found["eval/matrix_1_0"] == 2.0
+    others = [name for name in found if "pair" not in name and "matrix" not in name]
+    assert others == [*(f"eval/longest_{number}" for number in range(32)), "eval/loss"]
+    (shown,) = [text for text in said.lines if text.startswith("eval at step")]
+    messages.same("line", shown.partition("pair_1 = -1, ")[2], hide=r"[\d.]+ s\)")
+
+
+def test_the_speed_of_a_run_is_that_of_its_later_loops(tmp_path: Path) -> None:
+    def wait_for_the_first(number: np.int64) -> np.int64:
+        time.sleep(0 if number else 1.5)
+        return number
+
+    def input_fn() -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(80).map(
+            lambda number: tf.numpy_function(wait_for_the_first, [number], tf.int64)
+        )
+        return numbers.map(lambda number: (tf.ones([1, 1]), tf.ones([1, 1])))
+
+    run = estimator(tmp_path).train_run(input_fn)
+    assert run is not None and run.global_step == 80
+    assert run.steps_per_sec > 80 / 1.5
 
 
 def test_event_files_of_evaluations_have_the_fields_of_2_15(trained: Estimator) -> None:

@@ -300,9 +300,10 @@ def test_without_evaluations_it_trains(tmp_path: Path) -> None:
     assert result.metrics == {} and result.global_step == 2
 
 
-def test_empty_training_input_is_evaluated_as_it_is(tmp_path: Path) -> None:
-    result = train_and_evaluate(estimator(tmp_path), TrainSpec(lambda: points()().take(0)), EvalSpec(points()))
-    assert (result.global_step, result.examples, result.metrics[""]["global_step"]) == (0, 0, 0)
+def test_an_empty_training_input_is_refused_before_anything_is_evaluated(tmp_path: Path, messages: Messages) -> None:
+    with messages.raised(ValueError):
+        train_and_evaluate(estimator(tmp_path), TrainSpec(lambda: points()().take(0)), EvalSpec(points()))
+    assert not (tmp_path / "eval").exists()
 
 
 def test_evaluating_changes_nothing_that_is_trained(tmp_path: Path) -> None:

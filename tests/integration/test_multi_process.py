@@ -318,9 +318,9 @@ def test_of_three_workers_the_one_without_data_waits_for_nobody(slow_three: Gang
         assert found["ids"].tolist()[:-1] == [[0, 1, 5, 6], [2, 3, 7], [4]]
 
 
-def test_workers_that_all_have_no_data_end_at_once(two: Gang, messages: Messages) -> None:
-    assert [int(found["step"]) for found in two.results("nothing_at_all")] == [0, 0]
-    messages.same("stderr", line_of(two.output(0), "is empty"))
+def test_workers_that_all_have_no_data_are_refused_at_once(two: Gang, messages: Messages) -> None:
+    for found in two.results("nothing_at_all"):
+        messages.same("error", str(found["said"]))
 
 
 @pytest.mark.slow

@@ -299,3 +299,15 @@ def test_pictures_show_whole_names_and_leave_matplotlib_as_it_was(tmp_path: Path
         pixels = imread(tmp_path / name)
         assert pixels.shape[:2] == (450, 900)
         assert (pixels[:, :2, :3] == 1).all(), "a name is cut off at the left"
+
+
+def test_pictures_show_a_metric_and_a_key_that_look_like_formulas(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    study = optuna.create_study()
+    for number in range(4):
+        trial = study.ask({"model.params.$\\frac{$": optuna.distributions.FloatDistribution(0, 1)})
+        study.tell(trial, number)
+    _draw(study, "eval/$\\frac{$", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"optimization_history.png", "param_importances.png"}
+    assert "not drawn" not in capfd.readouterr().err

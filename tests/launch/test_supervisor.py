@@ -460,6 +460,22 @@ def test_an_evaluation_leaves_what_training_left(run: Callable[..., int], tmp_pa
     assert recorded.data.params["command"] == "train_and_evaluate"
 
 
+def test_metrics_are_those_of_the_checkpoint_beside_them(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("journal.event('result', global_step=7, metrics={}, checkpoint='c')\n") == 0
+    assert (
+        run("journal.event('result', global_step=5, metrics={'eval/auc': 0.4}, checkpoint='b')", command="evaluate")
+        == 0
+    )
+    assert summary_in(tmp_path / "run")["metrics"] == {}
+    assert run(RESULT) == 0
+    capsys.readouterr()
+    assert run("journal.event('result', global_step=5, metrics={}, checkpoint='b')", command="export") == 0
+    assert "accuracy" not in capsys.readouterr().out
+    assert summary_in(tmp_path / "run")["metrics"] == {"eval/accuracy": 0.5}
+
+
 @pytest.mark.parametrize("command", ["dry_run", "inspect"])
 def test_a_command_that_only_tells_leaves_nothing(command: str, run: Callable[..., int], tmp_path: Path) -> None:
     said = "print(Path(sys.argv[1]).read_text())"

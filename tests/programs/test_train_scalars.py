@@ -132,6 +132,23 @@ def test_metrics_of_training_are_those_of_the_steps_since_the_last_point(style: 
         assert in_events == pytest.approx({step: values[f"train/{name}"] for step, values in found.items()}, rel=1e-6)
 
 
+def test_elements_of_short_arrays_are_metrics_of_training_and_longer_arrays_are_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, messages: Messages
+) -> None:
+    def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
+        mean, update = v1.metrics.mean(labels)
+        pairs = {"two": (tf.stack([mean, -mean]), update), "many": (mean * tf.ones([5, 7]), update)}
+        return LINES["native"](features, labels, mode, params)._replace(eval_metric_ops=pairs)
+
+    journal = journal_of(tmp_path / "journal.jsonl")
+    config = RunConfig(log_step_count_steps=1, train_metrics=True)
+    Estimator(model_fn, tmp_path, config, journal=journal).train(points(8, 2))
+    found = [numbers for _, numbers in metrics_of_steps(tmp_path / "journal.jsonl")]
+    assert all(numbers["train/two_0"] == -numbers["train/two_1"] > 0 for numbers in found)
+    assert len(found) == 4 and not any("many" in name for name in found[0])
+    messages.logged(caplog, "many")
+
+
 @pytest.mark.parametrize("style", ["native", "classic"])
 def test_metrics_of_training_do_not_depend_on_the_strategy_or_the_length_of_loops(style: str, tmp_path: Path) -> None:
     expected = run(tmp_path / "one", style)

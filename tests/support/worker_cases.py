@@ -23,6 +23,7 @@ STRATEGY = build_strategy("multi_worker", virtual_devices=int(os.environ.get("RE
 
 from runner import Estimator, EstimatorSpec, EvalSpec, Input, RunConfig, TrainSpec, train_and_evaluate  # noqa: E402
 from runner.classic.model_to_estimator import model_to_estimator  # noqa: E402
+from runner.data.inputs import EmptyInputError  # noqa: E402
 from runner.data.service import DataService  # noqa: E402
 from runner.distribute import reductions  # noqa: E402
 from runner.distribute.tf_config import read_tf_config  # noqa: E402
@@ -329,7 +330,10 @@ def without_data(folder: Path) -> dict[str, Any]:
 
 @case
 def nothing_at_all(folder: Path) -> dict[str, Any]:
-    return see(folder, own([0] * NUM_WORKERS, 2))
+    try:
+        return see(folder, own([0] * NUM_WORKERS, 2))
+    except EmptyInputError as error:
+        return {"said": str(error)}
 
 
 @case

@@ -336,10 +336,13 @@ def test_a_checkpoint_is_chosen_as_the_best_by_its_step_or_path(worsened: Path, 
     assert evaluated["metrics"]["eval/loss"] == metrics_of(path)["eval/loss"]
     assert run(worsened, *OF_LOSS, "command=predict", f"predict.checkpoint={chosen}") == 0
     assert (results(worsened)[-1]["checkpoint"], results(worsened)[-1]["global_step"]) == (path, step)
+    assert results(worsened)[-1]["metrics"] == metrics_of(path)
     first = json.loads((worsened / "run" / "predictions.jsonl").read_text().splitlines()[0])
     assert first["y"] == pytest.approx(float(Reader(path).get("weight")))
     assert run(worsened, *OF_LOSS, "command=export", f"export.checkpoint={chosen}") == 0
     assert results(worsened)[-1]["checkpoint"] == path
+    assert run(worsened, *OF_LOSS, "command=export", f"export.checkpoint={chosen}") == 0
+    assert results(worsened)[-1] == {"checkpoint": path, "global_step": step, "metrics": metrics_of(path)}
 
 
 @pytest.mark.parametrize(

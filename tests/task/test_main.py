@@ -209,9 +209,18 @@ def test_off_says_nothing_but_warnings_and_errors(
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("runner: ")]
     messages.same("exit 1", said)
     empty = ("+input.train.params.num_examples=0", "train.max_steps=8", "input.train.fn=tests.support.jobs.once")
-    assert run(tmp_path, "run.progress=off", *empty) == 0
-    (said,) = capsys.readouterr().err.splitlines()
-    messages.same("exit 0", said)
+    assert run(tmp_path, "run.progress=off", *empty) == 2
+    said = capsys.readouterr().err.splitlines()[0]
+    messages.same("exit 2", said)
+
+
+def test_an_evaluation_without_examples_is_a_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    none = ("+input.eval.params.num_examples=0", "input.eval.fn=tests.support.jobs.once", "input.eval.batch_size=3")
+    assert run(tmp_path, *none) == 2
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("runner: ")]
+    messages.same("exit 2", said)
 
 
 def test_a_mistake_in_model_fn_is_one_message_without_its_secrets(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.tracking import curves
-from runner.tracking.curves import draw_curves, panels_of, read_metrics
+from runner.tracking.curves import draw_curves, draw_jobs, panels_of, read_metrics
 from tests.support.journal import Lines
 from tests.support.messages import Messages
 
@@ -145,10 +145,11 @@ def test_the_scale_fits_the_values(
         {"train/loss": 1e308, "eval/loss": -1e308},
         {"eval/a$x$ \\frac{": 1.0, "eval/$": 2.0},
         {"eval/_hidden": 1.0, "_/b": 1.0, "plain": 1.0, "eval/日本": 1.0},
+        {"eval/\ud800": 1.0},
         {f"eval/metric_{number}": 1.0 for number in range(40)},
         {"train/steps_per_sec": 0.0},
     ],
-    ids=["nan", "huge", "formulas", "names", "many", "still"],
+    ids=["nan", "huge", "formulas", "names", "half a pair", "many", "still"],
 )
 def test_draws_whatever_there_is(
     metrics: dict[str, float], tmp_path: Path, journal: Lines, capfd: pytest.CaptureFixture[str]
@@ -156,6 +157,12 @@ def test_draws_whatever_there_is(
     journal.metrics(0, metrics)
     assert draw_curves(tmp_path) is not None
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("odd", ["$\\frac{$", "$$", "\ud800"], ids=["formula", "dollars", "half a pair"])
+def test_odd_values_and_names_of_jobs_are_drawn_as_text(odd: str, tmp_path: Path) -> None:
+    jobs = [(f"fn={odd}, b=1", 0.5), ("fn=other, b=2", 0.7)]
+    assert draw_jobs(jobs, f"eval/{odd}", tmp_path) is not None
 
 
 @pytest.mark.slow

@@ -49,6 +49,13 @@ def test_two_names_never_become_one() -> None:
     assert len(longs) == 3 and max(map(len, longs)) == 250
 
 
+def test_a_name_with_a_suffix_keeps_it_in_a_later_process() -> None:
+    before = UniqueNames()
+    made = {name: before.clean(name) for name in ("a@b", "a#b")}
+    later = UniqueNames(made.values())
+    assert {name: later.clean(name) for name in ("a#b", "a@b")} == made
+
+
 def test_texts_are_cut_and_hold_what_every_database_takes() -> None:
     assert clean_text(None, 9) == "None"
     assert clean_text("a\nb", 9) == "a\nb"

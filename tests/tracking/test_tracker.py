@@ -64,8 +64,9 @@ def test_records_params_metrics_tags_files_and_the_status(uri: str, tmp_path: Pa
         ({}, "orderByKey=metrics.%60eval/loss%60&orderByAsc=true"),
         ({"sweep.metric": "eval/accuracy@5"}, "orderByKey=metrics.%60eval/accuracy_5%60&orderByAsc=false"),
         ({"checkpoint.keep_best.metric": "eval/auc"}, "orderByKey=metrics.%60eval/auc%60&orderByAsc=false"),
+        ({"sweep.metric": "eval/auc", "sweep.mode": "min"}, "orderByKey=metrics.%60eval/auc%60&orderByAsc=true"),
     ],
-    ids=["loss", "sweep", "best checkpoint"],
+    ids=["loss", "sweep", "best checkpoint", "mode"],
 )
 def test_the_address_shows_the_runs_of_the_experiment_best_first(params: dict[str, Any], order: str, uri: str) -> None:
     tracker = MlflowTracker(uri, "addresses")
@@ -75,6 +76,27 @@ def test_the_address_shows_the_runs_of_the_experiment_best_first(params: dict[st
     command, runs = (tracker.address() or "").splitlines()
     assert command == f"mlflow ui --backend-store-uri {uri}"
     assert runs == f"http://127.0.0.1:5000/#/experiments/{run_of(tracker, run_id).info.experiment_id}/runs?{order}"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"sweep.metric": "eval/accuracy"},
+        {"checkpoint.keep_best.metric": "eval/auc", "checkpoint.keep_best.mode": "min"},
+    ],
+    ids=["loss", "sweep", "best checkpoint"],
+)
+def test_a_command_that_reads_a_run_shows_the_runs_as_its_training_did(params: dict[str, Any], uri: str) -> None:
+    training = MlflowTracker(uri, "read")
+    run_id = training.start(None, "x", params, {})
+    reader = MlflowTracker(uri, "read")
+    assert run_id is not None and reader.join(run_id)
+    assert reader.address() == training.address()
+    again = MlflowTracker(uri, "read")
+    again.start(run_id, "x", {**params, "checkpoint.keep_best.metric": "eval/f1", "sweep.metric": None}, {})
+    assert reader.join(run_id)
+    assert reader.address() == again.address()
 
 
 def test_the_artifacts_are_beside_the_database_wherever_the_reader_is(uri: str) -> None:
