@@ -274,8 +274,10 @@ class Supervisor:
         return lost
 
     def _lost(self, error: OSError) -> str:
-        if isinstance(error, FolderLostError):
-            return str(error)
+        try:
+            self.folder.check()
+        except FolderLostError as lost:  # `error` may be what came of it: a file that is not there any more
+            return str(lost)
         return f"model_dir={self.config.model_dir} cannot be written: {error}"
 
     # --- before -------------------------------------------------------------------------------------------------------

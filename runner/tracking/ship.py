@@ -457,12 +457,14 @@ class RunShipper:
         return True
 
     def _end_lost(self) -> None:
-        """End the run of a folder that was deleted, or whose disk is full."""
-        if self._tracker is None and self._start is not None:
-            self._open(self._start, 0)
+        """End the run of a folder that was deleted or moved, or whose disk is full."""
+        with suppress(FileNotFoundError):  # of a tracker that writes into the folder itself, such as csv
+            if self._tracker is None and self._start is not None:
+                self._open(self._start, 0)
+            if self._tracker is not None:
+                self._tracker.set_tags({"status": "failed"})
+                self._tracker.end("FAILED", time.time())
         if self._tracker is not None:
-            self._tracker.set_tags({"status": "failed"})
-            self._tracker.end("FAILED", time.time())
             self._tracker.close()
             self._tracker = None
 

@@ -556,6 +556,20 @@ def test_a_folder_that_was_deleted_and_made_anew_is_not_the_folder_of_the_run(
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.usefixtures("mlflow_database")
+def test_a_folder_that_is_moved_under_its_run_is_not_made_anew(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    code = "model_dir.rename(model_dir.parent / 'moved')\n"
+    assert run(code + RESULT, tracking=TrackingConfig(backend=["csv", "mlflow"])) == 1
+    said = capsys.readouterr()
+    messages.same("stderr", said.err)
+    for name in ("status: ", "error: "):
+        messages.same("stdout", line_of(said.out, name))
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "moved" / "config.yaml").exists()
+
+
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_a_reader_that_fails_leaves_what_training_came_to(
     run: Callable[..., int], tmp_path: Path, command: str
