@@ -22,6 +22,7 @@ _TYPES = {
     "bool": "true or false",
     "str": "text",
     "list[str]": "a list",
+    "list[Any]": "a list",
 }
 _GROUP, _ANYTHING = "a group of settings", "allowed here"
 

@@ -100,7 +100,7 @@ def overview() -> str:
     files = _files()
     start = next(path for path in files if path.stem == "runner")
     try:
-        tree = yaml.safe_load(start.read_text())
+        tree = yaml.safe_load(_text_of(start))
         header, footer = (tree["hydra"]["help"][name] for name in ("header", "footer"))
         chosen = dict(pair for line in tree["defaults"] if isinstance(line, dict) for pair in line.items())
     except (yaml.YAMLError, KeyError, TypeError):
@@ -183,9 +183,15 @@ def _files() -> list[Path]:
     return list(found.values())
 
 
+def _text_of(path: Path) -> str:
+    from runner.config.schema import text_of  # `--version` needs no schema
+
+    return text_of(path)
+
+
 def head_of(path: Path) -> str:
     """Return the comment at the beginning of a file."""
-    lines = path.read_text().splitlines()
+    lines = _text_of(path).splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return _joined(line for line in lines[:end] if not line.startswith("# @package"))
 
@@ -197,7 +203,7 @@ def entries_in(path: Path) -> Iterator[Entry]:
         return
     above: list[str] = []
     parents: list[str] = []
-    for line in path.read_text().splitlines():
+    for line in _text_of(path).splitlines():
         if line.strip().startswith("#"):
             above.append(line)
             continue

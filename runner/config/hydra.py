@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import io
 import pickle
 import re
 import secrets
@@ -21,16 +22,24 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
-from yaml import MarkedYAMLError
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    KeyValidationError,
+    OmegaConfBaseException,
+    ValidationError,
+)
+from yaml import MarkedYAMLError, YAMLError
 
 import runner
 from runner.config import changed_keys, parsing, schema
@@ -306,20 +315,86 @@ def conf_path() -> str:
 
 
 class UsersFiles(FileConfigSource):
-    """The files in the user's ./conf; renamed keys get their new names, with a warning."""
+    """The files in the user's ./conf and in --config-dir; renamed keys get their new names, with a warning.
+
+    What cannot be read is reported here, where the file is known: Hydra's own errors do not say which one it was.
+    """
 
     @staticmethod
     def scheme() -> str:
         return "conf"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        loaded = super().load_config(config_path)
         name = config_path.removesuffix(".yaml")
-        package = loaded.header["package"] or name.rpartition("/")[0].replace("/", ".")
+        path = Path(self.path, f"{name}.yaml")
+        header, config = _read_users_file(path)
+        package = header["package"] or name.rpartition("/")[0].replace("/", ".")
         at = "" if package == "_global_" else f"{package}."
-        for text in changed_keys.rename_in(loaded.config, at) if isinstance(loaded.config, DictConfig) else ():
-            _warn_once(f"conf/{name}.yaml: {text}")
-        return loaded
+        for text in changed_keys.rename_in(config, at):
+            _warn_once(f"{schema.as_shown(path)}: {text}")
+        return ConfigResult(config=config, path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header)
+
+
+def _read_users_file(path: Path) -> tuple[dict[str, str | None], DictConfig]:
+    """Return the header of a config file (its `# @package`), and its keys.
+
+    Raises:
+      ConfigError: the file cannot be read, or what it holds are not keys with values.
+    """
+    file = schema.as_shown(path)
+    try:
+        text = schema.text_of(path)
+        header = ConfigSource._get_header_dict(text[:512])  # as much as Hydra's own source reads
+        stream = io.StringIO(text)
+        stream.name = file  # YAML's errors name it
+        config = OmegaConf.load(stream)
+    except ConfigError:
+        raise
+    except MarkedYAMLError as error:
+        raise _in_yaml(error) from error
+    except RecursionError as error:
+        raise Malformed(
+            f"{file}: its values are nested without end: an anchor (&name) has itself (*name) below it, or there are "
+            "too many brackets."
+        ) from error
+    except KeyValidationError as error:
+        at = f" below {error.full_key}" if error.full_key else ""
+        raise Malformed(f"{file}: a key{at} is not text ({_first_line(error)}). Write it in quotes.") from error
+    except OmegaConfBaseException as error:
+        raise Malformed(f"{file}: {error.full_key}: {_first_line(error)}.") from error
+    except (OSError, ValueError, YAMLError) as error:
+        raise Malformed(f"{file} cannot be read: {_first_line(error)}.") from error
+    if not isinstance(config, DictConfig):
+        raise Malformed(f"{file} holds a list, and not keys with values.")
+    _check_own_words(config, file)
+    return header, config
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")
+
+
+def _check_own_words(config: DictConfig, file: str) -> None:
+    """Check the two words of a config file that mean something to Hydra itself: `defaults` and `hydra`.
+
+    Raises:
+      ConfigError: one has a value of another type; Hydra would not say in which file.
+    """
+    tree: Any = OmegaConf.to_container(config, resolve=False)
+    defaults = tree.get("defaults", [])
+    if not isinstance(defaults, list) or not all(map(_is_in_defaults, defaults)):
+        raise Malformed(
+            f"{file}: defaults={as_typed(defaults)} is not a list of options. Write each as '- group: option' or "
+            "'- file'."
+        )
+    own = tree.get("hydra", {})
+    if not isinstance(own, dict):
+        raise WrongType(f"{file}: hydra={as_typed(own)} is not a group of settings. Remove it, or write keys below it.")
+
+
+def _is_in_defaults(entry: Any) -> bool:
+    """Report whether an entry of a defaults list is a file, or one group with its option."""
+    return isinstance(entry, str) or (isinstance(entry, dict) and len(entry) == 1)
 
 
 _warn_once = functools.cache(changed_keys.warn)  # Hydra loads a file several times
@@ -337,7 +412,7 @@ class UsersConf(SearchPathPlugin):
         if self.further is not None:
             if not Path(self.further).is_dir():
                 raise NotFound(f"--config-dir={self.further}: there is no such folder.")
-            search_path.prepend("command-line", Path(self.further).absolute().as_uri())
+            search_path.prepend("command-line", f"conf://{Path(self.further).absolute()}")
         users = Path.cwd() / "conf"
         if users.is_dir() and not (Path(conf_path()).is_dir() and users.samefile(conf_path())):
             search_path.prepend("your ./conf", f"conf://{users}")
@@ -360,6 +435,12 @@ def file_with(key: str, choices: Mapping[str, Any]) -> Path | None:
     return None
 
 
+def _origin(key: str, choices: Mapping[str, Any], argv: Sequence[str]) -> str:
+    """Return the user's file that sets a key, as the beginning of a message; '' if the command line sets it."""
+    file = None if _values_typed(argv, key) else file_with(key, choices)
+    return f"{file}: " if file else ""
+
+
 def run_dir(command: str, given: str | None, new: str) -> str:
     """Return Hydra's run folder: model_dir for a command that trains; the other commands do not create a folder."""
     return (given or new) if command in schema.TRAINING_RUNS and not is_url(given) else "."
@@ -377,6 +458,31 @@ def job_dir(*, _root_: DictConfig) -> str:
         tree["command"] = "train_and_evaluate"
     reads_a_run = tree.get("command") not in schema.TRAINING_COMMANDS
     return job_id(tree, reads_a_run=reads_a_run)
+
+
+def check_composed(config: DictConfig, argv: Sequence[str]) -> None:
+    """Check what is used of a config before a job checks all of it: Hydra makes the folder of a run before that.
+
+    Raises:
+      ConfigError: a text has a NUL, or a setting of Hydra from which it builds the command has another type.
+    """
+    choices = config.hydra.runtime.choices
+    tree: Any = OmegaConf.to_container(config, resolve=False)
+    own = tree.pop("hydra")  # it repeats the words of the command line
+    key = parsing.key_with_nul(tree)
+    if key:
+        raise parsing.has_nul(key, schema.flatten(tree)[key], _origin(key, choices, argv))
+    for name in ("launcher", "sweeper"):
+        key = f"hydra.{name}"
+        if not isinstance(own.get(name), dict):
+            at = _origin(key, choices, argv)
+            raise WrongType(
+                f"{at}{key}={as_typed(own.get(name))} is not a group of settings. Write hydra/{name}=basic."
+            )
+    key = "hydra.verbose"
+    if isinstance(own["verbose"], dict):
+        at = _origin(key, choices, argv)
+        raise WrongType(f"{at}{key}={as_typed(own['verbose'])} is neither true, false, nor the names of loggers.")
 
 
 def check_groups(overrides: Sequence[str]) -> None:
@@ -493,11 +599,9 @@ def mistake_in(error: Exception, argv: Sequence[str]) -> Exception:
     if isinstance(error, OverrideParseException):
         return Malformed(_unreadable(str(error.override), error.message.splitlines()[0], argv))
     if isinstance(error, MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        where = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
-        return Malformed(f"{where}: {error.problem or error.context}.")
+        return _in_yaml(error)
     if str(error).startswith("In '") and isinstance(error.__context__, OmegaConfBaseException):
-        return _in_a_file(str(error).split("'")[1], error.__context__)
+        return _in_a_file(str(error).split("'")[1], error.__context__, argv)
     if isinstance(error, ConfigCompositionException):
         while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error
             error, cause = cause, cause.__cause__
@@ -512,8 +616,10 @@ def mistake_in(error: Exception, argv: Sequence[str]) -> Exception:
             # If the key is given twice, find the value that the error is about: Hydra sets the values in order.
             blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
             value = next(iter(blamed or typed), None)
-            if not is_unknown:
+            if not is_unknown and value is not None:
                 return wrong_type(key, value)
+            if not is_unknown:
+                return misfit_typed(argv) or wrong_type(key, value)
             below = [word.lstrip("+") for word in argv if value is None and word.lstrip("+").startswith(f"{key}.")]
             return unknown_key(key, value, next(iter(below), ""))
     if str(error).startswith("BasicSweeper does not support sweep type"):
@@ -530,8 +636,10 @@ def mistake_in(error: Exception, argv: Sequence[str]) -> Exception:
     if "does not support deletion" in str(cause):
         key = str(error).partition("~")[2]
         return NotAllowed(f"~{key}: {key} cannot be deleted. Use {key}=null to unset it.")
+    if isinstance(error, InterpolationResolutionError):
+        return _unresolved(error, argv)
     if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
-        return ConfigError(f"{error} ({str(cause).splitlines()[0]})")
+        return misfit_typed(argv) or ConfigError(f"{error} ({_first_line(cause)})")
     if isinstance(error, OmegaConfBaseException):
         return ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}")
     hint = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
@@ -598,19 +706,108 @@ def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
     )
 
 
-def _in_a_file(name: str, error: OmegaConfBaseException) -> ConfigError:
-    """Return the mistake in a config file, such as `train/default`."""
+def _in_yaml(error: MarkedYAMLError) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    where = f"{mark.name}, line {mark.line + 1}" if mark else "a config file"
+    return Malformed(f"{where}: {error.problem or error.context}.")
+
+
+def _in_a_file(name: str, error: OmegaConfBaseException, argv: Sequence[str]) -> ConfigError:
+    """Return the mistake in a config file, such as `train/default`, that Hydra could not merge with the others."""
+    path = Path("conf", f"{name}.yaml")
+    further = read_flags(argv)[0].config_dir
+    if further and Path(further, f"{name}.yaml").is_file():
+        path = Path(further, f"{name}.yaml")
+    file = schema.as_shown(path)
     key = str(error.full_key or "")
-    if not key and isinstance(error, ValidationError):
-        return Malformed(f"conf/{name}.yaml holds no keys with values.")
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         if key.partition(".")[0] == "experiment":
-            return Malformed(_without_package(f"conf/{name}.yaml"))
-        return UnknownKey(f"conf/{name}.yaml: {unknown_key(key)}")
-    if isinstance(error, ValidationError):
-        value = str(error.msg).partition("Value '")[2].partition("'")[0]
-        return WrongType(f"conf/{name}.yaml: {wrong_type(key, value)}")
-    return ConfigError(f"conf/{name}.yaml: {key}: {str(error).splitlines()[0]}")
+            return Malformed(_without_package(file))
+        return UnknownKey(f"{file}: {unknown_key(key)}")
+    misfit = _misfit_in_file(path, name)
+    if misfit is not None:
+        return WrongType(f"{file}: {wrong_type(*misfit)}")
+    return ConfigError(f"{file}: {key or 'its keys'}: {_first_line(error)}")
+
+
+def _misfit_in_file(path: Path, name: str) -> tuple[str, Any] | None:
+    """Return the key of a user's config file whose value has a type that the schema does not take, and the value.
+
+    Args:
+      path: the file.
+      name: its name for Hydra, `train/default`.
+
+    Returns:
+      The key and its value; None if the file fits the schema, or is not there.
+    """
+    if not path.is_file():
+        return None
+    header, config = _read_users_file(path)
+    package = header["package"] or name.rpartition("/")[0].replace("/", ".")
+    tree: Any = OmegaConf.to_container(config, resolve=False)
+    # Hydra's own keys are not in the schema, and `defaults` is none of a config.
+    own = {key: value for key, value in tree.items() if key not in ("defaults", "hydra")}
+    for part in reversed([] if package == "_global_" else package.split(".")):
+        own = {part: own}
+    return parsing.misfit(schema.Config, own)
+
+
+def groups_without_option(argv: Sequence[str]) -> list[str]:
+    """Return the words of the command line that give a group something else than the name of an option."""
+    return [text for text, override in _parsed(argv)
+            if "." not in str(override.key_or_group) and not isinstance(override.value(), str | list)]  # fmt: skip
+
+
+def misfit_typed(argv: Sequence[str]) -> ConfigError | None:
+    """Return the mistake of the first word of the command line whose value has a type that its key does not take."""
+    for _, override in _parsed(argv):
+        if override.is_delete() or override.is_sweep_override() or override.is_hydra_override():
+            continue
+        tree: Any = override.value()
+        for part in reversed(str(override.key_or_group).split(".")):
+            tree = {part: tree}
+        misfit = parsing.misfit(schema.Config, tree)
+        if misfit is not None:
+            return wrong_type(*misfit)
+    return None
+
+
+def _unresolved(error: InterpolationResolutionError, argv: Sequence[str]) -> ConfigError:
+    """Return the mistake of the interpolation (`${...}`) that has no value.
+
+    OmegaConf names the key that was read first. The cause may be in another, to which that key leads.
+    """
+    key = str(error.full_key or "").partition("[")[0]  # without the place in a list
+    root: Any = error.parent_node._get_root() if error.parent_node is not None else None
+    if not isinstance(root, DictConfig):
+        return ConfigError(f"{key or 'config'}: {_first_line(error)}.")
+    tree: Any = OmegaConf.to_container(root, resolve=False)
+    texts = {name: str(value) for name, value in schema.flatten(tree).items() if "${" in str(value)}
+    seen: list[str] = []
+    following: str | None = key
+    while following is not None:  # until a key leads to no other, or back
+        key = following
+        seen.append(key)
+        following = None
+        for other in texts:
+            is_read = f"${{{other}}}" in texts.get(key, "")
+            if is_read and other not in seen and not _resolves(root, other):
+                following = other
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    chosen = schema.value_at(tree, "hydra.runtime.choices") or choices
+    at = _origin(key, chosen, argv)
+    return ConfigError(f"{at}{masked_override(f'{key}={texts.get(key)}')}: {_first_line(error)}.")
+
+
+def _resolves(root: DictConfig, key: str) -> bool:
+    """Report whether the value of a key, or each of its list, can be read."""
+    try:
+        value = OmegaConf.select(root, key)
+        if OmegaConf.is_config(value):
+            OmegaConf.to_container(value, resolve=True)
+    except OmegaConfBaseException:
+        return False
+    return True
 
 
 def _missing_option(error: MissingConfigException) -> str:

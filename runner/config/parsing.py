@@ -43,7 +43,21 @@ def parse(tree: Mapping[str, Any]) -> Config:
         return _parse(tree)
 
 
+def key_with_nul(tree: Mapping[str, Any]) -> str | None:
+    """Return the first key whose value has a NUL, which no path and no variable of an environment can have."""
+    return next((key for key, value in schema.flatten(tree).items() if "\0" in str(value)), None)
+
+
+def has_nul(key: str, value: Any, at: str = "") -> ConfigError:
+    """Return the error for a value with a NUL; `at`: the file that sets it, as the beginning of a message."""
+    shown = masked_override(f"{key}={value}").replace("\0", "\\0")
+    return Malformed(f"{at}{shown}: a value cannot have a NUL (\\0). Remove it.")
+
+
 def _parse(tree: Mapping[str, Any]) -> Config:
+    key = key_with_nul(tree)
+    if key is not None:
+        raise has_nul(key, schema.flatten(tree)[key])
     for key, value in schema.flatten(tree).items():
         if value == _MISSING or (isinstance(value, list) and _MISSING in value):
             raise NotSet(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
@@ -96,13 +110,18 @@ def thawed(node: Any) -> Any:
 
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
     """Return `tree` as an instance of the dataclass `cls`; `at` is the key of the tree, for messages."""
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(_node(cls), tree))
+    except OmegaConfBaseException as error:
+        _translate(error, cls, tree, at)
+
+
+def _node(cls: type) -> Any:
+    """Return the schema of a dataclass of the config for OmegaConf."""
     node = schema_node() if cls is Config else thawed(OmegaConf.structured(cls))
     if cls in (InputBlock, HookConfig):
         OmegaConf.set_struct(node.params, False)
-    try:
-        return OmegaConf.to_object(OmegaConf.merge(node, tree))
-    except OmegaConfBaseException as error:
-        _translate(error, tree, at)
+    return node
 
 
 def _evals(tree: Mapping[str, Any]) -> dict[str, InputBlock]:
@@ -164,18 +183,53 @@ def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:
     }
 
 
-def _translate(error: OmegaConfBaseException, tree: Mapping[str, Any], at: str) -> NoReturn:
+def _translate(error: OmegaConfBaseException, cls: type, tree: Mapping[str, Any], at: str) -> NoReturn:
     key = str(error.full_key or "")
     full_key = f"{at}.{key}".strip(".")
-    value = schema.value_at(tree, key)
     if isinstance(error, ConfigKeyError):
-        raise unknown_key(full_key, value) from error
-    if key:
-        raise wrong_type(full_key, value) from error
-    for name, child in tree.items():  # OmegaConf does not name the key of a scalar that stands in place of a group
-        if dataclasses.is_dataclass(schema.class_at(f"{at}.{name}".strip("."))) and not isinstance(child, Mapping):
-            raise WrongType(f"{name}={child!r} is not a group of settings.") from error
-    raise ConfigError(f"{at or 'config'}: {error.msg or error}") from error
+        raise unknown_key(full_key, schema.value_at(tree, key)) from error
+    found = misfit(cls, tree)  # OmegaConf does not name each key, such as a group for which a scalar stands
+    if found is not None:
+        raise wrong_type(f"{at}.{found[0]}".strip("."), found[1]) from error
+    raise ConfigError(f"{full_key or 'config'}: {error.msg or error}") from error
+
+
+def misfit(cls: type, tree: Mapping[str, Any], at: str = "") -> tuple[str, Any] | None:
+    """Return the first key of a tree whose value has a type that the schema does not take, and the value.
+
+    Keys that the schema does not have are left out: they are another mistake.
+
+    Args:
+      cls: the dataclass of the tree.
+      tree: the tree.
+      at: the key in `cls` below which the tree stands.
+
+    Returns:
+      The key and its value; None if each value fits.
+    """
+    for name, value in tree.items():
+        key = f"{at}.{name}".lstrip(".")
+        if _fits(cls, key, value):
+            continue
+        takes_keys = isinstance(value, Mapping) and _fits(cls, key, {})
+        found = misfit(cls, value, key) if takes_keys else (key, value)
+        if found is not None:
+            return found
+    return None
+
+
+def _fits(cls: type, key: str, value: Any) -> bool:
+    """Report whether a key takes a value, or is none of the schema."""
+    tree = value
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    try:
+        OmegaConf.merge(_node(cls), tree)
+    except ConfigKeyError:
+        return True
+    except (OmegaConfBaseException, ValueError):
+        return False
+    return True
 
 
 def _keys_of(cls: type) -> list[str]:

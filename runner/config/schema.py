@@ -694,6 +694,28 @@ def save(config: Config, path: Path) -> None:
     write_atomically(path, as_yaml(tree), mode)
 
 
+def as_shown(file: Path) -> str:
+    """Return the path of a config file as the user would type it: `conf/train/default.yaml`."""
+    cwd = Path.cwd()
+    return str(file.relative_to(cwd)) if file.is_relative_to(cwd) else str(file)
+
+
+def text_of(file: Path) -> str:
+    """Return the text of a config file of the user's.
+
+    Raises:
+      ConfigError: it is not in UTF-8.
+    """
+    try:
+        # "-sig": some editors begin a file with a byte order mark. YAML allows it, `# @package` is not found after it.
+        return file.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Malformed(
+            f"{as_shown(file)} is not text in UTF-8: byte {error.object[error.start]:#04x} at position {error.start}. "
+            "Save it as UTF-8."
+        ) from error
+
+
 def read(path: Path) -> dict[str, Any]:
     """Return the unchecked tree in a config file that `save` wrote, in this version or an earlier one.
 
@@ -709,7 +731,7 @@ def read(path: Path) -> dict[str, Any]:
         if isinstance(tree, DictConfig):
             changed_keys.update_saved(tree, str(path))
         found: Any = OmegaConf.to_container(tree, resolve=True)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise Malformed(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise Malformed(f"{path} does not contain a config.")

@@ -71,11 +71,15 @@ class EvaluationResult:
         if tensorboard.too_large(self.results):
             shown += f", only in TensorBoard's events: {', '.join(tensorboard.too_large(self.results))}"
         context.progress.message(f"{label} at step {self.step}: {shown} ({self.examples} examples, {self.secs:.1f} s)")
+        is_of_this_run = os.path.dirname(self.path) == os.path.normpath(context.model_dir)
+        if is_of_this_run:
+            # The writer would make a model_dir anew that was deleted or moved during the evaluation.
+            os.stat(context.model_dir)
         writer = tensorboard.build_writer(os.path.join(context.model_dir, label), is_on=config.tensorboard)
         tensorboard.write_events(writer, self.step, {"checkpoint_path": self.path, **self.results})
         # Marked last: a process that is killed before this line evaluates again, so nothing is missing. Only a
         # checkpoint of this model_dir is marked.
-        if os.path.dirname(self.path) == os.path.normpath(context.model_dir):
+        if is_of_this_run:
             retention.note_evaluation(self.path, config.keep_best, named)
 
 

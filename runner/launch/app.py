@@ -36,11 +36,14 @@ from runner.config.hydra import (
     VERSION,
     Composer,
     RefusedJob,
+    check_composed,
     check_declared_params,
     check_groups,
     conf_path,
     file_with,
+    groups_without_option,
     keep_private,
+    misfit_typed,
     prepare,
     read_flags,
     write_privately,
@@ -267,13 +270,14 @@ class CommandLine:
                 return
             self._composer = Composer(given.config_path, given.config_name, given.config_dir)
             config = self._composer.compose(given.overrides, is_sweep=given.multirun)
+            check_composed(config, self.command.argv)
             if places := list(_places(config, self.command.env)):
                 config = self._composer.compose([*given.overrides, *places], is_sweep=given.multirun)
             self._launch(config)
             if self.command.error is not None:
                 raise self.command.error
         except (OSError, AssertionError, ValueError, RecursionError) as error:
-            if self._called or isinstance(error, HydraException | ConfigError):
+            if self._called or isinstance(error, (HydraException, *MISTAKES)):
                 raise
             if isinstance(error, OSError):
                 reason = f"cannot make the output directory: {error}. Choose another model_dir."
@@ -287,9 +291,10 @@ class CommandLine:
             elif isinstance(error, AssertionError):
                 raise
             elif str(error).startswith("Config group override"):
-                reason = f"{error}. A group takes the name of one of its files: strategy=mirrored."
-            else:  # flags that cannot be combined: --resolve alone, --multirun --cfg job
-                reason = f"{error}."
+                typed = " ".join(groups_without_option(self.command.argv))
+                reason = f"{typed}: {error}. A group takes the name of one of its files: strategy=mirrored."
+            else:  # a word whose error names no key; flags that cannot be combined: --resolve alone
+                reason = str(misfit_typed(self.command.argv) or f"{error}.")
             raise ConfigError(reason) from error
 
     def _print_information(self) -> None:

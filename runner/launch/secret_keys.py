@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,13 @@ def entries_of(written: Any) -> list[str]:
     """Return the entries of `run.secrets` that are valid; others are reported when the config is checked."""
     if not isinstance(written, list | ListConfig):
         return []
-    return [entry for entry in written if isinstance(entry, str)]
+    entries: list[str] = []
+    for place in range(len(written)):
+        with suppress(OmegaConfBaseException):  # an interpolation to nothing
+            entry = written[place]
+            if isinstance(entry, str):
+                entries.append(entry)
+    return entries
 
 
 @dataclass(frozen=True)

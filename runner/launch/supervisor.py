@@ -51,10 +51,6 @@ from runner.tracking.shipping import Shipping, write_settings
 from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, read_summary, summary_of, write_summary
 from runner.tracking.tracker import exported_models
 
-TYPO_SECS = 30.0
-"""A new folder whose start ends within this time because of a mistake is removed. Its shipping process sends nothing
-before, unless user code asks for the MLflow run."""
-
 
 @dataclass(frozen=True)
 class Member:
@@ -126,8 +122,8 @@ class Supervisor:
     A start that trains writes config.yaml, run.json, summary.json and `.hydra` before its tasks start. Its journal says
     what the run is, and at the end how it ended; processes of their own send that to the trackers. If the folder has a
     checkpoint, a start that fails before its first step leaves these files, and the status in MLflow, as they were. A
-    new folder in which a start ends at once because of a mistake is removed, but for a job of a sweep, whose table
-    lists it, and in a cluster, whose other supervisors still read there.
+    new folder in which a start ends before its first step and its first checkpoint because of a mistake is removed, but
+    for a job of a sweep, whose table lists it, and in a cluster, whose other supervisors still read there.
 
     Attributes:
       place: the chief's place in a cluster whose tasks were started from outside; None: all tasks are started here.
@@ -145,7 +141,6 @@ class Supervisor:
     folder: HeldFolder = field(init=False)
     _earlier_files: start_files.EarlierFiles | None = field(default=None, init=False)
     _is_new: bool = field(default=False, init=False)
-    _started_at: float = field(default_factory=time.monotonic, init=False)
 
     @functools.cached_property
     def model_dir(self) -> Path:
@@ -242,11 +237,21 @@ class Supervisor:
             tasks.rendezvous.end(code)
         return outcome, change
 
+    @property
+    def _is_provisional(self) -> bool:
+        """Whether the folder goes if this start makes a mistake before its first step: it is new, and nobody else reads
+        it.
+        """
+        return self.trains and self._is_new and self.member.parent is None and self.place is None
+
     def _is_mistake(self, outcome: Outcome, journals: Journals) -> bool:
-        """Report whether a start that took no step ended at once because of a mistake, in a folder of its own."""
-        is_alone = self._is_new and self.member.parent is None and self.place is None
-        is_quick = time.monotonic() < self._started_at + TYPO_SECS
-        return is_alone and is_quick and outcome.code == exit_codes.USER_ERROR and not journals.events(WANTS_RUN)
+        """Report whether a start that took no step ended because of a mistake, in a folder with nothing of value.
+
+        What was reached decides, not how long it took: the same mistake leaves the same on a slow machine.
+        """
+        if not self._is_provisional or outcome.code != exit_codes.USER_ERROR:
+            return False
+        return not journals.events(WANTS_RUN) and layout.latest_checkpoint(self.model_dir) is None
 
     def run_unrecorded(self) -> Outcome:
         """Run a command that only prints something and leaves no record; return the outcome."""
@@ -269,8 +274,10 @@ class Supervisor:
         return lost
 
     def _lost(self, error: OSError) -> str:
-        if isinstance(error, FolderLostError):
-            return str(error)
+        try:
+            self.folder.check()
+        except FolderLostError as lost:  # `error` may be what came of it: a file that is not there any more
+            return str(lost)
         return f"model_dir={self.config.model_dir} cannot be written: {error}"
 
     # --- before -------------------------------------------------------------------------------------------------------
@@ -341,6 +348,7 @@ class Supervisor:
             params=schema.flatten(masked(schema.to_tree(shown), self.listed)),
             tags=tags,
             parent=self.member.parent and str(self.member.parent),
+            is_provisional=self._is_provisional,
         )
         # `follow` reads them.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)

@@ -53,7 +53,7 @@ class DiskFullError(StorageError):
 
 
 class FolderLostError(StorageError):
-    """A run's folder was deleted during the run."""
+    """A run's folder was deleted, replaced or moved during the run."""
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -105,19 +105,34 @@ class HeldFolder:
         weakref.finalize(self, os.close, self._descriptor)
 
     def check(self) -> None:
-        """Check that the folder still exists and is the same.
+        """Check that the folder still exists, is the same and is where it was.
 
         Raises:
-          FolderLostError: the folder was deleted or replaced.
+          FolderLostError: the folder was deleted, replaced or moved.
         """
+        held = os.fstat(self._descriptor)
+        is_deleted = False
         try:
-            now, held = os.stat(self._path), os.fstat(self._descriptor)
+            if os.path.samestat(os.stat(self._path), held):
+                return
         except FileNotFoundError:
-            raise FolderLostError(f"the folder {self._path} was deleted during the run. {_AFTER_LOSS}") from None
-        if (now.st_dev, now.st_ino) != (held.st_dev, held.st_ino):
+            is_deleted = True
+        moved_to = self._place(held)
+        if moved_to is not None:
             raise FolderLostError(
-                f"the folder {self._path} was deleted during the run and replaced by another folder. {_AFTER_LOSS}"
+                f"the folder {self._path} was moved during the run, and is whole in {moved_to}. Move it back, or write "
+                f"model_dir={moved_to}: the same command then goes on from its newest checkpoint."
             )
+        replaced = "" if is_deleted else " and replaced by another folder"
+        raise FolderLostError(f"the folder {self._path} was deleted during the run{replaced}. {_AFTER_LOSS}")
+
+    def _place(self, held: os.stat_result) -> str | None:
+        """Return where the folder is now, as the kernel knows it; None if it was deleted, or is out of reach."""
+        with contextlib.suppress(OSError):  # no /proc; of a deleted folder, "<path> (deleted)" is no path
+            place = os.readlink(f"/proc/self/fd/{self._descriptor}")
+            if os.path.samestat(os.stat(place), held):
+                return place
+        return None
 
 
 _AFTER_LOSS = "Everything that the run had saved in it is lost. The same command starts the run from the beginning."

@@ -16,7 +16,7 @@ from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import FULL_ERROR
 from runner.system.user_frames import FRAME, Frame, defined_at, frames_in, user_frames
-from runner.tracking.exit_codes import BY_USER, USER_ERROR, code_of_error
+from runner.tracking.exit_codes import BY_USER, USER_ERROR, code_of_error, is_out_of_memory
 from runner.tracking.journal import Journal
 
 QUIET_ERRORS = "RUNNER_QUIET_ERRORS"
@@ -70,6 +70,7 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
         or code_of_error(error) == USER_ERROR
         or isinstance(error, StorageError)
         or is_disk_full(error)
+        or is_out_of_memory(error)
     )
     if (is_clear or (found.operation and found.frames)) and env.get(FULL_ERROR) != "1":
         lines = [f"runner: {said}", *(f"  {note}" for note in getattr(error, "__notes__", ()))]
@@ -82,6 +83,8 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
         lines += [f"  operation {found.operation}, made", *(f"  in {frame}" for frame in found.frames)]
     else:
         lines += [f"  in {frame}" for frame in found.frames]
+    if is_out_of_memory(error):
+        lines.append("  This process got no more memory. Its limits: ulimit -a, and those of its container or job.")
     lines = [mask_text(line, secrets) for line in (*lines, *hint)]
     facts = {"error": textwrap.shorten(said, 300, placeholder="..."), "traceback": trace}
     if env.get(QUIET_ERRORS):

@@ -30,6 +30,7 @@ from runner.distribute.tf_config import read_tf_config
 from runner.hooks.hook import Interrupted
 from runner.system import console, gc_pause
 from runner.system.child_process import NOTICES, end_with_parent
+from runner.system.files import FolderLostError, HeldFolder
 from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import SecretList, hiding, secrets_of
 from runner.system.standard_streams import hidden_stderr, say
@@ -117,6 +118,7 @@ def _run(
     path = journal_path(Path(config.model_dir) if recorded else scratch, cluster.role, cluster.task_index)
     journal = Journal(path) if recorded else NullJournal()
     progress = console.build_progress(progress_mode)
+    folder = HeldFolder(config.model_dir) if recorded else None
     mlflow_env = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")}
     try:
         stop.journal = journal
@@ -152,6 +154,8 @@ def _run(
             journal.event("peer_lost", error=str(error))
             return PEER_LOST
         journal = journal if recorded else Journal(path)  # its supervisor hands the reason on
+        if folder is not None:
+            error = _cause_of(error, folder)
         listed = SecretList.of(config.run.secrets, os.environ)
         report_error(error, journal, os.environ, secrets_of(schema.to_tree(config), listed))
         return code_of_error(error)
@@ -167,6 +171,16 @@ def _run(
         journal.close()
     # A worker that is asked to stop makes all workers end an evaluation.
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
+
+
+def _cause_of(error: Exception, folder: HeldFolder) -> Exception:
+    """Return the error that explains `error`: files that are not found may have gone with their folder."""
+    try:
+        folder.check()
+    except FolderLostError as lost:
+        lost.__cause__ = error
+        return lost
+    return error
 
 
 def _import_commands(config: Config, journal: Journal) -> Any:

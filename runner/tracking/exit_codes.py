@@ -15,6 +15,7 @@ it. The command exits with the worst code of its runs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import signal
 from bdb import BdbQuit
@@ -64,11 +65,27 @@ def user_code(function: Any = None) -> Iterator[None]:
         raise
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Report whether an error, or what it came from, says that this process got no more memory or threads.
+
+    Where the address space is limited (`ulimit -v`), an import ends with an ImportError that has the text of the C
+    library, and a thread with a RuntimeError.
+    """
+    while error is not None:
+        is_of_kind = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if is_of_kind or any(text in str(error) for text in ("failed to map segment", "can't start new thread")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def code_of_error(error: Exception) -> int:
     """Return the exit code of a task that ends with `error`."""
+    if is_out_of_memory(error):  # before the kinds of errors: the same line works on a larger machine
+        return FAILED
     if isinstance(error, (*USER_ERRORS, BdbQuit)):
         return USER_ERROR
-    is_environment = isinstance(error, StorageError | MemoryError) or type(error).__name__ in ENVIRONMENT_ERRORS
+    is_environment = isinstance(error, StorageError) or type(error).__name__ in ENVIRONMENT_ERRORS
     return USER_ERROR if hasattr(error, BY_USER) and not is_environment and not is_disk_full(error) else FAILED
 
 

@@ -73,7 +73,9 @@ PREPARE_SECS = 120.0
 UPLOAD_BYTES_PER_SEC = 1e6
 """For files and models, ANSWER_SECS is extended by their size divided by this number of bytes per second."""
 PATIENCE_SECS = 30.0
-"""Seconds to wait for a task's first step: importing MLflow takes 2 s of a core that the task's imports need."""
+"""Seconds to wait for a task's first step: importing MLflow takes 2 s of a core that the task's imports need.
+
+A provisional start is waited for without an end: its folder is removed after a mistake, and what is shipped stays."""
 _WAKING = ("first_step", WANTS_RUN, RUN_ENDED)
 
 
@@ -132,8 +134,12 @@ class RunShipper:
         self._bounds = journal_path(folder, SUPERVISOR)
         self._start: Mapping[str, Any] | None = self._open_start()  # known if the folder is deleted later
         self._unseen = Journals(folder, dict(self._shipped.offsets))
-        is_open = self._shipped.started is not None  # an earlier process has seen the first step
-        self._wakes_at = time.monotonic() + (0.0 if is_open else PATIENCE_SECS)
+        patience_secs = PATIENCE_SECS
+        if self._start is not None and self._start.get("is_provisional"):
+            patience_secs = math.inf
+        if self._shipped.started is not None:  # an earlier process has seen the first step
+            patience_secs = 0.0
+        self._wakes_at = time.monotonic() + patience_secs
         self._due_at = 0.0
         self._tracker: Tracker | None = None
         self._opening: Tracker | None = None
@@ -451,12 +457,14 @@ class RunShipper:
         return True
 
     def _end_lost(self) -> None:
-        """End the run of a folder that was deleted, or whose disk is full."""
-        if self._tracker is None and self._start is not None:
-            self._open(self._start, 0)
+        """End the run of a folder that was deleted or moved, or whose disk is full."""
+        with suppress(FileNotFoundError):  # of a tracker that writes into the folder itself, such as csv
+            if self._tracker is None and self._start is not None:
+                self._open(self._start, 0)
+            if self._tracker is not None:
+                self._tracker.set_tags({"status": "failed"})
+                self._tracker.end("FAILED", time.time())
         if self._tracker is not None:
-            self._tracker.set_tags({"status": "failed"})
-            self._tracker.end("FAILED", time.time())
             self._tracker.close()
             self._tracker = None
 

@@ -322,6 +322,22 @@ def test_a_run_whose_folder_is_deleted_fails_with_one_message(
     assert not list(tmp_path.glob("run/model.ckpt*"))  # nothing that looks like a whole run
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_run_whose_folder_is_moved_says_where_it_is_and_makes_none_anew(
+    tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    moving = (
+        f"input.{mode}.fn=tests.support.jobs.deleting", f"+input.{mode}.params.folder={tmp_path / 'run'}",
+        f"+input.{mode}.params.moved_to={tmp_path / 'moved'}",
+    )  # fmt: skip
+    assert jobs.run(tmp_path, *moving, "train.max_steps=10", "eval.steps=8") == 1
+    said = capsys.readouterr().err
+    messages.same("stderr", "runner: " + said.partition("runner: ")[2])
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+    assert list_checkpoints(tmp_path / "moved")
+
+
 def test_a_disk_that_is_really_full(small_disk: Path, messages: Messages) -> None:
     saver = Saver(CheckpointWriter(small_disk, 5))
     saver.begin(Snapshot(1, {"w": tf.zeros([300_000])}), {}, asynchronous=True)

@@ -15,6 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from runner.config import hydra, parsing, schema
+from runner.config.error_messages import as_typed
 from runner.config.mistakes import Conflict, Malformed, NoEffect, NotAllowed, NotFound, NotSet, UnknownKey, WrongType
 from runner.config.schema import STRATEGY_OPTIONS, Config, ConfigError
 from runner.config.validation import newest_runs
@@ -420,4 +421,4 @@ def test_a_number_in_place_of_a_group_is_named_by_its_key() -> None:
     for name, value in (("train", 5), ("cluster", "x"), ("run", [1])):
         with pytest.raises(WrongType) as raised:
             parsing.parse({**composed(), name: value})
-        assert str(raised.value).startswith(f"{name}={value!r} ")
+        assert str(raised.value).startswith(f"{name}={as_typed(value)} ")

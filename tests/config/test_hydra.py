@@ -17,6 +17,8 @@ from hydra.errors import MissingConfigException
 from omegaconf import Container, DictConfig, OmegaConf
 
 from runner.config import hydra, saved_config
+from runner.config.help import answer
+from runner.config.mistakes import Malformed
 from runner.config.schema import Config
 from runner.launch import app
 from runner.tracking.exit_codes import Outcome
@@ -114,6 +116,102 @@ def test_a_mistake_in_an_experiment_file_says_the_line_to_write(
     monkeypatch.setattr(sys, "argv", ["runner", "experiment=mine"])
     code = app.run_command_line()
     messages.same(f"exit {code}", capsys.readouterr().err)
+
+
+TRAIN, EXPERIMENT = "conf/train/default.yaml", "conf/experiment/mine.yaml"
+GLOBAL = b"# @package _global_\n"
+UNREADABLE: dict[str, tuple[str, bytes]] = {
+    "hydra is null": ("conf/runner.yaml", b"hydra: null\n"),
+    "hydra is a list": (EXPERIMENT, GLOBAL + b"hydra: [1]\n"),
+    "hydra.sweeper is null": (EXPERIMENT, GLOBAL + b"hydra: {sweeper: null}\n"),
+    "a number alone": (TRAIN, b"5\n"),
+    "UTF-16": (TRAIN, "max_steps: 3\n".encode("utf-16")),
+    "Latin-1": (TRAIN, "# gr\u00fc\u00dfe\nmax_steps: 3\n".encode("latin-1")),
+    "a raw NUL": (TRAIN, b"max_steps: \0\n"),
+    "a null key": (TRAIN, b"null: 3\n"),
+    "a null key below": (EXPERIMENT, GLOBAL + b"model: {params: {null: 3}}\n"),
+    "@package alone": (EXPERIMENT, b"# @package\n"),
+    "an anchor in itself": (EXPERIMENT, GLOBAL + b"model: {params: &a {b: *a}}\n"),
+    "an open interpolation": (TRAIN, b"max_steps: ${nothing\n"),
+    "a long number": (TRAIN, b"max_steps: " + 5000 * b"9" + b"\n"),
+    "defaults are no list": (TRAIN, b"defaults: {model: linear}\n"),
+    "an entry of defaults": (TRAIN, b"defaults: [5]\n"),
+    "a mapping for a list": (TRAIN, b"hooks: {a: 1}\n"),
+    "a list for a mapping": (EXPERIMENT, GLOBAL + b"tracking: {tags: [1]}\n"),
+    "a mapping for a number": (TRAIN, b"max_steps: {a: 1}\n"),
+    "a group is null": (EXPERIMENT, GLOBAL + b"train: null\n"),
+    "an interpolation to nothing": (TRAIN, b"max_steps: ${nothing}\n"),
+    "interpolations in a circle": (TRAIN, b"max_steps: ${train.max_epochs}\nmax_epochs: ${train.max_steps}\n"),
+    "model_dir leads to nothing": (EXPERIMENT, GLOBAL + b"model_dir: ${nothing}\n"),
+    "NUL in model_dir": (EXPERIMENT, GLOBAL + b'model_dir: "a\\0b"\n'),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_what_cannot_be_read_is_named_with_its_file_and_key(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    name, text = UNREADABLE[case]
+    write(tmp_path / name, "")
+    (tmp_path / name).write_bytes(text)
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=mine"] if name == EXPERIMENT else []
+    monkeypatch.setattr(sys, "argv", ["runner", *words])
+    code = app.run_command_line()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "Traceback" not in said
+    messages.same(f"exit {code}", said)
+    assert not [*tmp_path.glob("outputs/*")]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["++run.inline.extra=1", "++train.hooks.a=1", "train.hooks={a:1}", "tracking.tags=[1]", "train=null",
+     "hydra.sweeper=null", "hydra.verbose={a:1}", "run.secrets=${a}", "run.secrets=[${a}]", "model_dir=${a}",
+     "model_dir='a\0b'", "export.dir='a\0b'"],
+)  # fmt: skip
+def test_a_word_that_cannot_be_merged_or_resolved_is_named_with_its_key(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["runner", word])
+    code = app.run_command_line()
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "Traceback" not in said
+    messages.same(f"exit {code}", said)
+    assert not [*tmp_path.glob("outputs/*")]
+
+
+def test_a_file_of_config_dir_is_read_and_named_like_one_of_the_users_conf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "more" / "train" / "default.yaml"
+    for text in (b"\xff\xfe", b"hooks: {a: 1}\n"):
+        write(file, "")
+        file.write_bytes(text)
+        monkeypatch.setattr(sys, "argv", ["runner", "--config-dir", "more"])
+        code = app.run_command_line()
+        messages.same(f"exit {code}", capsys.readouterr().err)
+
+
+def test_a_byte_order_mark_before_a_config_file_is_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / EXPERIMENT, "\ufeff# @package _global_\ntrain: {max_steps: 9}\n")
+    monkeypatch.chdir(tmp_path)
+    hydra.prepare()
+    assert hydra.Composer().compose(["experiment=mine"], is_sweep=False).train.max_steps == 9
+
+
+def test_help_names_a_config_file_that_is_not_in_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
+    write(tmp_path / TRAIN, "")
+    (tmp_path / TRAIN).write_bytes("# gr\u00fc\u00dfe\n".encode("latin-1"))
+    monkeypatch.chdir(tmp_path)
+    with messages.raised(Malformed):
+        answer(["--help", "train"])
 
 
 @pytest.fixture

@@ -143,6 +143,17 @@ def test_a_task_that_is_killed_is_reported(tmp_path: Path, messages: Messages) -
     assert summary_in(tmp_path / "run")["status"] == "failed"
 
 
+def test_too_small_an_address_space_is_no_mistake_and_the_folder_stays(tmp_path: Path) -> None:
+    command = "ulimit -v 1500000; exec $PYTHON -m runner train.max_steps=4 model_dir=run tracking=none"
+    env = {**ENV, "PYTHON": sys.executable}
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 1
+    assert "failed to map segment" in result.stderr and "Traceback" not in result.stderr
+    assert summary_in(tmp_path / "run")["status"] == "failed"
+
+
 @pytest.mark.slow
 def test_the_task_does_not_outlive_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     process = start_long_run(tmp_path)

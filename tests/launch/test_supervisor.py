@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -570,6 +572,20 @@ def test_a_folder_that_was_deleted_and_made_anew_is_not_the_folder_of_the_run(
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.usefixtures("mlflow_database")
+def test_a_folder_that_is_moved_under_its_run_is_not_made_anew(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    code = "model_dir.rename(model_dir.parent / 'moved')\n"
+    assert run(code + RESULT, tracking=TrackingConfig(backend=["csv", "mlflow"])) == 1
+    said = capsys.readouterr()
+    messages.same("stderr", said.err)
+    for name in ("status: ", "error: "):
+        messages.same("stdout", line_of(said.out, name))
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "moved" / "config.yaml").exists()
+
+
 @pytest.mark.parametrize("command", ["predict", "export"])
 def test_a_reader_that_fails_leaves_what_training_came_to(
     run: Callable[..., int], tmp_path: Path, command: str
@@ -696,18 +712,35 @@ def test_a_fresh_start_with_a_mistake_leaves_nothing(
     messages.same("line", capsys.readouterr().out.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "kind", slow_but(["crash", "late mistake", "mistake beside a file", "mistake after a word to MLflow"], "crash")
-)
-@pytest.mark.usefixtures("mlflow_database")
-def test_a_fresh_start_that_fails_otherwise_is_a_failed_run(
-    kind: str, run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mistake_of_a_fresh_start_leaves_nothing_however_long_the_start_took(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hours = itertools.count(1)
+    slow = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() + 3600.0 * next(hours)})
+    monkeypatch.setattr(supervisor, "time", slow)
+    assert run("sys.exit(2)", task=UNTAKEN) == 2
+    assert {entry.name for entry in tmp_path.iterdir()} == {"task.py"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    slow_but(
+        ["crash", "mistake after a checkpoint", "mistake beside a file", "mistake after a word to MLflow"],
+        "crash", "mistake after a checkpoint",
+    ),
+)  # fmt: skip
+@pytest.mark.usefixtures("mlflow_database")
+def test_a_fresh_start_that_fails_otherwise_is_a_failed_run(kind: str, run: Callable[..., int], tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     code = "sys.exit(1)" if kind == "crash" else "sys.exit(2)"
-    if kind == "late mistake":
-        monkeypatch.setattr(supervisor, "TYPO_SECS", 0.0)
+    if kind == "mistake after a checkpoint":
+        code = (
+            "(model_dir / 'checkpoint').write_text('model_checkpoint_path: \"model.ckpt-0\"')\n"
+            "for suffix in ('index', 'data-00000-of-00001'):\n"
+            "    (model_dir / f'model.ckpt-0.{suffix}').touch()\n"
+            f"{code}"
+        )
     elif kind == "mistake beside a file":
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "mine.txt").write_text("mine")

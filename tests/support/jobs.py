@@ -60,10 +60,14 @@ def interrupting(params: Any) -> tf.data.Dataset:
 
 
 def deleting(params: Any) -> tf.data.Dataset:
-    """As `endless`; deletes params.folder with the sixth batch, and makes it anew where params.anew says so."""
+    """As `endless`; with the sixth batch deletes params.folder, and makes it anew where params.anew says so, or moves
+    it to params.moved_to.
+    """
 
     def delete(batch: Any) -> Any:
-        if batch == 5:
+        if batch == 5 and params.get("moved_to"):
+            os.rename(params["folder"], params["moved_to"])
+        elif batch == 5:
             shutil.rmtree(params["folder"])
             if params.get("anew"):
                 os.mkdir(params["folder"])

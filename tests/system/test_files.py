@@ -7,11 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from runner.system.files import free_bytes, replacing, write_atomically, write_json
+from runner.system.files import FolderLostError, HeldFolder, free_bytes, replacing, write_atomically, write_json
+from tests.support.messages import Messages
 
 
 def test_disk_is_counted_also_for_a_folder_that_is_not_made_yet(tmp_path: Path) -> None:
     assert abs(free_bytes(tmp_path / "a" / "b") - free_bytes(tmp_path)) < 2**30
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_held_folder_that_is_moved_is_named_with_its_new_place(
+    is_replaced: bool, tmp_path: Path, messages: Messages
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    held = HeldFolder(folder)
+    folder.rename(tmp_path / "moved")
+    if is_replaced:
+        folder.mkdir()
+    with messages.raised(FolderLostError):
+        held.check()
+    (tmp_path / "moved").rename(tmp_path / "back")
+    if is_replaced:
+        folder.rmdir()
+    (tmp_path / "back").rename(folder)
+    held.check()
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o664)])

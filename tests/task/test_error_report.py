@@ -46,6 +46,21 @@ def unreachable(features: Any, labels: Any, mode: str, params: Any) -> Any:
     raise RuntimeError("no such service")
 
 
+def too_large(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    np.empty(2**62, np.uint8)
+
+
+def imports_without_memory(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    raise ImportError("libfast.so: failed to map segment from shared object")
+
+
+def wraps_too_large(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    try:
+        return too_large(features, labels, mode, params)
+    except MemoryError as error:
+        raise ValueError("cannot prepare the table") from error
+
+
 def no_bucket(params: Any) -> Any:
     raise ConnectionError("no such bucket")
 
@@ -159,6 +174,15 @@ def test_errors_of_the_users_functions_exit_with_2(
     assert quoted in said[0]
     text = "\n".join(said)
     assert "Traceback" not in text and "runner/data" not in text and "autograph" not in text
+
+
+@pytest.mark.parametrize("function", ["too_large", "imports_without_memory", "wraps_too_large"])
+def test_too_little_memory_is_no_mistake_of_the_user(
+    function: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, f"model.fn={HERE}.{function}") == 1
+    text = "\n".join(said_of(capsys))
+    assert "Traceback" not in text and "no more memory" in text and f"in {function}" in text
 
 
 @pytest.mark.slow

@@ -270,6 +270,20 @@ def test_what_nobody_answered_at_the_end_is_not_tried_again_at_once(tmp_path: Pa
     shipper.release()
 
 
+def test_nothing_is_shipped_of_a_start_that_may_be_removed_until_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "PATIENCE_SECS", 0.0)
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        note_start(tmp_path / name, command="train", tags={}, is_provisional=name == "new")
+        write_settings(tmp_path / name, TrackingConfig(), {})
+    new, old = (shipper_of(tmp_path / name, RecordingTracker()) for name in ("new", "old"))
+    assert not new.is_due() and old.is_due()
+    Lines(tmp_path / "new").event("first_step", step=1)
+    assert new.is_due()
+
+
 def test_a_tracker_has_longer_to_prepare_than_to_answer(tmp_path: Path) -> None:
     class Noting(Deadline):
         secs = 0.0

@@ -41,7 +41,7 @@ class CsvTracker(Tracker):
         self._last_step = -1
 
     def start(self, run_id: str | None, name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> str:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)  # not its parents: a model_dir that was deleted or moved is not made again
         remove_half_written(self._folder)
         if run_id is None or not self.join(run_id):
             run_id = secrets.token_hex(8)
