@@ -172,6 +172,22 @@ def task_of(path: Path) -> str:
     return role if role in ("chief", "evaluator") else f"{role}:{index}"
 
 
+def has_end_of_line(path: Path, offset: int) -> bool:
+    """Report whether a line of the journal ends at `offset`; one that is not there, or shorter, has none."""
+    if offset <= 0:
+        return offset == 0
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"
+    return False
+
+
+def make_durable(path: Path) -> None:
+    """Return when the disk has what the journal holds; whoever writes it does not wait for that."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def note_of_run(folder: Path, event: str, **facts: Any) -> None:
     """Write RUN_STARTED or RUN_ENDED for the run in `folder`."""
     with contextlib.closing(Journal(journal_path(folder, SUPERVISOR))) as journal:

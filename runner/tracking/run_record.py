@@ -8,7 +8,7 @@ from typing import TypeVar, get_type_hints
 
 from runner.config.schema import ConfigError
 from runner.system.files import read_dataclass, write_json
-from runner.tracking.journal import RUN_STARTED, SUPERVISOR, journal_path, starts_and_ends
+from runner.tracking.journal import RUN_STARTED, SUPERVISOR, has_end_of_line, journal_path, starts_and_ends
 
 MLFLOW = "mlflow"
 RUN_FILE = "run.json"
@@ -78,10 +78,28 @@ class Shipped:
         Raises:
           ConfigError: the file contains a value of a wrong type.
         """
-        return _checked(cls, _file_of(folder, tracker))
+        record = _checked(cls, _file_of(folder, tracker))
+        record._forget_lost_lines(folder)
+        return record
 
     def save(self, folder: Path, tracker: str) -> None:
         write_json(_file_of(folder, tracker), asdict(self))
+
+    def _forget_lost_lines(self, folder: Path) -> None:
+        """Forget the offsets at which a journal has no end of a line, so that it is read from the beginning.
+
+        Such a journal lost its end in a power cut, or is that of an older backup, and has grown since. Only the end
+        of a line shows that: by now the journal may be longer than the offset. What is sent again does no harm:
+        `last_steps` knows the points, and files, texts and starts replace themselves.
+        """
+        lost = [name for name, offset in self.offsets.items() if not has_end_of_line(folder / name, offset)]
+        for name in lost:
+            del self.offsets[name]
+        bounds = journal_path(folder, SUPERVISOR)
+        size = bounds.stat().st_size if bounds.exists() else 0
+        # The line of the start that is open may be lost, too. Then the beginning of the journal opens one.
+        if bounds.name in lost or (self.started is not None and self.started >= size):
+            self.started = None
 
     def belongs_to(self, run_id: str) -> None:
         """Start anew if `run_id` is another run than before; nothing has been shipped to it."""

@@ -51,6 +51,7 @@ from runner.tracking.journal import (
     Journals,
     journal_path,
     journals_in,
+    make_durable,
     note_of_run,
     read_journal,
     starts_and_ends,
@@ -264,7 +265,7 @@ class RunShipper:
         self._shipped.started = offset
         address = tracker.address()
         self._shipped.address = address and mask_text(address, self._settings.secret_texts())
-        self._save()
+        self._save(self._bounds)
         if line["tags"].get("host") and not self._has_looked:
             self._has_looked = True
             try:
@@ -438,11 +439,21 @@ class RunShipper:
     def _note(self, journal: Path, offset: int) -> None:
         if offset != self._offset(journal):
             self._shipped.offsets = {**self._shipped.offsets, journal.name: offset}
-            self._save()
+            self._save(journal)
 
-    def _save(self) -> None:
-        if not self._is_lost():
-            self._shipped.save(self.folder, self._name)
+    def _save(self, journal: Path | None = None) -> None:
+        """Save the record.
+
+        Args:
+          journal: the one in which the record has a new offset; None: it has none.
+        """
+        if self._is_lost():
+            return
+        if journal is not None:
+            # First: after a power cut the record must not speak of lines that the disk has not. This process waits
+            # for the disk, so that training need not.
+            make_durable(journal)
+        self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:
         with suppress(FolderLostError):
