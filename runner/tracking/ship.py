@@ -59,7 +59,16 @@ from runner.tracking.journal import (
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
-from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, heed_starter, of, read_settings
+from runner.tracking.shipping import (
+    ANSWER_SECS,
+    NOT_ALL,
+    SETTINGS_FILE,
+    Shipping,
+    heed_starter,
+    lock_file,
+    of,
+    read_settings,
+)
 from runner.tracking.summary import SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
@@ -128,7 +137,7 @@ class RunShipper:
         self.folder, self._name, self._deadline = folder, name, deadline
         self._held = HeldFolder(folder)
         self._settings = read_settings(folder)
-        self._lock = FileLock(folder / f".ship.{name}.lock")
+        self._lock = FileLock(lock_file(folder, name))
         self._shipped = Shipped.read(folder, name)
         self._bounds = journal_path(folder, SUPERVISOR)
         self._start: Mapping[str, Any] | None = self._open_start()  # known if the folder is deleted later
@@ -500,7 +509,7 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
             continue
         with ExitStack() as held:
             try:
-                for file in (path, path.with_name(f".ship.{MLFLOW}.lock")):
+                for file in (path, lock_file(path.parent, MLFLOW)):
                     if file.exists():
                         held.enter_context(_lock_as_it_is(file))
             except OSError:  # one of the processes is alive, or the file is not a lock of a run
