@@ -147,6 +147,7 @@ class RunShipper:
         self._due_at = 0.0
         self._tracker: Tracker | None = None
         self._opening: Tracker | None = None
+        self._left_out: set[str] = set()
         self._is_guest = self._is_sweep = self._has_looked = self._is_full = False
 
     def is_due(self) -> bool:
@@ -176,7 +177,7 @@ class RunShipper:
         before = -1
         while before != (before := self._offset(self._bounds)):
             # One line at a time, because each may open or end the run.
-            lines, after = read_journal(self._bounds, before, max_bytes=1)
+            lines, after = read_journal(self._bounds, before, max_bytes=1, left_out=self._say_left_out)
             for line in lines:
                 self._ship_bound(line, before)
             self._note(self._bounds, after)
@@ -382,7 +383,7 @@ class RunShipper:
         for path in journals_in(self.folder):
             before = -1
             while path != self._bounds and before != (before := self._offset(path)):
-                lines, after = read_journal(path, before, BLOCK_BYTES)
+                lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
                 # Must follow the reading of lines: a start may just have begun.
                 bounds = starts_and_ends(self.folder, self._offset(self._bounds))
                 starts = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
@@ -479,6 +480,12 @@ class RunShipper:
             self._tracker.end("FAILED", time.time())
             self._tracker.close()
             self._tracker = None
+
+    def _say_left_out(self, what: str) -> None:
+        """Say that a line is not recorded: once, although it may be read again."""
+        if what not in self._left_out:
+            self._left_out.add(what)
+            say(f"tracking: {of(self._name)}{mask_text(what, self._settings.secret_texts())}; the line is left out.")
 
     def _warn(self, what: str, error: Exception) -> None:
         why = mask_text(describe(error), self._settings.secret_texts())

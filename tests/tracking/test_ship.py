@@ -623,7 +623,7 @@ def test_a_word_to_mlflow_and_the_end_of_a_run_are_not_waited_for(event: str, tm
     started(tmp_path)
     shipper = shipper_of(tmp_path, RecordingTracker())
     assert not shipper.is_due()
-    journal.event(event)
+    journal.event(event, status="finished", recorded="FINISHED")
     assert shipper.is_due()
 
 

@@ -18,6 +18,7 @@ import pytest
 from runner.config.schema import TrackingConfig
 from runner.tracking.shipping import write_settings
 from tests.support.journal import Lines, journal_file, journals, note_end, note_start
+from tests.support.messages import Messages
 from tests.support.outages import DEATHS, KILLS, Backend, Outage, points_in
 from tests.support.processes import wait_until
 from tests.support.shipping import Said, ship, shipping
@@ -254,6 +255,46 @@ def test_ship_sends_what_a_journal_has_behind_its_lost_end(tmp_path: Path) -> No
             os.truncate(file, 0)
     with open(tmp_path / "tracking/metrics.csv", newline="") as table:
         assert [row["step"] for row in csv.DictReader(table)] == ["1", "2", "3", "4"]
+
+
+WRONG = {
+    "value": '{"time": 5.0, "step": 2, "metrics": {"m": [1, 2]}}',
+    "step": '{"time": 5.0, "step": "two", "metrics": {"m": 1.0}}',
+    "time": '{"time": null, "step": 2, "metrics": {"m": 1.0}}',
+    "metrics": '{"time": 5.0, "step": 2, "metrics": [1.0]}',
+    "huge": '{"time": 5.0, "step": 2, "metrics": {"m": 1' + "0" * 400 + "}}",
+    "kind": '{"time": 5.0, "event": ["artifact"]}',
+    "file": '{"time": 5.0, "event": "artifact", "path": 3, "folder": ""}',
+    "image": '{"time": 5.0, "event": "image", "path": "a.png", "name": "a", "step": 2.5}',
+    "dataset": '{"time": 5.0, "event": "dataset", "context": "train"}',
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_line_that_nobody_can_use_is_named_and_keeps_no_other_from_a_tracker(
+    name: str, tmp_path: Path, messages: Messages
+) -> None:
+    run, backend = tmp_path / "run", Backend(tmp_path / "backend")
+    noted(run, [1])
+    with open(journal_file(run), "a") as file:
+        file.write(WRONG[name] + "\n")
+    noted(run, [3])
+    said = ship(tmp_path)
+    assert said.code == 0 and backend.points() == points(1, 3)
+    assert backend.got()[-1] == END
+    (text,) = said.warnings
+    messages.same("stderr", text)
+
+
+def test_a_start_that_nobody_can_read_keeps_no_other_from_a_tracker(tmp_path: Path, messages: Messages) -> None:
+    run, backend = tmp_path / "run", Backend(tmp_path / "backend")
+    noted(run, [1])
+    note_start(run, params="none")
+    note_end(run)
+    said = ship(tmp_path)
+    assert said.code == 0 and backend.points() == points(1)
+    (text,) = said.warnings
+    messages.same("stderr", text)
 
 
 # --- the truth of any journals, outages and kills: each point once, in order ------------------------------------------
