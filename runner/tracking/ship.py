@@ -29,8 +29,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runner.config import saved_config, schema, user_code
-from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
+from runner.config import saved_config, schema
+from runner.config.schema import TRACKERS, TRAINING_RUNS, ConfigError, TrackingConfig
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
 from runner.system.redaction import SecretList, mask_text, masked
 from runner.system.secret_names import LIST
@@ -68,6 +68,7 @@ from runner.tracking.shipping import (
     lock_file,
     of,
     read_settings,
+    ship_command,
 )
 from runner.tracking.summary import SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
@@ -246,8 +247,9 @@ class RunShipper:
         """Begin or continue the run. A command that only reads a run joins it, and a start that failed before its first
         step leaves it as it was.
         """
-        for entry in self._settings.path:
-            user_code.add_to_path(Path(entry))
+        if self._name not in TRACKERS:
+            # At the end, and for a user's class only: the folder must not say whose mlflow is imported.
+            sys.path += [entry for entry in self._settings.path if entry not in sys.path]
         settings = self._settings.tracking
         tracker = self._opening or self._build(self._name, settings, self.folder, line["name"], line["time"])
         self._opening = tracker  # it knows the run that it began, if a call fails halfway and is repeated
@@ -564,15 +566,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Ship the folders of the command line, or with `--to` those on standard input until it ends.
 
     Returns:
-      0: everything is shipped; 2: one is not the folder of a run; NOT_ALL: something is left.
+      0: everything is shipped; 2: one is not the folder of a run, has a file that cannot be used, or names a user's
+      class that the command line does not name; NOT_ALL: something is left.
     """
     parser = argparse.ArgumentParser(prog="python -m runner.tracking.ship", description="Ship the journals of runs.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="model_dir", help="the folder of a run or a sweep")
+    parser.add_argument(
+        "--tracker", action="append", default=[], metavar="CLASS",
+        help="a class of yours that records the run, by its dotted name; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--to", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     keep_saying()
     if options.to is None:
-        return _ship_folders([folder.absolute() for folder in options.folders])
+        return _ship_folders([folder.absolute() for folder in options.folders], options.tracker)
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
     deadline = Deadline()
 
@@ -586,19 +593,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _ship_until_end(folders, str(options.to), deadline)
 
 
-def _ship_folders(folders: Sequence[Path]) -> int:
-    """Ship the runs in `folders`, and those of the jobs if one is that of a sweep, each tracker in its own process."""
-    shipping = Shipping(os.environ)
+def _ship_folders(folders: Sequence[Path], classes: Sequence[str]) -> int:
+    """Ship the runs in `folders`, and those of the jobs if one is that of a sweep, each tracker in its own process.
+
+    Args:
+      folders: the folders, which may come from anybody.
+      classes: the users' classes that may be imported.
+    """
+    shipping = Shipping(os.environ, classes)
+    has_refused = False
     try:
         for folder in folders:
-            for one in (folder, *sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))):
-                shipping.follow(one)
-    except ConfigError as error:
-        say(f"ship: {error}")
-        return USER_ERROR
+            for run in (folder, *sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))):
+                try:
+                    shipping.follow(run)
+                except ConfigError as error:
+                    has_refused = True
+                    say(f"ship: {error}")
     finally:
         is_all = shipping.close()
     shipping.say_addresses()
+    for name, left in shipping.left_out.items():
+        say(
+            f"ship: tracking.backend={name} is a class that the command line does not name, so it is not imported, and "
+            f"does not have everything. If it is yours: {ship_command(name, left)}"
+        )
+    if has_refused or shipping.left_out:
+        return USER_ERROR
     return FINISHED if is_all else NOT_ALL
 
 

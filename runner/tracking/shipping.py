@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from runner.config.schema import ConfigError, TrackingConfig
+from runner.config.schema import TRACKERS, ConfigError, TrackingConfig
 from runner.system.child_process import STOP_SIGNALS, describe_exit, pipe, start_pump
 from runner.system.console import relative
 from runner.system.files import read_json, write_atomically
@@ -28,7 +28,7 @@ from runner.system.redaction import NO_LIST, SecretList, secrets_of
 from runner.system.standard_streams import say
 from runner.tracking.mlflow_tracker import experiment_name, tracking_uri
 from runner.tracking.run_lock import holder_of
-from runner.tracking.run_record import MLFLOW, Shipped
+from runner.tracking.run_record import MLFLOW, Shipped, wrong_fields
 
 MODULE = "runner.tracking.ship"
 SETTINGS_FILE = ".tracking.json"
@@ -89,14 +89,34 @@ def read_settings(folder: Path) -> ShipSettings:
     """Return what `write_settings` wrote, in this version or an earlier one.
 
     Raises:
-      ConfigError: nothing in the folder says how the run is recorded.
+      ConfigError: nothing in the folder says how the run is recorded, or a value there has a wrong type.
     """
-    values = read_json(folder / SETTINGS_FILE)
+    file = folder / SETTINGS_FILE
+    values = read_json(file)
     if values is None:
         raise ConfigError(f"{folder} has no {SETTINGS_FILE}: it is not the folder of a run. Run its command again.")
+    settings, path = values.get("settings"), values.get("path", [])
+    # Without the values, which may be secret.
+    advice = "Run the command of the run again, which writes the file anew."
+    if not isinstance(settings, dict) or not isinstance(path, list) or not all(isinstance(one, str) for one in path):
+        raise ConfigError(f"{file}: settings is not a mapping, or path is not a list of texts. {advice}")
+    # A key that TrackingConfig does not have is one of another version.
+    names = {one.name for one in fields(TrackingConfig)}
+    tracking = TrackingConfig(**{name: value for name, value in settings.items() if name in names})
+    wrong = wrong_fields(tracking) or _wrong_backends(tracking)
+    for name, words in wrong.items():
+        raise ConfigError(f"{file}: settings.{name} is not {words}. {advice}")
     # The environment may be another than that of the run's command.
-    listed = SecretList.of(values.get("secrets"), {})
-    return ShipSettings(TrackingConfig(**values["settings"]), values["path"], listed)
+    return ShipSettings(tracking, path, SecretList.of(values.get("secrets"), {}))
+
+
+def _wrong_backends(tracking: TrackingConfig) -> dict[str, str]:
+    """Return the field and what it should be, if `backend` is not what a command writes."""
+    with suppress(AttributeError, KeyError, TypeError):
+        backends = tracking.backends
+        if all(isinstance(one.name, str) and isinstance(one.params, Mapping) for one in backends):
+            return {}
+    return {"backend": "a tracker's name, {fn: name, params: {}} or a list of them"}
 
 
 class Shipping:
@@ -104,18 +124,41 @@ class Shipping:
 
     Args:
       env: environment of the shipping processes.
+      classes: the users' classes that may be imported; None: all, because this command itself wrote the settings of the
+        folders. Those of a folder that came from elsewhere may name any code.
+
+    Attributes:
+      left_out: name of a class that may not be imported -> folders that are not recorded completely there.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
+    def __init__(self, env: Mapping[str, str], classes: Collection[str] | None = None) -> None:
+        self.left_out: dict[str, list[Path]] = {}
+        self._env, self._classes = env, classes
         self._processes: dict[str, ShippingProcess] = {}
 
     def follow(self, folder: Path) -> None:
-        """Ship the journals of `folder` from now on, to each tracker of its settings."""
+        """Ship the journals of `folder` from now on, to each tracker of its settings.
+
+        Raises:
+          ConfigError: a file in the folder has a value of a wrong type. The other trackers get the journals.
+        """
+        errors: list[ConfigError] = []
         for backend in read_settings(folder).tracking.backends:
-            if backend.name not in self._processes:
-                self._processes[backend.name] = ShippingProcess(backend.name, self._env)
-            self._processes[backend.name].follow(folder)
+            name = backend.name
+            try:
+                shipped = Shipped.read(folder, name)
+            except ConfigError as error:
+                errors.append(error)
+                continue
+            if self._classes is not None and name not in (*TRACKERS, *self._classes):
+                if not shipped.is_complete(folder):
+                    self.left_out.setdefault(name, []).append(folder)
+                continue
+            if name not in self._processes:
+                self._processes[name] = ShippingProcess(name, self._env)
+            self._processes[name].follow(folder)
+        if errors:
+            raise errors[0]
 
     def close(self, stops: Sequence[int] = ()) -> bool:
         """Wait until everything is shipped, the trackers no longer answer, or a further stop request comes into
@@ -148,7 +191,8 @@ class Shipping:
         """Return tracker name -> the address at which the user finds the run of `folder`; `<name>_runs` -> a second
         line of it.
         """
-        found = {name: Shipped.read(folder, name).address or "" for name in self._processes}
+        following = [name for name, process in self._processes.items() if folder in process.folders]
+        found = {name: Shipped.read(folder, name).address or "" for name in following}
         return {name + "_runs" * i: line for name, text in found.items() for i, line in enumerate(text.splitlines())}
 
     def say_addresses(self) -> None:
@@ -241,7 +285,7 @@ class ShippingProcess:
         names = [relative(folder) for folder in rest]
         runs = ", ".join(names[:MAX_NAMED]) + (f" and {len(rest) - MAX_NAMED} more" if len(rest) > MAX_NAMED else "")
         tops = [one for one in rest if one.parent not in rest]  # a sweep's folder stands for those of its jobs
-        command = shlex.join(["python", "-m", MODULE, *(relative(folder) for folder in tops)])
+        command = ship_command(self.name, tops)
         what = (
             f"{runs} {'is' if len(rest) == 1 else 'are'} not recorded completely. Nothing is lost: the journals have "
             f"everything; ship later with: {command}"
@@ -323,6 +367,12 @@ def finishing(processes: Collection[ShippingProcess], stops: Sequence[int]) -> I
     while any(process.is_alive for process in processes) and len(stops) == already:
         time.sleep(GLANCE_SECS)
         yield time.monotonic() - began
+
+
+def ship_command(tracker: str, folders: Sequence[Path]) -> str:
+    """Return the command that ships the runs in `folders` later, to a user's class only because it names it."""
+    named = [] if tracker in TRACKERS else ["--tracker", tracker]
+    return shlex.join(["python", "-m", MODULE, *named, *(relative(folder) for folder in folders)])
 
 
 def lock_file(folder: Path, tracker: str) -> Path:

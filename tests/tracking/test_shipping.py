@@ -246,7 +246,7 @@ def test_what_follows_in_a_journal_that_lost_its_end_is_recorded(
 def test_ship_sends_what_a_journal_has_behind_its_lost_end(tmp_path: Path) -> None:
     write_settings(tmp_path, TrackingConfig("csv"), {})
     for steps in ([1, 2, 3], [3, 4]):
-        note_start(tmp_path)
+        note_start(tmp_path, name="a" * 50 * len(steps))  # so no line ends where one ended before
         noted(tmp_path, steps)
         note_end(tmp_path)
         result = subprocess.run([sys.executable, "-m", "runner.tracking.ship", str(tmp_path)], cwd=ROOT)
