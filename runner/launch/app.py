@@ -151,6 +151,8 @@ class CommandLine:
         finally:
             if self._sweep_dir and self.multirun.only_lists:
                 _remove_if_unused(Path(self._sweep_dir), Path.cwd(), "multirun.yaml")
+                if self.command.stops.came:
+                    self.command.note(INTERRUPTED)
             elif self._sweep_dir:
                 self.multirun.end(Path(self._sweep_dir).absolute(), failed=failed)
                 from runner.remote.mirror import close_all
@@ -357,12 +359,15 @@ class CommandLine:
                 "pip install 'estimator-runner[optuna]'."
             )
         else:
+            if launcher_name == "basic":  # another one sends the composer to its processes
+                context.config_loader = UntilStopped(self._composer, self.command.stops)  # type: ignore[assignment]
             write_privately(Path(config.hydra.sweep.dir) / "multirun.yaml", config)  # a sweeper writes over it
             self._sweeper = Plugins.instance().instantiate_sweeper(**settings)
         launcher = self._sweeper.launcher
         self._sweeper.launcher = SimpleNamespace(launch=functools.partial(self._launched, launcher))
         self._sweep_dir = str(config.hydra.sweep.dir)
-        self._sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
+        with contextlib.suppress(SweepStopped):
+            self._sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
         callbacks.on_multirun_end(config=config, config_name="runner")
 
     def _launched(self, launcher: Any, *arguments: Any, **settings: Any) -> Sequence[JobReturn]:
@@ -380,6 +385,36 @@ class CommandLine:
                 self.multirun.refuse(returned)
                 job.return_value = None
         return jobs
+
+
+class SweepStopped(Exception):
+    """A stop request came before the next job of a sweep was composed."""
+
+
+class UntilStopped:
+    """Composes the jobs of a sweep until a stop request comes: Hydra itself goes through all of them, twice.
+
+    Args:
+      composer: composes them.
+      stops: the stop requests of the command.
+    """
+
+    def __init__(self, composer: Any, stops: StopRequests) -> None:
+        self._composer, self._stops = composer, stops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._composer, name)
+
+    def load_sweep_config(self, *arguments: Any, **settings: Any) -> DictConfig:
+        """Return the config of the next job.
+
+        Raises:
+          SweepStopped: a stop request has come.
+        """
+        if self._stops.came:
+            raise SweepStopped
+        config: DictConfig = self._composer.load_sweep_config(*arguments, **settings)
+        return config
 
 
 def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: bool) -> dict[str, Any]:

@@ -172,6 +172,22 @@ def task_of(path: Path) -> str:
     return role if role in ("chief", "evaluator") else f"{role}:{index}"
 
 
+def has_end_of_line(path: Path, offset: int) -> bool:
+    """Report whether a line of the journal ends at `offset`; one that is not there, or shorter, has none."""
+    if offset <= 0:
+        return offset == 0
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"
+    return False
+
+
+def make_durable(path: Path) -> None:
+    """Return when the disk has what the journal holds; whoever writes it does not wait for that."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def note_of_run(folder: Path, event: str, **facts: Any) -> None:
     """Write RUN_STARTED or RUN_ENDED for the run in `folder`."""
     with contextlib.closing(Journal(journal_path(folder, SUPERVISOR))) as journal:
@@ -179,12 +195,14 @@ def note_of_run(folder: Path, event: str, **facts: Any) -> None:
 
 
 def read_journal(
-    path: str | Path, offset: int = 0, max_bytes: int = -1, until: float = math.inf, containing: bytes = b""
-) -> tuple[list[dict[str, Any]], int]:
+    path: str | Path, offset: int = 0, max_bytes: int = -1, until: float = math.inf, containing: bytes = b"",
+    left_out: Callable[[str], None] = lambda what: None,
+) -> tuple[list[dict[str, Any]], int]:  # fmt: skip
     """Return (lines after `offset`, the offset from which to continue).
 
-    A last line that is still being written is left for the next call; one cut short by a crash is skipped. A missing
-    file has no lines.
+    A last line that is still being written is left for the next call; one cut short by a crash is skipped, and so is
+    one with a value of a wrong type: nobody can use it, and it keeps no other line from its readers. A missing file
+    has no lines.
 
     Args:
       path: the journal.
@@ -192,6 +210,7 @@ def read_journal(
       max_bytes: read about this many bytes, up to the end of a line; negative: all.
       until: stop before the first line that was written later, in seconds since 1970.
       containing: skip lines without these bytes before decoding, which takes most of the time.
+      left_out: is told of each line with a value of a wrong type: the file, the number of the line, and what is wrong.
     """
     events = []
     try:
@@ -203,7 +222,12 @@ def read_journal(
     except FileNotFoundError:
         return [], offset
     for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
-        event = _decoded(line) if containing in line else None
+        event = None
+        if containing in line:
+            try:
+                event = _decoded(line)
+            except _WrongValue as error:
+                left_out(f"{path}, line {_number_of_line(path, offset)}: {error}")
         if event is not None and event.get("time", 0.0) > until:
             break
         offset += len(line) + 1
@@ -224,7 +248,7 @@ def iterate_journal(path: str | Path, offset: int = 0, containing: bytes = b"") 
 def starts_and_ends(folder: Path, offset: int = 0) -> list[dict[str, Any]]:
     """Return the lines RUN_STARTED and RUN_ENDED of the run in `folder` after `offset`, in order."""
     lines = iterate_journal(journal_path(folder, SUPERVISOR), offset, containing=b'"event": "run_')
-    return [line for line in lines if line["event"] in (RUN_STARTED, RUN_ENDED)]
+    return [line for line in lines if line.get("event") in (RUN_STARTED, RUN_ENDED)]
 
 
 @dataclass
@@ -258,12 +282,79 @@ class Journals:
         return iterate_journal(path, self.sizes.get(path.name, 0), containing=f'"{word}"'.encode())
 
 
+_TEXT_OR_NOTHING = (str, type(None))
+_NUMBER = (int, float)
+_NEEDS: Mapping[str, Mapping[str, Any]] = {
+    RUN_STARTED: {"time": _NUMBER, "name": str, "command": str, "params": dict, "tags": dict},
+    RUN_ENDED: {"time": _NUMBER, "status": str, "recorded": str},
+    ARTIFACT: {"time": _NUMBER, "path": str, "folder": str},
+    IMAGE: {"time": _NUMBER, "path": str, "name": str, "step": int},
+    DATASET: {"context": str, "name": str, "digest": str, "source": dict, "profile": dict},
+}
+"""Event -> type of each of its fields without which nobody can use it."""
+_MAY_HAVE: Mapping[str, Any] = {
+    "time": _NUMBER, "parent": _TEXT_OR_NOTHING, "description": _TEXT_OR_NOTHING, "files": list, "models": list,
+}  # fmt: skip
+"""Type of a field of any event, if it is there."""
+_WORDS = {str: "text", dict: "a mapping", list: "a list", int: "a whole number", _NUMBER: "a number",
+          _TEXT_OR_NOTHING: "text or null"}  # fmt: skip
+_LARGEST_STEP = 2**63 - 1
+_SHOWN = 60
+"""Largest number of characters of a value in a message."""
+
+
+class _WrongValue(ValueError):
+    """A value of a line has a wrong type."""
+
+
 def _decoded(line: bytes) -> dict[str, Any] | None:
+    """Return what a line holds; None if it is no JSON object, such as a line that was cut short.
+
+    Raises:
+      _WrongValue: a value has a type that a reader cannot use.
+    """
     event = None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         event = json.loads(line)
     if not isinstance(event, dict):
         return None
-    if "metrics" in event and "event" not in event:
-        event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
+    if "event" in event:
+        kind = event["event"]
+        _check("event", kind, str)
+        for name, type_ in _NEEDS.get(kind, {}).items():
+            _check(name, event.get(name), type_)
+        for name in _MAY_HAVE.keys() & event.keys():
+            _check(name, event[name], _MAY_HAVE[name])
+    elif "metrics" in event:
+        _check("time", event.get("time"), _NUMBER)
+        _check("step", event.get("step"), int)
+        _check("metrics", event["metrics"], dict)
+        event["metrics"] = {name: _number(name, value) for name, value in event["metrics"].items()}
     return event
+
+
+def _check(name: str, value: Any, type_: Any) -> None:
+    is_right = isinstance(value, type_) and not isinstance(value, bool)
+    # Trackers count steps in 64 bits, and time in milliseconds.
+    if isinstance(value, _NUMBER) and is_right:
+        is_right = abs(value) <= _LARGEST_STEP
+    if not is_right:
+        raise _WrongValue(f"{name}={_shown(value)} is not {_WORDS[type_]}")
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _WrongValue(f"{name}={_shown(value)} is not a number") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _number_of_line(path: str | Path, offset: int) -> int:
+    """Return the number, from 1, of the line that begins at `offset`."""
+    with open(path, "rb") as file:
+        return file.read(offset).count(b"\n") + 1

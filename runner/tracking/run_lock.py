@@ -65,22 +65,32 @@ def only_task_in(directory: Path, name: str = "chief-0") -> Iterator[None]:
         try:
             held = lock.acquire(timeout=TASK_TIMEOUT_SECS)
         except Timeout:
+            holder = holder_of(Path(lock.lock_file))
+            who = f"It is {holder}. " if holder else ""
             raise ConfigError(
                 f"model_dir={directory} is in use: task {name} of an earlier start did not release it within "
-                f"{TASK_TIMEOUT_SECS:.0f} s. {_holder(lock)}End that process, or choose another model_dir."
+                f"{TASK_TIMEOUT_SECS:.0f} s. {who}End that process, or choose another model_dir."
             ) from None
     with held:
         yield
 
 
-def _holder(lock: FileLock) -> str:
-    """Return a sentence about the process of this host that has the lock's file open; '' if not known."""
-    path = os.path.realpath(lock.lock_file)
+def holder_of(*files: Path) -> str:
+    """Return in words the process of this host that holds one of these locks; '' if none is known."""
+    paths = {os.path.realpath(file) for file in files}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.pid != os.getpid() and any(one.path == path for one in process.open_files()):
-                return f"It is process {process.pid}. "
+            is_other = process.pid != os.getpid()
+            if is_other and any(opened.path in paths for opened in process.open_files()):
+                return _described(process)
     return ""
+
+
+def _described(process: psutil.Process) -> str:
+    if process.status() != psutil.STATUS_STOPPED:
+        return f"process {process.pid}"
+    pid = process.pid
+    return f"process {pid}, which is stopped: `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it"
 
 
 def wait_for_tasks(directory: Path, name: str = "*") -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from runner.config.schema import ConfigError
 from runner.system.files import read_dataclass, write_json
-from runner.tracking.journal import RUN_STARTED, SUPERVISOR, journal_path, starts_and_ends
+from runner.tracking.journal import RUN_STARTED, SUPERVISOR, has_end_of_line, journal_path, starts_and_ends
 
 MLFLOW = "mlflow"
 RUN_FILE = "run.json"
 
-_COUNTS = dict[str, int]
-_WORDS = {int: "a whole number", str | None: "text or null", _COUNTS: "a mapping of whole numbers"}
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number", int | None: "a whole number or null", str | None: "text or null", bool: "true or false",
+    dict[str, int]: "a mapping of whole numbers", dict[str, str]: "a mapping", list[str]: "a list of texts",
+}  # fmt: skip
 """Type of a field -> it in words; fields of other types are not checked."""
 
 _T = TypeVar("_T")
@@ -78,10 +81,28 @@ class Shipped:
         Raises:
           ConfigError: the file contains a value of a wrong type.
         """
-        return _checked(cls, _file_of(folder, tracker))
+        record = _checked(cls, _file_of(folder, tracker))
+        record._forget_lost_lines(folder)
+        return record
 
     def save(self, folder: Path, tracker: str) -> None:
         write_json(_file_of(folder, tracker), asdict(self))
+
+    def _forget_lost_lines(self, folder: Path) -> None:
+        """Forget the offsets at which a journal has no end of a line, so that it is read from the beginning.
+
+        Such a journal lost its end in a power cut, or is that of an older backup, and has grown since. Only the end
+        of a line shows that: by now the journal may be longer than the offset. What is sent again does no harm:
+        `last_steps` knows the points, and files, texts and starts replace themselves.
+        """
+        lost = [name for name, offset in self.offsets.items() if not has_end_of_line(folder / name, offset)]
+        for name in lost:
+            del self.offsets[name]
+        bounds = journal_path(folder, SUPERVISOR)
+        size = bounds.stat().st_size if bounds.exists() else 0
+        # The line of the start that is open may be lost, too. Then the beginning of the journal opens one.
+        if bounds.name in lost or (self.started is not None and self.started >= size):
+            self.started = None
 
     def belongs_to(self, run_id: str) -> None:
         """Start anew if `run_id` is another run than before; nothing has been shipped to it."""
@@ -106,11 +127,25 @@ def _file_of(folder: Path, tracker: str) -> Path:
 
 def _checked(cls: type[_T], file: Path) -> _T:
     record = read_dataclass(cls, file)
-    checked = {name: kind for name, kind in get_type_hints(cls).items() if kind in _WORDS}
-    for name, kind in checked.items():
+    for name, words in wrong_fields(record).items():
         value = getattr(record, name)
-        items = value.values() if isinstance(value, dict) else ()
-        is_right = isinstance(value, dict if kind == _COUNTS else kind)
-        if not is_right or isinstance(value, bool) or not all(type(one) is int for one in items):
-            raise ConfigError(f"{file}: {name}={value!r} is not {_WORDS[kind]}. Repair it, or use a new model_dir.")
+        raise ConfigError(f"{file}: {name}={value!r} is not {words}. Repair it, or use a new model_dir.")
     return record
+
+
+def wrong_fields(record: Any) -> dict[str, str]:
+    """Return name -> what it should be, of the fields of a dataclass that have another type than they declare."""
+    kinds = get_type_hints(type(record))
+    return {name: _WORDS[kind] for name, kind in kinds.items() if not _has_type(getattr(record, name), kind)}
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    if kind not in _WORDS:
+        return True
+    if kind is bool or isinstance(value, bool):  # for Python a bool is a whole number
+        return kind is bool and isinstance(value, bool)
+    if kind == dict[str, int]:
+        return isinstance(value, dict) and all(type(item) is int for item in value.values())
+    if kind == list[str]:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, dict if kind == dict[str, str] else kind)

@@ -29,8 +29,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runner.config import saved_config, schema, user_code
-from runner.config.schema import TRAINING_RUNS, ConfigError, TrackingConfig
+from runner.config import saved_config, schema
+from runner.config.schema import TRACKERS, TRAINING_RUNS, ConfigError, TrackingConfig
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
 from runner.system.redaction import SecretList, mask_text, masked
 from runner.system.secret_names import LIST
@@ -51,6 +51,7 @@ from runner.tracking.journal import (
     Journals,
     journal_path,
     journals_in,
+    make_durable,
     note_of_run,
     read_journal,
     starts_and_ends,
@@ -58,7 +59,17 @@ from runner.tracking.journal import (
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
-from runner.tracking.shipping import ANSWER_SECS, NOT_ALL, SETTINGS_FILE, Shipping, heed_starter, of, read_settings
+from runner.tracking.shipping import (
+    ANSWER_SECS,
+    NOT_ALL,
+    SETTINGS_FILE,
+    Shipping,
+    heed_starter,
+    lock_file,
+    of,
+    read_settings,
+    ship_command,
+)
 from runner.tracking.summary import SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
@@ -129,7 +140,7 @@ class RunShipper:
         self.folder, self._name, self._deadline = folder, name, deadline
         self._held = HeldFolder(folder)
         self._settings = read_settings(folder)
-        self._lock = FileLock(folder / f".ship.{name}.lock")
+        self._lock = FileLock(lock_file(folder, name))
         self._shipped = Shipped.read(folder, name)
         self._bounds = journal_path(folder, SUPERVISOR)
         self._start: Mapping[str, Any] | None = self._open_start()  # known if the folder is deleted later
@@ -143,6 +154,7 @@ class RunShipper:
         self._due_at = 0.0
         self._tracker: Tracker | None = None
         self._opening: Tracker | None = None
+        self._left_out: set[str] = set()
         self._is_guest = self._is_sweep = self._has_looked = self._is_full = False
 
     def is_due(self) -> bool:
@@ -172,7 +184,7 @@ class RunShipper:
         before = -1
         while before != (before := self._offset(self._bounds)):
             # One line at a time, because each may open or end the run.
-            lines, after = read_journal(self._bounds, before, max_bytes=1)
+            lines, after = read_journal(self._bounds, before, max_bytes=1, left_out=self._say_left_out)
             for line in lines:
                 self._ship_bound(line, before)
             self._note(self._bounds, after)
@@ -241,8 +253,9 @@ class RunShipper:
         """Begin or continue the run. A command that only reads a run joins it, and a start that failed before its first
         step leaves it as it was.
         """
-        for entry in self._settings.path:
-            user_code.add_to_path(Path(entry))
+        if self._name not in TRACKERS:
+            # At the end, and for a user's class only: the folder must not say whose mlflow is imported.
+            sys.path += [entry for entry in self._settings.path if entry not in sys.path]
         settings = self._settings.tracking
         tracker = self._opening or self._build(self._name, settings, self.folder, line["name"], line["time"])
         self._opening = tracker  # it knows the run that it began, if a call fails halfway and is repeated
@@ -270,7 +283,7 @@ class RunShipper:
         self._shipped.started = offset
         address = tracker.address()
         self._shipped.address = address and mask_text(address, self._settings.secret_texts())
-        self._save()
+        self._save(self._bounds)
         if line["tags"].get("host") and not self._has_looked:
             self._has_looked = True
             try:
@@ -378,7 +391,7 @@ class RunShipper:
         for path in journals_in(self.folder):
             before = -1
             while path != self._bounds and before != (before := self._offset(path)):
-                lines, after = read_journal(path, before, BLOCK_BYTES)
+                lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
                 # Must follow the reading of lines: a start may just have begun.
                 bounds = starts_and_ends(self.folder, self._offset(self._bounds))
                 starts = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
@@ -444,11 +457,21 @@ class RunShipper:
     def _note(self, journal: Path, offset: int) -> None:
         if offset != self._offset(journal):
             self._shipped.offsets = {**self._shipped.offsets, journal.name: offset}
-            self._save()
+            self._save(journal)
 
-    def _save(self) -> None:
-        if not self._is_lost():
-            self._shipped.save(self.folder, self._name)
+    def _save(self, journal: Path | None = None) -> None:
+        """Save the record.
+
+        Args:
+          journal: the one in which the record has a new offset; None: it has none.
+        """
+        if self._is_lost():
+            return
+        if journal is not None:
+            # First: after a power cut the record must not speak of lines that the disk has not. This process waits
+            # for the disk, so that training need not.
+            make_durable(journal)
+        self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:
         with suppress(FolderLostError):
@@ -467,6 +490,12 @@ class RunShipper:
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None
+
+    def _say_left_out(self, what: str) -> None:
+        """Say that a line is not recorded: once, although it may be read again."""
+        if what not in self._left_out:
+            self._left_out.add(what)
+            say(f"tracking: {of(self._name)}{mask_text(what, self._settings.secret_texts())}; the line is left out.")
 
     def _warn(self, what: str, error: Exception) -> None:
         why = mask_text(describe(error), self._settings.secret_texts())
@@ -497,7 +526,7 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
             continue
         with ExitStack() as held:
             try:
-                for file in (path, path.with_name(f".ship.{MLFLOW}.lock")):
+                for file in (path, lock_file(path.parent, MLFLOW)):
                     if file.exists():
                         held.enter_context(_lock_as_it_is(file))
             except OSError:  # one of the processes is alive, or the file is not a lock of a run
@@ -545,15 +574,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Ship the folders of the command line, or with `--to` those on standard input until it ends.
 
     Returns:
-      0: everything is shipped; 2: one is not the folder of a run; NOT_ALL: something is left.
+      0: everything is shipped; 2: one is not the folder of a run, has a file that cannot be used, or names a user's
+      class that the command line does not name; NOT_ALL: something is left.
     """
     parser = argparse.ArgumentParser(prog="python -m runner.tracking.ship", description="Ship the journals of runs.")
     parser.add_argument("folders", nargs="*", type=Path, metavar="model_dir", help="the folder of a run or a sweep")
+    parser.add_argument(
+        "--tracker", action="append", default=[], metavar="CLASS",
+        help="a class of yours that records the run, by its dotted name; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--to", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     keep_saying()
     if options.to is None:
-        return _ship_folders([folder.absolute() for folder in options.folders])
+        return _ship_folders([folder.absolute() for folder in options.folders], options.tracker)
     folders: queue.SimpleQueue[str] = queue.SimpleQueue()
     deadline = Deadline()
 
@@ -567,19 +601,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _ship_until_end(folders, str(options.to), deadline)
 
 
-def _ship_folders(folders: Sequence[Path]) -> int:
-    """Ship the runs in `folders`, and those of the jobs if one is that of a sweep, each tracker in its own process."""
-    shipping = Shipping(os.environ)
+def _ship_folders(folders: Sequence[Path], classes: Sequence[str]) -> int:
+    """Ship the runs in `folders`, and those of the jobs if one is that of a sweep, each tracker in its own process.
+
+    Args:
+      folders: the folders, which may come from anybody.
+      classes: the users' classes that may be imported.
+    """
+    shipping = Shipping(os.environ, classes)
+    has_refused = False
     try:
         for folder in folders:
-            for one in (folder, *sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))):
-                shipping.follow(one)
-    except ConfigError as error:
-        say(f"ship: {error}")
-        return USER_ERROR
+            for run in (folder, *sorted(file.parent for file in folder.glob(f"*/{SETTINGS_FILE}"))):
+                try:
+                    shipping.follow(run)
+                except ConfigError as error:
+                    has_refused = True
+                    say(f"ship: {error}")
     finally:
         is_all = shipping.close()
     shipping.say_addresses()
+    for name, left in shipping.left_out.items():
+        say(
+            f"ship: tracking.backend={name} is a class that the command line does not name, so it is not imported, and "
+            f"does not have everything. If it is yours: {ship_command(name, left)}"
+        )
+    if has_refused or shipping.left_out:
+        return USER_ERROR
     return FINISHED if is_all else NOT_ALL
 
 

@@ -15,18 +15,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from runner.config.schema import ConfigError, TrackingConfig
-from runner.system.child_process import STOP_SIGNALS, describe_exit, start_pump
+from runner.config.schema import TRACKERS, ConfigError, TrackingConfig
+from runner.system.child_process import STOP_SIGNALS, describe_exit, pipe, start_pump
 from runner.system.console import relative
 from runner.system.files import read_json, write_atomically
+from runner.system.heartbeat import HEARTBEAT, PERIOD_SECS, Heartbeat, HeartbeatMonitor
 from runner.system.redaction import NO_LIST, SecretList, secrets_of
 from runner.system.standard_streams import say
 from runner.tracking.mlflow_tracker import experiment_name, tracking_uri
-from runner.tracking.run_record import MLFLOW, Shipped
+from runner.tracking.run_lock import holder_of
+from runner.tracking.run_record import MLFLOW, Shipped, wrong_fields
 
 MODULE = "runner.tracking.ship"
 SETTINGS_FILE = ".tracking.json"
@@ -40,6 +42,8 @@ MAX_DEATHS, STEADY_SECS = 3, 600.0
 imports slow training down.
 """
 GLANCE_SECS, LAST_WORDS_SECS = 0.05, 1.0
+END_SECS = 5.0
+"""Seconds to wait for a process that was killed."""
 MAX_NAMED = 5
 """Largest number of runs that are named in a message."""
 
@@ -85,14 +89,34 @@ def read_settings(folder: Path) -> ShipSettings:
     """Return what `write_settings` wrote, in this version or an earlier one.
 
     Raises:
-      ConfigError: nothing in the folder says how the run is recorded.
+      ConfigError: nothing in the folder says how the run is recorded, or a value there has a wrong type.
     """
-    values = read_json(folder / SETTINGS_FILE)
+    file = folder / SETTINGS_FILE
+    values = read_json(file)
     if values is None:
         raise ConfigError(f"{folder} has no {SETTINGS_FILE}: it is not the folder of a run. Run its command again.")
+    settings, path = values.get("settings"), values.get("path", [])
+    # Without the values, which may be secret.
+    advice = "Run the command of the run again, which writes the file anew."
+    if not isinstance(settings, dict) or not isinstance(path, list) or not all(isinstance(one, str) for one in path):
+        raise ConfigError(f"{file}: settings is not a mapping, or path is not a list of texts. {advice}")
+    # A key that TrackingConfig does not have is one of another version.
+    names = {one.name for one in fields(TrackingConfig)}
+    tracking = TrackingConfig(**{name: value for name, value in settings.items() if name in names})
+    wrong = wrong_fields(tracking) or _wrong_backends(tracking)
+    for name, words in wrong.items():
+        raise ConfigError(f"{file}: settings.{name} is not {words}. {advice}")
     # The environment may be another than that of the run's command.
-    listed = SecretList.of(values.get("secrets"), {})
-    return ShipSettings(TrackingConfig(**values["settings"]), values["path"], listed)
+    return ShipSettings(tracking, path, SecretList.of(values.get("secrets"), {}))
+
+
+def _wrong_backends(tracking: TrackingConfig) -> dict[str, str]:
+    """Return the field and what it should be, if `backend` is not what a command writes."""
+    with suppress(AttributeError, KeyError, TypeError):
+        backends = tracking.backends
+        if all(isinstance(one.name, str) and isinstance(one.params, Mapping) for one in backends):
+            return {}
+    return {"backend": "a tracker's name, {fn: name, params: {}} or a list of them"}
 
 
 class Shipping:
@@ -100,25 +124,56 @@ class Shipping:
 
     Args:
       env: environment of the shipping processes.
+      classes: the users' classes that may be imported; None: all, because this command itself wrote the settings of the
+        folders. Those of a folder that came from elsewhere may name any code.
+
+    Attributes:
+      left_out: name of a class that may not be imported -> folders that are not recorded completely there.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
+    def __init__(self, env: Mapping[str, str], classes: Collection[str] | None = None) -> None:
+        self.left_out: dict[str, list[Path]] = {}
+        self._env, self._classes = env, classes
         self._processes: dict[str, ShippingProcess] = {}
 
     def follow(self, folder: Path) -> None:
-        """Ship the journals of `folder` from now on, to each tracker of its settings."""
+        """Ship the journals of `folder` from now on, to each tracker of its settings.
+
+        Raises:
+          ConfigError: a file in the folder has a value of a wrong type. The other trackers get the journals.
+        """
+        errors: list[ConfigError] = []
         for backend in read_settings(folder).tracking.backends:
-            if backend.name not in self._processes:
-                self._processes[backend.name] = ShippingProcess(backend.name, self._env)
-            self._processes[backend.name].follow(folder)
+            name = backend.name
+            try:
+                shipped = Shipped.read(folder, name)
+            except ConfigError as error:
+                errors.append(error)
+                continue
+            if self._classes is not None and name not in (*TRACKERS, *self._classes):
+                if not shipped.is_complete(folder):
+                    self.left_out.setdefault(name, []).append(folder)
+                continue
+            if name not in self._processes:
+                self._processes[name] = ShippingProcess(name, self._env)
+            self._processes[name].follow(folder)
+        if errors:
+            raise errors[0]
 
     def close(self, stops: Sequence[int] = ()) -> bool:
         """Wait until everything is shipped, the trackers no longer answer, or a further stop request comes into
         `stops`. Say which runs a tracker does not have, and how to ship them; return whether there are none.
         """
-        for _ in finishing(self._processes.values(), stops):
-            pass
+        glanced_at = 0.0
+        for waited in finishing(self._processes.values(), stops):
+            if waited - glanced_at > PERIOD_SECS:  # this process was stopped itself, or its machine: it heard nobody
+                for process in self._processes.values():
+                    process.forgive()
+            glanced_at = waited
+            for process in self._processes.values():
+                # One that runs ends itself when its tracker does not answer. One that is stopped, or frozen, cannot.
+                if process.is_alive and process.silent_secs() > ANSWER_SECS:
+                    process.end_frozen()
         for process in self._processes.values():
             if process.is_alive:
                 say(f"tracking: {of(process.name)}it does not answer; the run ends without waiting for it.")
@@ -136,7 +191,8 @@ class Shipping:
         """Return tracker name -> the address at which the user finds the run of `folder`; `<name>_runs` -> a second
         line of it.
         """
-        found = {name: Shipped.read(folder, name).address or "" for name in self._processes}
+        following = [name for name, process in self._processes.items() if folder in process.folders]
+        found = {name: Shipped.read(folder, name).address or "" for name in following}
         return {name + "_runs" * i: line for name, text in found.items() for i, line in enumerate(text.splitlines())}
 
     def say_addresses(self) -> None:
@@ -168,14 +224,16 @@ class ShippingProcess:
         self._label = label or f"tracking: {of(name)}"
         self._is_finishing = False
         self._ended = threading.Event()
-        self._lock = threading.Lock()  # guards the input of the process, and which process it is
+        self._lock = threading.Lock()  # guards the input of the process, its heartbeats, and which process it is
+        self._monitor: HeartbeatMonitor | None = None
         self._child = self._start()
         self._tender = threading.Thread(target=self._tend, daemon=True, name=f"ships to {name or label}")
         self._tender.start()
 
     @property
     def is_alive(self) -> bool:
-        return self._tender.is_alive()
+        """Whether it runs, or is started again, and was not ended."""
+        return self._tender.is_alive() and not self._ended.is_set()
 
     def follow(self, folder: Path) -> None:
         with self._lock:
@@ -189,12 +247,31 @@ class ShippingProcess:
             self._is_finishing = True
             self._tell("")  # the end of its input would not do: a process forked from this one may keep the pipe open
 
+    def silent_secs(self) -> float:
+        """Return the seconds since the last heartbeat of the process; 0 if it has ended for good."""
+        with self._lock:
+            return self._monitor.silent_secs() if self._monitor is not None else 0.0
+
+    def forgive(self) -> None:
+        """Start counting silent seconds anew."""
+        with self._lock:
+            if self._monitor is not None:
+                self._monitor.forgive()
+
+    def end_frozen(self) -> None:
+        """Say that the process sends no heartbeats, and end it."""
+        say(
+            f"{self._label}its process {self._child.pid} is stopped or frozen: no heartbeat for {ANSWER_SECS} s; "
+            "the run ends it, and does not wait for it."
+        )
+        self.end()
+
     def end(self) -> None:
         """End the process, whether or not everything is shipped."""
         with self._lock:
             self._ended.set()  # before the kill, after which `_tend` would start it again
             self._child.kill()
-        self._tender.join()
+        self._tender.join(END_SECS)  # a call to a file system that hangs may keep a killed process
 
     def says_left(self) -> bool:
         """Say which runs the tracker does not have, and the command that ships them. Return whether there is one."""
@@ -202,10 +279,13 @@ class ShippingProcess:
         if not rest:
             return False
         problem = next((problem for one in rest if (problem := Shipped.read(one, self.name).problem)), None)
+        holder = holder_of(*(lock_file(folder, self.name) for folder in rest))
+        if holder:  # no process of ours could try: so whatever kept an earlier one is not the reason
+            problem = f"it is shipped by {holder}"
         names = [relative(folder) for folder in rest]
         runs = ", ".join(names[:MAX_NAMED]) + (f" and {len(rest) - MAX_NAMED} more" if len(rest) > MAX_NAMED else "")
         tops = [one for one in rest if one.parent not in rest]  # a sweep's folder stands for those of its jobs
-        command = shlex.join(["python", "-m", MODULE, *(relative(folder) for folder in tops)])
+        command = ship_command(self.name, tops)
         what = (
             f"{runs} {'is' if len(rest) == 1 else 'are'} not recorded completely. Nothing is lost: the journals have "
             f"everything; ship later with: {command}"
@@ -217,14 +297,24 @@ class ShippingProcess:
     def _start(self) -> subprocess.Popen[str]:
         # -u: its lines come at once, although they go into a pipe. Its own session: Ctrl-C in the terminal does not
         # reach it. bufsize: a line that a dead process did not read is not kept, and from Python 3.13 on complained of.
-        child = subprocess.Popen(
-            [sys.executable, "-u", *self._words], bufsize=0,
-            env=dict(self._env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="surrogateescape", start_new_session=True,
-        )  # fmt: skip
+        with ExitStack() as theirs, ExitStack() as ours:
+            heard, heartbeat = pipe(ours, theirs)
+            child = subprocess.Popen(
+                [sys.executable, "-u", *self._words], bufsize=0, env={**self._env, HEARTBEAT: str(heartbeat)},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                errors="surrogateescape", start_new_session=True, pass_fds=(heartbeat,),
+            )  # fmt: skip
+            ours.pop_all()
+        self._close_monitor()
+        self._monitor = HeartbeatMonitor(heard)
         assert child.stdout is not None
         self._repeating = start_pump(child.stdout, say)
         return child
+
+    def _close_monitor(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
 
     def _tell(self, line: str) -> None:
         assert self._child.stdin is not None
@@ -233,6 +323,14 @@ class ShippingProcess:
             self._child.stdin.flush()
 
     def _tend(self) -> None:
+        try:
+            self._start_again()
+        finally:
+            with self._lock:
+                self._close_monitor()
+
+    def _start_again(self) -> None:
+        """Start the process again each time it dies, until it ends for good."""
         deaths = 0
         while True:
             began, code = time.monotonic(), self._child.wait()
@@ -271,12 +369,24 @@ def finishing(processes: Collection[ShippingProcess], stops: Sequence[int]) -> I
         yield time.monotonic() - began
 
 
+def ship_command(tracker: str, folders: Sequence[Path]) -> str:
+    """Return the command that ships the runs in `folders` later, to a user's class only because it names it."""
+    named = [] if tracker in TRACKERS else ["--tracker", tracker]
+    return shlex.join(["python", "-m", MODULE, *named, *(relative(folder) for folder in folders)])
+
+
+def lock_file(folder: Path, tracker: str) -> Path:
+    """Return the lock that a process holds while it ships the run in `folder` to `tracker`."""
+    return folder / f".ship.{tracker}.lock"
+
+
 def heed_starter(heard: Callable[[str], None]) -> None:
     """In a process of `ShippingProcess`: pass on each line of its starter, and '' when no more comes, which tells it to
-    finish. It outlives its starter, to send how the run ended.
+    finish. It outlives its starter, to send how the run ended. Until then it sends heartbeats.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    Heartbeat(os.environ).start()
 
     def hear() -> None:
         while line := sys.stdin.readline().rstrip("\n"):  # '' also at the end of the input: the starter is dead

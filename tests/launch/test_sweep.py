@@ -21,9 +21,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from runner.config import job_id
+from runner.config.hydra import Composer
 from runner.config.schema import SweepConfig, TrackingConfig
+from runner.launch import app, task_group
 from runner.launch import sweep as sweeps
-from runner.launch import task_group
 from runner.launch.multirun import name_of_job
 from runner.launch.sweep import JobResult, Sweep
 from tests.support.command_line import CommandLine
@@ -265,6 +266,40 @@ time.sleep(600)
     assert [(job["name"], job["status"]) for job in left.jobs] == [("learning_rate=0.1", "interrupted")]
     again = sweep("finish()", RATES)
     assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 2}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_list_of_jobs_ends_when_it_is_asked_to_stop(number: signal.Signals, tmp_path: Path) -> None:
+    words = ["-m", "tracking=none", "command=dry_run", "run.seed=range(1,200)"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runner", *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=150)
+    assert process.returncode == 3
+    assert first.startswith("job 1/199") and out.count("job ") < 100
+    assert not list((tmp_path / "outputs/sweeps").iterdir())
+
+
+def test_a_stop_request_ends_a_sweep_that_still_composes_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra composes all jobs before the first one begins."""
+    composed: list[Any] = []
+    compose = Composer.load_sweep_config
+
+    def stopping(composer: Composer, *arguments: Any, **settings: Any) -> Any:
+        composed.append(arguments)
+        signal.raise_signal(signal.SIGTERM)
+        return compose(composer, *arguments, **settings)
+
+    monkeypatch.setattr(Composer, "load_sweep_config", stopping)
+    monkeypatch.setattr(sys, "argv", ["runner", "-m", "tracking=none", "run.seed=range(1,200)"])
+    monkeypatch.chdir(tmp_path)
+    assert app.run_command_line() == 3
+    assert len(composed) == 1
 
 
 def test_a_sweep_that_was_killed_has_kept_what_had_finished(sweep: Callable[..., Outcome], tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ NAME = "tests.support.outages.Recorder"
 
 WARNINGS: Mapping[str, str] = {
     "left": rf"tracking: {NAME}: (.* \()?\S*run is not recorded completely. Nothing is lost: the journals have "
-    r"everything; ship later with: python -m runner.tracking.ship \S*run\)?$",
+    rf"everything; ship later with: python -m runner.tracking.ship --tracker {NAME} \S*run\)?$",
     "away": rf"tracking: {NAME}: \w+ raised ConnectionError: server is away long text "
     r"\(training continues; the journals in {run} have everything\)$",
     "died": rf"tracking: {NAME}: its process exited with 9 \(training continues; the journals have everything\)$",

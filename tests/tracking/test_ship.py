@@ -442,6 +442,7 @@ def test_the_end_of_a_killed_start_is_noted_when_its_tasks_have_ended(tmp_path: 
 
 
 def test_the_record_survives_and_ignores_what_a_newer_version_wrote(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text("line\n")
     Shipped("id", offsets={"j": 5}, last_steps={"m": 1}).save(tmp_path, "csv")
     assert Shipped.read(tmp_path, "csv") == Shipped("id", offsets={"j": 5}, last_steps={"m": 1})
     assert Shipped.read(tmp_path, "mlflow") == Shipped()
@@ -451,6 +452,48 @@ def test_the_record_survives_and_ignores_what_a_newer_version_wrote(tmp_path: Pa
     assert Shipped.read(tmp_path, "csv") == Shipped()
     RunRecord(2, "finished").save(tmp_path)
     assert RunRecord.read(tmp_path) == RunRecord(2, "finished")
+
+
+def test_the_disk_has_a_journal_before_the_record_speaks_of_it(
+    tmp_path: Path, journal: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: dict[str, int] = {}
+    records: list[dict[str, Any]] = []
+
+    def sync(descriptor: int) -> None:
+        file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if file.suffix == ".jsonl":
+            durable[file.name] = file.stat().st_size
+        elif file.name.startswith(".shipped."):
+            records.append(json.loads(file.read_text()))
+            for name, offset in records[-1]["offsets"].items():
+                assert offset <= durable.get(name, 0)
+            assert (records[-1]["started"] or 0) <= durable[journal_file(tmp_path, "supervisor").name]
+
+    journal.metrics(1, {"m": 1.0})
+    started(tmp_path)
+    monkeypatch.setattr(os, "fsync", sync)
+    shipper = shipper_of(tmp_path, RecordingTracker())
+    assert not shipper.ship()
+    journal.metrics(2, {"m": 1.0})
+    note_end(tmp_path)
+    assert shipper.ship()
+    assert records[-1]["offsets"] == durable
+
+
+def test_a_record_forgets_where_a_journal_has_no_end_of_a_line(tmp_path: Path, journal: Lines) -> None:
+    journal.metrics(1, {"m": 1.0})
+    ship(tmp_path, RecordingTracker())
+    before = Shipped.read(tmp_path, "mlflow")
+    assert before.started == 0 and len(before.offsets) == 2
+    os.truncate(journal_file(tmp_path), 1)
+    after = Shipped.read(tmp_path, "mlflow")
+    bounds = journal_file(tmp_path, "supervisor").name
+    assert (after.started, after.offsets) == (0, {bounds: before.offsets[bounds]})
+    os.truncate(tmp_path / bounds, 1)
+    after = Shipped.read(tmp_path, "mlflow")
+    assert (after.started, after.offsets, after.run_id, after.last_steps) == (None, {}, "run-1", {"m": 1})
+    assert not after.is_complete(tmp_path)
 
 
 def abandoned(tmp_path: Path, summary: Mapping[str, Any] | None, *, lock: bool = True) -> RecordingTracker:
@@ -594,7 +637,7 @@ def test_a_word_to_mlflow_and_the_end_of_a_run_are_not_waited_for(event: str, tm
     started(tmp_path)
     shipper = shipper_of(tmp_path, RecordingTracker())
     assert not shipper.is_due()
-    journal.event(event)
+    journal.event(event, status="finished", recorded="FINISHED")
     assert shipper.is_due()
 
 

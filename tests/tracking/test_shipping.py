@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.journal import Lines
+from runner.config.schema import TrackingConfig
+from runner.tracking.shipping import write_settings
+from tests.support.journal import Lines, journal_file, journals, note_end, note_start
+from tests.support.messages import Messages
 from tests.support.outages import DEATHS, KILLS, Backend, Outage, points_in
 from tests.support.processes import wait_until
 from tests.support.shipping import Said, ship, shipping
@@ -19,6 +26,7 @@ from tests.support.tiers import slow_but
 
 pytestmark = pytest.mark.processes
 
+ROOT = Path(__file__).parents[2]
 FIRST, AGAIN = ["start", None, "name", {"a": 1}, {"b": "c"}], ["start", "run-1", "name", {"a": 1}, {"b": "c"}]
 READING = ["start", "run-1", "name", {}, {}]
 TAGS, END = ["set_tags", {"status": "finished"}], ["end", "FINISHED"]
@@ -215,6 +223,78 @@ def test_leaves_the_machine_to_a_task_until_its_first_step(tmp_path: Path) -> No
         noted(tmp_path / "run", ["first_step"])
         wait_until(lambda: backend.points() == points(1))
         assert end() == Said(0)
+
+
+@pytest.mark.parametrize("rest", [3, 20])
+@pytest.mark.parametrize("new", [(3, 4), range(2, 9)], ids=["shorter", "longer"])
+@pytest.mark.parametrize("role", ["chief", "supervisor"])
+def test_what_follows_in_a_journal_that_lost_its_end_is_recorded(
+    role: str, new: Sequence[int], rest: int, tmp_path: Path
+) -> None:
+    """A power cut, or an older backup: the record of what was shipped speaks of more than the journal has."""
+    run, backend = tmp_path / "run", Backend(tmp_path / "backend")
+    noted(run, [1, 2, 3])
+    ship(tmp_path)
+    os.truncate(journal_file(run, role), rest)
+    noted(run, list(new))
+    said = ship(tmp_path)
+    assert (said.code, said.kinds(tmp_path)) == (0, [])
+    assert backend.points() == points(1, 2, 3, *range(4, new[-1] + 1))
+    assert backend.got()[-1] == END
+
+
+def test_ship_sends_what_a_journal_has_behind_its_lost_end(tmp_path: Path) -> None:
+    write_settings(tmp_path, TrackingConfig("csv"), {})
+    for steps in ([1, 2, 3], [3, 4]):
+        note_start(tmp_path, name="a" * 50 * len(steps))  # so no line ends where one ended before
+        noted(tmp_path, steps)
+        note_end(tmp_path)
+        result = subprocess.run([sys.executable, "-m", "runner.tracking.ship", str(tmp_path)], cwd=ROOT)
+        assert result.returncode == 0
+        for file in journals(tmp_path):
+            os.truncate(file, 0)
+    with open(tmp_path / "tracking/metrics.csv", newline="") as table:
+        assert [row["step"] for row in csv.DictReader(table)] == ["1", "2", "3", "4"]
+
+
+WRONG = {
+    "value": '{"time": 5.0, "step": 2, "metrics": {"m": [1, 2]}}',
+    "step": '{"time": 5.0, "step": "two", "metrics": {"m": 1.0}}',
+    "time": '{"time": null, "step": 2, "metrics": {"m": 1.0}}',
+    "metrics": '{"time": 5.0, "step": 2, "metrics": [1.0]}',
+    "huge": '{"time": 5.0, "step": 2, "metrics": {"m": 1' + "0" * 400 + "}}",
+    "kind": '{"time": 5.0, "event": ["artifact"]}',
+    "file": '{"time": 5.0, "event": "artifact", "path": 3, "folder": ""}',
+    "image": '{"time": 5.0, "event": "image", "path": "a.png", "name": "a", "step": 2.5}',
+    "dataset": '{"time": 5.0, "event": "dataset", "context": "train"}',
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_line_that_nobody_can_use_is_named_and_keeps_no_other_from_a_tracker(
+    name: str, tmp_path: Path, messages: Messages
+) -> None:
+    run, backend = tmp_path / "run", Backend(tmp_path / "backend")
+    noted(run, [1])
+    with open(journal_file(run), "a") as file:
+        file.write(WRONG[name] + "\n")
+    noted(run, [3])
+    said = ship(tmp_path)
+    assert said.code == 0 and backend.points() == points(1, 3)
+    assert backend.got()[-1] == END
+    (text,) = said.warnings
+    messages.same("stderr", text)
+
+
+def test_a_start_that_nobody_can_read_keeps_no_other_from_a_tracker(tmp_path: Path, messages: Messages) -> None:
+    run, backend = tmp_path / "run", Backend(tmp_path / "backend")
+    noted(run, [1])
+    note_start(run, params="none")
+    note_end(run)
+    said = ship(tmp_path)
+    assert said.code == 0 and backend.points() == points(1)
+    (text,) = said.warnings
+    messages.same("stderr", text)
 
 
 # --- the truth of any journals, outages and kills: each point once, in order ------------------------------------------

@@ -21,7 +21,7 @@ from runner import RunTracker
 from runner.config.schema import TrackingConfig
 from runner.tracking.run_record import Shipped
 from runner.tracking.ship import main as ship_main
-from runner.tracking.shipping import MAX_DEATHS, Shipping, write_settings
+from runner.tracking.shipping import MAX_DEATHS, NOT_ALL, Shipping, write_settings
 from tests.support.journal import Lines, note_end, note_start
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
@@ -235,10 +235,116 @@ def test_a_class_that_hangs_is_ended_with_the_run_and_delays_no_other(
     messages.same("stderr", capsys.readouterr().err)
     assert calls(folder, "end") == [["FINISHED"]] and not psutil.pid_exists(pid)
     (folder / "hangs.py").write_text("from mine import Records as Hangs\n")
-    assert ship_main([str(folder)]) == 0  # what the last line says
+    # What the last line says.
+    assert ship_main(["--tracker", "hangs.Hangs", "--tracker", "mine.Records", str(folder)]) == 0
     table = [json.loads(line) for line in hangs.read_text().splitlines()]
     assert [step for call in table if call[0] == "points" for _, _, step, _ in call[1]] == [1, 2, 3, 4, 5, 6]
     assert table[-1] == ["end", "FINISHED"] and calls(folder, "end") == [["FINISHED"]]
+
+
+def test_a_process_that_is_stopped_holds_the_end_of_a_run_for_a_limited_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    monkeypatch.setattr("runner.tracking.shipping.ANSWER_SECS", 3)
+    started(folder, "mine.Records")
+    noted(folder, range(1, 4)).event("first_step", step=1)
+    following = shipping_of(folder)
+    wait_until(lambda: has_shipped(folder, {"train/loss": 3}))
+    ((_, pid),) = calls(folder, "made")
+    os.kill(pid, signal.SIGSTOP)
+    note_end(folder)
+    began = time.monotonic()
+    assert not following.close()
+    assert time.monotonic() - began < 60, "nothing else ends what is stopped"
+    said = capsys.readouterr().err
+    assert f"process {pid} " in said and is_gone(pid)
+    messages.same("stderr", said, hide=rf"\b{pid}\b")
+    assert ship_main(["--tracker", "mine.Records", str(folder)]) == 0  # what the last line says
+    assert points(folder) == [1, 2, 3] and calls(folder, "end") == [["FINISHED"]]
+
+
+def test_a_process_that_is_stopped_and_ships_the_run_is_named_by_the_next(
+    folder: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    started(folder, "mine.Records")
+    noted(folder, range(1, 4)).event("first_step", step=1)
+    code = (
+        "import os, time; from pathlib import Path; from runner.tracking.shipping import Shipping\n"
+        "Shipping(os.environ).follow(Path.cwd())\ntime.sleep(600)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    wait_until(lambda: has_shipped(folder, {"train/loss": 3}))
+    ((_, pid),) = calls(folder, "made")
+    os.kill(pid, signal.SIGSTOP)
+    supervisor.kill()
+    supervisor.wait()
+    began = time.monotonic()
+    assert ship_main(["--tracker", "mine.Records", str(folder)]) == NOT_ALL
+    assert time.monotonic() - began < 60
+    said = capsys.readouterr().err
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: is_gone(pid))
+    messages.same("stderr", said, hide=rf"\b{pid}\b")
+    assert calls(folder, "end") == [["KILLED"]]
+    assert ship_main(["--tracker", "mine.Records", str(folder)]) == 0
+
+
+def test_a_class_that_the_command_line_does_not_name_is_not_imported(
+    folder: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    """The folder came from a stranger, whose settings name code, and where it is."""
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    (theirs / "evil.py").write_text(f"open({str(folder / 'imported')!r}, 'w')\nfrom mine import Records as Evil\n")
+    run = folder / "run"
+    note_start(run)
+    noted(run, range(1, 4))
+    note_end(run)
+    write_settings(run, TrackingConfig(["evil.Evil", "csv"]), os.environ, path=[str(theirs)])
+    assert ship_main([str(run)]) == 2
+    assert not (folder / "imported").exists()
+    assert (run / "tracking/metrics.csv").read_text().count("\n") == 4
+    messages.same("stderr", capsys.readouterr().err)
+    assert ship_main(["--tracker", "evil.Evil", str(run)]) == 0  # what the last line says
+    assert (folder / "imported").exists() and points(folder) == [1, 2, 3]
+    assert ship_main([str(run)]) == 0, "it has everything"
+
+
+def damaged_settings(**changes: Any) -> dict[str, Any]:
+    return {"settings": {"backend": "csv", **changes}, "path": [], "secrets": []}
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        (".tracking.json", {"path": []}),
+        (".tracking.json", damaged_settings(uri=["http://me:hunter2@host"])),
+        (".tracking.json", damaged_settings(backend=5)),
+        (".tracking.json", damaged_settings(backend=[{"name": "csv"}])),
+        ("shipped.csv.json", {"offsets": 3}),
+        ("shipped.csv.json", {"models": 3}),
+        ("shipped.csv.json", {"started": "first"}),
+    ],
+)
+def test_a_file_with_a_value_of_another_type_is_named_and_keeps_no_other_run_from_a_tracker(
+    file: str, values: Any, folder: Path, capsys: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    for name in ("damaged", "whole"):
+        note_start(folder / name)
+        noted(folder / name, range(1, 4))
+        note_end(folder / name)
+        write_settings(folder / name, TrackingConfig("csv"), os.environ)
+    (folder / "damaged" / file).write_text(json.dumps(values))
+    assert ship_main([str(folder / "damaged"), str(folder / "whole")]) == 2
+    messages.same("stderr", capsys.readouterr().err)
+    assert (folder / "whole/tracking/metrics.csv").read_text().count("\n") == 4
+
+
+def test_a_key_of_another_version_is_no_mistake(folder: Path) -> None:
+    note_start(folder)
+    note_end(folder)
+    (folder / ".tracking.json").write_text(json.dumps(damaged_settings(later=1)))
+    assert ship_main([str(folder)]) == 0
 
 
 def test_a_process_that_dies_again_and_again_is_not_started_for_ever(
