@@ -67,9 +67,8 @@ def model_fn(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpe
     hidden = keras.layers.Dropout(params.get("dropout", 0.0))(hidden, training=training)
     predictions = tf.cast(keras.layers.Dense(1)(hidden), tf.float32)
     if mode == "infer":
-        return EstimatorSpec(
-            mode, predictions={"y": predictions, "dtype": tf.fill([tf.shape(hidden)[0]], hidden.dtype.name)}
-        )
+        computed_in = tf.fill([tf.shape(hidden)[0]], hidden.dtype.as_datatype_enum)
+        return EstimatorSpec(mode, predictions={"y": predictions, "dtype": computed_in})
     optimizer = keras.optimizers.SGD(0.03, momentum=0.5)
     if params.get("adam"):
         optimizer = keras.optimizers.Adam(0.01)
