@@ -60,8 +60,8 @@ LIBRARY_FOLDERS = (
 OTHERS_PACKAGES = [Path(path) for path in sys.path if path.endswith("-packages")]
 """Where the Python that runs this, and not the new environment, has its packages."""
 
-# Not loaded: C++ headers (430 MB), tests, the compiler behind nvcc, what only a profiler of kernels opens.
-LEFT_OUT = re.compile(r"/include/|/tests/|\.(a|h|hpp|lib|pyc)$|/libnvvm\.so|/libnvperf_\w+\.so|^bin/")
+# Not loaded: C++ headers (430 MB), tests, the compilers behind nvcc and libclang, what only profilers of kernels open.
+LEFT_OUT = re.compile(r"/include/|/tests/|\.(a|h|hpp|lib|pyc)$|/libnvvm\.so|/libnvperf_\w+\.so|^(bin|clang)/")
 
 
 # --- here -------------------------------------------------------------------------------------------------------------
@@ -132,6 +132,7 @@ def pack(also: list[str]) -> None:
         install_into_site(also)
     with timed("packing"):
         number = write_parts()
+    shutil.rmtree(SITE)
     size = sum(part.stat().st_size for part in FOLDER.glob("site.tar.xz.*"))
     print(
         f"{number} parts in {FOLDER}, {size / 1e6:.0f} MB. Send each with the checkout and parts.txt; then .ci/gpu_run."
