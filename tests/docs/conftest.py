@@ -17,6 +17,11 @@ def install() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
+def gpu_bundle() -> ModuleType:
+    return _loaded("gpu_bundle")
+
+
+@pytest.fixture(scope="module")
 def release() -> ModuleType:
     return _loaded("release")
 

@@ -16,6 +16,7 @@ Ways to run something, the cheapest first. CPU seconds of one run:
   gang, worker_cases, gang_task: workers that train together; gangs of one environment are one
   parameter_server_cases, _models, _evaluations: one cluster of parameter servers, and what it is asked to do
   evaluator, hold, killed, forking, served_tasks: other lives of a task
+  on_gpu: what trains on two logical GPUs of one card, or in a rehearsal on two logical CPUs
   python -m runner, if the process is the point                       5, with MLflow 8
 
 Servers and machines:
