@@ -193,30 +193,46 @@ class MetricHistory:
         if path is not None:
             contents = Reader(path).extra().get(HISTORIES, {}).get(self.rule.file)
         values, rates = self._parsed(contents or {})
-        is_old = any(at not in self._values for at in values) or any(at not in self.rates for at in rates)
-        if self._damage or is_old:
-            of_journals = self._in_journals()
-            if self._damage and contents is None and not of_journals[0]:
-                raise ConfigError(
-                    f"{self._path} is damaged ({self._damage}), and neither {path} nor a journal in {self._model_dir} "
-                    f"has the values of {self.rule.metric}, by which {self.rule.key} decides. Restore the file from a "
-                    "backup; or remove it, and the rule begins anew."
-                )
-            if self._damage:
-                set_aside(self._path, self._damage)
-            else:
-                say(f"runner: {self._path} is missing or older than {path}.")
-            say(f"runner: the values of {self.rule.metric} are those of the checkpoint and the journals again.")
-            # Of earlier steps the checkpoint has all; a journal may have evaluations that were no part of training.
-            last = max(values, default=-1)
-            for known, found in zip((self._values, self.rates), of_journals, strict=True):
-                known.update({at: value for at, value in found.items() if at > last and at not in known})
+        is_old = not (values.keys() <= self._values.keys() and rates.keys() <= self.rates.keys())
+        is_made_again = bool(self._damage) or is_old
+        if is_made_again:
+            self._take_from_journals(path, contents, last=max(values, default=-1))
         self._values |= values
         self.rates |= rates
         self.goes_on_from(step)
-        if self._damage or is_old:
-            self._damage = ""
+        if is_made_again:
             self._write()
+
+    def _take_from_journals(self, path: str | None, contents: Any, last: int) -> None:
+        """Say what is wrong with the file, and add what the journals have after the step `last`: of earlier steps the
+        checkpoint has all, and a journal may have evaluations that were no part of training.
+
+        Args:
+          path: the checkpoint that the run resumes from.
+          contents: what that has of the history; None: nothing.
+
+        Raises:
+          ConfigError: as in `resume`.
+        """
+        values, rates = self._in_journals()
+        if self._damage and contents is None and not values:
+            raise ConfigError(
+                f"{self._path} is damaged ({self._damage}), and neither {path} nor a journal in {self._model_dir} "
+                f"has the values of {self.rule.metric}, by which {self.rule.key} decides. Restore the file from a "
+                "backup; or remove it, and the rule begins anew."
+            )
+        if self._damage:
+            set_aside(self._path, self._damage)
+            self._damage = ""
+        else:
+            say(f"runner: {self._path} is missing or older than {path}.")
+        say(f"runner: the values of {self.rule.metric} are those of the checkpoint and the journals again.")
+        for at, value in values.items():
+            if at > last:
+                self._values.setdefault(at, value)
+        for at, rate in rates.items():
+            if at > last:
+                self.rates.setdefault(at, rate)
 
     def _in_journals(self) -> tuple[dict[int, float], dict[int, float]]:
         """Return (values, rates) that the journals of the run have."""

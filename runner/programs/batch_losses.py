@@ -330,7 +330,9 @@ def _masked(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Keras divides by the number of the replica's own.
     """
     arguments = inspect.signature(own).bind(*args, **kwargs).arguments
-    part, weights, mask = batch_part(), own(*args, **kwargs), arguments["mask"]
+    part = batch_part()
+    weights = own(*args, **kwargs)
+    mask = arguments["mask"]
     if part.is_whole or mask is None or arguments["reduction"] not in _MEANS:
         return weights
     valid = tf.reduce_sum(tf.cast(mask, weights.dtype))

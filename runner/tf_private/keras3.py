@@ -291,8 +291,8 @@ def _overwrite_with_averages(optimizer: Any, is_due: tf.Tensor) -> None:
         return variable.assign(tf.where(is_due, average, variable), read_value=False)
 
     def overwrite_all(strategy: tf.distribute.Strategy, is_due: Any) -> None:
-        weights, averages = optimizer._trainable_variables, optimizer._model_variables_moving_average
-        for weight, average in zip(weights, averages, strict=True):
+        averages = optimizer._model_variables_moving_average
+        for weight, average in zip(optimizer._trainable_variables, averages, strict=True):
             if average is None:
                 continue
             variable = weight.value if hasattr(weight, "path") else weight  # it may be one of TensorFlow

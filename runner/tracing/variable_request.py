@@ -84,7 +84,9 @@ def spec_of(name: str, kwargs: Mapping[str, Any], owner: Any, *, local_random: b
     initial: Any = kwargs.get("initial_value")
     dtype, shape = kwargs.get("dtype"), kwargs.get("shape")
     if is_without_value(initial):  # as an average of tf_keras begins with its weight
-        initial, dtype, shape = initial.initialized_value, dtype or initial.dtype, initial.shape
+        dtype = dtype or initial.dtype
+        shape = initial.shape
+        initial = initial.initialized_value
     if owner is not None:
         # Keras sets the shape before it initializes from a callable, but after it initializes from a value.
         shape = owner._shape if owner._shape is not None else shape
