@@ -97,5 +97,6 @@ def begin(options: ScriptOptions) -> ScriptRun:
     """Apply `options` to the Estimators that this process makes from now on, and return their ScriptRun."""
     global current
     current = ScriptRun(options)
-    session.script = next(iter(options.command), None)
+    # Now: the script may change the working directory.
+    session.script = next(map(os.path.abspath, options.command), None)
     return current

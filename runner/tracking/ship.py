@@ -354,7 +354,7 @@ class RunShipper:
         path = self.folder / name
         if path.name == CURVES_FILE:
             draw_curves(self.folder)
-        if not path.exists():
+        if not path.exists() or not self._is_own(path):
             return
         if path.name.startswith("config."):
             path = scratch / path.name
@@ -376,7 +376,9 @@ class RunShipper:
         if facts["path"] in self._shipped.models:  # before the end failed, which is repeated
             return
         model = ExportedModel(**{**facts, "path": Path(facts["path"])})
-        if self._is_there(model.path):
+        # export.dir may be anywhere, but what is there is a model.
+        is_exported = (model.path / "saved_model.pb").exists() and not self._is_in_folder(model.path)
+        if self._is_there(model.path) and (is_exported or self._is_own(model.path)):
             tracker.log_model(model)
             self._deadline.expect()
             self._shipped.models = [*self._shipped.models, facts["path"]]
@@ -417,7 +419,7 @@ class RunShipper:
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
-        if not self._is_there(path):
+        if not self._is_there(path) or not self._is_own(path):
             return
         if line["event"] == ARTIFACT:
             tracker.log_file(path, line["folder"])
@@ -434,6 +436,19 @@ class RunShipper:
             return False
         self._deadline.expect(sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file()))
         return True
+
+    def _is_own(self, path: Path) -> bool:
+        """Report whether a file, or all of a folder, is in the folder of the run; or say that it is left out.
+
+        Whoever gives somebody the folder of a run must not choose what else of their disk is sent.
+        """
+        outside = [one for one in (path, *path.rglob("*")) if not self._is_in_folder(one)]
+        if outside:
+            self._say_left_out(f"{outside[0].resolve()}, which a journal names, is outside of {self.folder}")
+        return not outside
+
+    def _is_in_folder(self, path: Path) -> bool:
+        return path.resolve().is_relative_to(self.folder.resolve())
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
@@ -492,10 +507,10 @@ class RunShipper:
             self._tracker = None
 
     def _say_left_out(self, what: str) -> None:
-        """Say that a line is not recorded: once, although it may be read again."""
+        """Say that a line, or what it names, is not recorded: once, although it may be read again."""
         if what not in self._left_out:
             self._left_out.add(what)
-            say(f"tracking: {of(self._name)}{mask_text(what, self._settings.secret_texts())}; the line is left out.")
+            say(f"tracking: {of(self._name)}{mask_text(what, self._settings.secret_texts())}; it is left out.")
 
     def _warn(self, what: str, error: Exception) -> None:
         why = mask_text(describe(error), self._settings.secret_texts())

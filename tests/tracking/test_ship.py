@@ -353,6 +353,39 @@ def test_a_model_that_was_deleted_before_it_was_sent_is_said(
     assert f"{tmp_path / 'gone'} is not recorded" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", ["../private", "/absolute", "link", "folder"])
+def test_what_a_strangers_journal_names_outside_of_its_folder_is_not_sent(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_dir, private = tmp_path / "run", tmp_path / "private"
+    (model_dir / "folder").mkdir(parents=True)
+    private.write_text("a key")
+    (model_dir / "link").symlink_to(private)
+    (model_dir / "folder" / "link").symlink_to(private)
+    (model_dir / "own.txt").write_text("of the run")
+    named = str(private) if place == "/absolute" else place
+    ship(model_dir, tracker := RecordingTracker())
+    lines = Lines(model_dir)
+    for path in (named, "own.txt"):
+        lines.event("artifact", path=path, folder="")
+    lines.event("image", name="x", path=named, step=1)
+    note_end(model_dir, files=[named], models=[{"name": "m", "path": named, "inputs": {}, "outputs": {}}])
+    go_on(model_dir, tracker)
+    assert (tracker.status, tracker.files, tracker.models) == ("FINISHED", ["own.txt"], [])
+    said = capsys.readouterr().err
+    assert said.count(f"{private}, which a journal names, is outside of {model_dir}") == 1
+
+
+def test_a_model_that_was_exported_elsewhere_is_sent(tmp_path: Path) -> None:
+    exported = tmp_path / "served" / "1"
+    exported.mkdir(parents=True)
+    (exported / "saved_model.pb").write_bytes(b"")
+    ship(tmp_path / "run", tracker := RecordingTracker())
+    note_end(tmp_path / "run", models=[{"name": "m", "path": str(exported), "inputs": {}, "outputs": {}}])
+    go_on(tmp_path / "run", tracker)
+    assert (tracker.status, tracker.models) == ("FINISHED", ["m"])
+
+
 def test_curves_that_cannot_be_drawn_do_not_keep_the_run_open(
     tmp_path: Path,
     journal: Lines,

@@ -21,7 +21,7 @@ from runner.config.schema import ConfigError, TrackingConfig
 from runner.system.files import MODEL_SUMMARY_FILE
 from runner.system.redaction import NO_LIST, mask_text, masked
 from runner.system.standard_streams import say
-from runner.tracking.artifacts import Artifacts, keeping
+from runner.tracking.artifacts import Artifacts, keeping, log_artifact
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.exit_codes import MLFLOW_STATUS
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, Journal, Journals, note_of_run
@@ -114,6 +114,8 @@ class ScriptRecord(NullRecord):
         status = "failed"
         try:
             with keeping(artifacts):
+                if script is not None and self._journals is not None:
+                    log_artifact(script)
                 yield
             status = "finished"
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -157,7 +159,7 @@ class ScriptRecord(NullRecord):
         models = exported_models(self._journals.events("exported").get("chief", ()), self.model_name)
         is_over_early = trains and status != "finished" and not self._journals.events("first_step")
         is_kept = is_over_early and self._had_checkpoint
-        files = [MODEL_SUMMARY_FILE, CURVES_FILE, *([os.path.abspath(script)] if script else [])]
+        files = [MODEL_SUMMARY_FILE, CURVES_FILE]
         note_of_run(
             self.model_dir, RUN_ENDED, status=status, recorded=MLFLOW_STATUS[status], is_kept=is_kept,
             tags={"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}"} if is_kept else {},
