@@ -334,7 +334,7 @@ def test_a_fault_of_the_store_passes_and_then_all_is_there(
 
 @pytest.mark.slow
 def test_runs_that_are_killed_with_their_folders_come_to_the_same_bits(server: S3, tmp_path: Path) -> None:
-    assert kills(server, tmp_path, 3)
+    assert kills(server, tmp_path, 2)
 
 
 @pytest.mark.slow
@@ -343,7 +343,7 @@ def test_damage_between_starts_costs_the_bucket_nothing() -> None:
     """The costliest kinds; `python -m tests.support.store_damage` draws from all."""
     kinds = ("empty", "snapshot", "truncate newest", "by hand", "second machine, unsent", "killed uploader")
     words = [word for kind in kinds for word in ("--only", kind)]
-    assert store_damage.main(["--starts", "6", "--seed", "2", *words]) == 0
+    assert store_damage.main(["--starts", "4", "--seed", "2", *words]) == 0
 
 
 @pytest.mark.slow

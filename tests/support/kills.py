@@ -2,7 +2,8 @@
 
 `python -m tests.support.kills --runs 40 --seed 7` does 40 of them and prints each, with what was killed and when. A run
 whose command has ended without success is started again by the same command, as a user would. `--first 20` starts at
-the 21st: a run depends on the seed and its number alone, but for how fast the machine is.
+the 21st: a run depends on the seed and its number alone, but for how fast the machine is. With `--stops` processes are
+stopped for some seconds (SIGSTOP) and continued, that of a tracker too: no start may then end without success.
 """
 
 from __future__ import annotations
@@ -41,13 +42,23 @@ SETTINGS = (
     f"train.max_steps={chains.TOTAL}", "train.log_steps=1", "checkpoint.save_steps=4",
     "checkpoint.keep_best.metric=eval/loss", "model_dir=run",
 )  # fmt: skip
+PARAMETER_SERVER = "parameter_server"
 CASES: dict[str, tuple[str, ...]] = {
     "default": ("strategy=default",),
     "mirrored": ("strategy=mirrored", "strategy.virtual_devices=2"),
     "multi_worker": ("strategy=multi_worker", "cluster.num_workers=2"),
-}
+    # Counts how often each example is seen: with asynchronous workers nothing else has one right value.
+    PARAMETER_SERVER: (
+        "strategy=parameter_server", "cluster.num_workers=2", "cluster.num_ps=1", "checkpoint.keep_best.metric=null",
+        "model.fn=tests.support.chains.counting", "model.params={}",
+        "input.train.fn=tests.support.chains.numbered", "input.eval=null",
+    ),
+}  # fmt: skip
 VICTIMS = ("supervisor", "task", "watchdog")
-"""Of several tasks or watchdogs any: the chief's or a worker's."""
+"""Of several tasks or watchdogs any: the chief's, a worker's or a server's."""
+SHIPPING = "shipping"
+STOPPED_SECS = {"supervisor": 9.0, "task": 9.0, "watchdog": 9.0, SHIPPING: 30.0}
+"""What may be stopped, and for how long at most. The end of a run waits for a tracker for 20 s."""
 GONE_SECS = 40.0
 END_SECS = 400.0
 MAX_STARTS = 8
@@ -55,14 +66,15 @@ MAX_STARTS = 8
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL.
+    """One SIGKILL, or one SIGSTOP.
 
     Attributes:
-      victim: one of VICTIMS.
+      victim: one of VICTIMS, or SHIPPING.
       which: of several, chosen by this number.
       moment: of a start: clock (`secs` after it began), or `secs` after its journal has `count` more lines of an event:
         first_step, metrics (any), checkpoint, result.
       waits: after the supervisor was killed: the next start comes when all others are gone, else at once.
+      stopped_secs: the victim is stopped for so long; 0: it is killed.
     """
 
     victim: str
@@ -71,10 +83,12 @@ class Kill:
     secs: float
     count: int
     waits: bool
+    stopped_secs: float = 0.0
 
     def __str__(self) -> str:
         when = "" if self.moment == "clock" else f" after {self.count} {self.moment}"
-        return f"{self.victim}{when} +{self.secs:.2f}s"
+        stopped = f" for {self.stopped_secs:.1f} s" if self.stopped_secs else ""
+        return f"{self.victim}{when} +{self.secs:.2f}s{stopped}"
 
 
 @dataclass(frozen=True)
@@ -86,13 +100,20 @@ class Case:
     has_database: bool
 
 
-def draw(rng: random.Random, strategy: str) -> Case:
+def draw(rng: random.Random, strategy: str, *, stops: bool = False) -> Case:
     kills = []
+    # The steps of asynchronous workers take no second in all.
+    longest_secs = 0.05 if strategy == PARAMETER_SERVER else 0.5
     for _ in range(rng.randint(1, 3)):
         moment = rng.choice(["clock", "first_step", "metrics", "checkpoint", "checkpoint", "result"])
-        secs = rng.uniform(0, {"clock": 15.0, "result": 2.0}.get(moment, 0.5))
+        secs = rng.uniform(0, {"clock": 15.0, "result": 2.0}.get(moment, longest_secs))
         count = {"metrics": rng.randint(1, chains.TOTAL), "checkpoint": rng.randint(1, 9)}.get(moment, 1)
-        kills.append(Kill(rng.choice(VICTIMS), rng.randint(0, 1), moment, secs, count, rng.random() < 0.5))
+        victim, which, waits = rng.choice(VICTIMS), rng.randint(0, 3), rng.random() < 0.5
+        stopped_secs = 0.0
+        if stops:
+            victim = rng.choice(list(STOPPED_SECS))
+            stopped_secs = rng.uniform(1.0, STOPPED_SECS[victim])
+        kills.append(Kill(victim, which, moment, secs, count, waits, stopped_secs))
     return Case(strategy, tuple(kills), rng.random() < 0.8)
 
 
@@ -123,6 +144,8 @@ class Start:
         supervisor = psutil.Process(self.popen.pid)
         if kind == "supervisor":
             return [supervisor]
+        if kind == SHIPPING:
+            return [child for child in supervisor.children() if "runner.tracking.ship" in child.cmdline()]
         tasks = [child for child in supervisor.children() if "runner.task" in child.cmdline()]
         if kind == "task":
             return tasks
@@ -136,7 +159,7 @@ class Start:
         return len([line for line in lines if kill.moment in (line.get("event"), *line)]) >= kill.count
 
     def kill(self, kill: Kill) -> bool:
-        """Wait for the moment and kill. Returns: False where the start had ended before that."""
+        """Wait for the moment and kill, or stop and continue. Returns: False where the start had ended before that."""
         while self.code is None and not self._has_come(kill):
             time.sleep(0.01)
         end = (self._began if kill.moment == "clock" else time.monotonic()) + kill.secs
@@ -145,7 +168,13 @@ class Start:
         while self.code is None:
             with contextlib.suppress(psutil.Error):
                 if found := self.victims(kill.victim):
-                    found[kill.which % len(found)].kill()
+                    victim = found[kill.which % len(found)]
+                    if kill.stopped_secs:
+                        victim.suspend()
+                        time.sleep(kill.stopped_secs)
+                        victim.resume()
+                        return True
+                    victim.kill()
                     if kill.victim == "supervisor":
                         self.wait()
                     return True
@@ -189,6 +218,7 @@ def live(folder: Path, case: Case, say: Callable[[str], None] = lambda text: Non
             say(f"  start {number}: exit code {code}; the others were gone after {secs:.1f} s")
         if code == 0:
             return
+        killed = [one for one in killed if not one.stopped_secs]
         assert killed, f"start {number} has failed by itself: exit code {code}"
     raise AssertionError(f"it has not finished in {MAX_STARTS} starts")
 
@@ -243,7 +273,23 @@ def check(case: Case, folder: Path, say: Callable[[str], None] = lambda text: No
     if case.has_database:  # else it is made, and perhaps killed on the way
         shutil.copy(whole / "mlflow.db", folder)
     live(folder, case, say)
-    compare(folder, whole)
+    if any(kill.victim == SHIPPING for kill in case.kills):
+        # The end of a run does not wait for a tracker that was stopped; its last line names this command.
+        again = [sys.executable, "-m", "runner.tracking.ship", "run"]
+        subprocess.run(again, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    if case.strategy == PARAMETER_SERVER:
+        compare_counts(folder)
+    else:
+        compare(folder, whole)
+
+
+def compare_counts(folder: Path) -> None:
+    """Check a run of asynchronous workers. Raises: AssertionError: it has not seen each example once an epoch."""
+    assert json.loads((folder / "run" / "summary.json").read_text())["status"] == "finished"
+    found = chains.variables(folder / "run")
+    assert found["global_step"] == chains.TOTAL
+    assert found["seen"].tolist() == [chains.TOTAL / chains.STEPS_PER_EPOCH] * chains.NUM_EXAMPLES
+    assert recorded(folder)[0] == "FINISHED"
 
 
 def compare(folder: Path, whole: Path) -> None:
@@ -267,6 +313,8 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--only", choices=CASES, action="append", help="only these strategies")
+    parser.add_argument("--stops", action="store_true", help="stop and continue processes instead")
     parser.add_argument("--keep", type=Path, help="where the folders of failed runs are kept")
     arguments = parser.parse_args()
     failed: list[str] = []
@@ -281,7 +329,8 @@ def main() -> int:
 
     for number in range(arguments.first, arguments.first + arguments.runs):
         seed = f"{arguments.seed}-{number}"
-        case = draw(random.Random(seed), list(CASES)[number % len(CASES)])
+        strategies = arguments.only or list(CASES)
+        case = draw(random.Random(seed), strategies[number % len(strategies)], stops=arguments.stops)
         folder = Path(tempfile.mkdtemp(prefix=f"kills-{seed}-")).resolve()
         say(f"run {seed}: {case.strategy}")
         try:
