@@ -75,7 +75,7 @@ def walk(folder: Path, rng: random.Random, strategies: Sequence[str], *settings:
         assert process.returncode in ((0,) if is_last or ending == "limit" else (0, 1, 3, -signal.SIGTERM)), said
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_chain_of_real_starts_comes_to_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
     rng = random.Random(f"processes-{seed}")
     kept = None if seed % 2 else rng.choice(["default", "mirrored"])  # None: the strategy changes

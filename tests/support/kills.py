@@ -59,7 +59,8 @@ VICTIMS = ("supervisor", "task", "watchdog")
 SHIPPING = "shipping"
 STOPPED_SECS = {"supervisor": 9.0, "task": 9.0, "watchdog": 9.0, SHIPPING: 30.0}
 """What may be stopped, and for how long at most. The end of a run waits for a tracker for 20 s."""
-GONE_SECS = 40.0
+GONE_SECS = 70.0
+"""Servers of asynchronous training go on for the 60 s in which their coordinator may save."""
 END_SECS = 400.0
 MAX_STARTS = 8
 
