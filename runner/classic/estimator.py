@@ -143,8 +143,8 @@ class Estimator(engine.Estimator):
             tf.get_logger().warning("Training with estimator made no steps. %s", error)
             return None
 
-    def _own_journal(self, *args: Any) -> LoggedJournal:
-        return LoggedJournal(super()._own_journal(*args))
+    def _own_journal(self, config: Any, collectives: Any, progress: Progress) -> LoggedJournal:
+        return LoggedJournal(super()._own_journal(config, collectives, progress), progress)
 
     def _as_input(self, input_fn: Any, mode: str) -> Any:
         return input_fn if isinstance(input_fn, Input) else as_classic_input(named_only(input_fn))
@@ -213,10 +213,11 @@ class LoggedJournal(NullJournal):
 
     Args:
       journal: the journal that gets all events, too.
+      progress: shows the phases.
     """
 
-    def __init__(self, journal: Journal | NullJournal) -> None:
-        super().__init__()
+    def __init__(self, journal: Journal | NullJournal, progress: Progress) -> None:
+        super().__init__(progress.phase)
         self._journal = journal
         self._last: tuple[int, float] | None = None
 

@@ -157,20 +157,21 @@ class RunCheckpoints:
         self.settle()  # only one checkpoint is written at a time
         if self._setup.config.check_replicas:
             check_equal(self._setup.model.store, self._context.collectives, step)
-        setup, train_input = self._setup, self._setup.input
-        snapshot = Snapshot(step, values or setup.model.values_by_key(), extra)
+        train_input = self._setup.input
         iterators = {train_input.pipeline.pipeline_index: train_input.iterator} if self._input_state.is_saved else {}
         # After `settle`, which logs the previous checkpoint as that one was to be logged.
         self._is_logged = is_logged
-        if asynchronous and self._asynchronous == "auto":
-            # At the first save the memory that a step needs is not known; its gradients may be as large as the
-            # variables.
-            asynchronous = self._saving.fits(snapshot, snapshot.bytes if self.saved_step is None else None)
-        asynchronous = asynchronous and bool(self._asynchronous)
-        with self._context.journal.phase("save"):
-            path = self._saving.begin(snapshot, iterators, asynchronous=asynchronous, is_evaluated=is_evaluated)
-        # An evaluation of this checkpoint need not read it: the variables have its values until the next step.
-        setup.model.values_of = path
+
+        def begin(values: Mapping[str, Any]) -> str:
+            snapshot, may_wait = Snapshot(step, values, extra), asynchronous and bool(self._asynchronous)
+            if may_wait and self._asynchronous == "auto":
+                # At the first save the memory that a step needs is not known; its gradients may be as large as the
+                # variables.
+                may_wait = self._saving.fits(snapshot, snapshot.bytes if self.saved_step is None else None)
+            with self._context.journal.phase("save"):
+                return self._saving.begin(snapshot, iterators, asynchronous=may_wait, is_evaluated=is_evaluated)
+
+        path = self._setup.model.save(begin, values)
         self.saved_step, self._saved_at, self.latest = step, time.monotonic(), path
         self.poll()  # logs a save that was waited for
         return path

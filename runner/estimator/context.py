@@ -59,10 +59,10 @@ class EstimatorContext:
         return self.collectives.is_chief and self.config.is_chief
 
 
-def script_journal(config: RunConfig, collectives: Collectives) -> Journal:
-    """Return the journal of this process, for a script whose runs are recorded."""
+def script_journal(config: RunConfig, collectives: Collectives, progress: Progress) -> Journal:
+    """Return the journal of this process, for a script whose runs are recorded; `progress` shows its phases."""
     role, index = _task_of_script(config, collectives)
-    return Journal(journal_path(Path(str(config.model_dir)), role, index))
+    return Journal(journal_path(Path(str(config.model_dir)), role, index), show_phase=progress.phase)
 
 
 def _task_of_script(config: RunConfig, collectives: Collectives) -> tuple[str, int]:
@@ -85,7 +85,6 @@ def script_progress(config: RunConfig) -> Progress:
 def record_of_script(context: EstimatorContext) -> ScriptRecord:
     """Return the object that records the runs of a script's Estimator."""
     config = context.config
-    context.journal.show_phase = context.progress.phase
     values = context.params if isinstance(context.params, Mapping) else getattr(context.params, "__dict__", {})
     params = {f"model.params.{name}": value for name, value in values.items()}
     keys = {field.name: field.metadata["key"] for field in dataclasses.fields(config) if "key" in field.metadata}

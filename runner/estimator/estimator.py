@@ -27,7 +27,6 @@ from runner.estimator import evaluation
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext, Models, record_of_script, script_journal, script_progress
 from runner.estimator.evaluation import EvalSetup
-from runner.estimator.model_summary import ModelSummary
 from runner.estimator.specs import InputFn, check_positive
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_loop import TrainingRun
@@ -37,6 +36,7 @@ from runner.export.receivers import ServingInputReceiver, SupervisedInputReceive
 from runner.hooks.builtin_hooks import checked
 from runner.hooks.evaluation_hooks import EvaluationHooks
 from runner.hooks.hook import Hook, PassContext
+from runner.hooks.model_summary import ModelSummary
 from runner.hooks.profiler import Profiling
 from runner.hooks.scaffold import ModelScaffold
 from runner.hooks.trace_session import TraceSession
@@ -100,14 +100,11 @@ class Estimator:
         # Each process has drawn one of its own, but with shard=examples all workers must shuffle in the same order.
         if isinstance(config.seed, DrawnSeed):
             config = config.replace(tf_random_seed=DrawnSeed(collectives.broadcast([config.seed])[0]))
-        context = EstimatorContext(
-            config,
-            params,
-            ModelFn(model_fn, params, config),
-            journal or self._own_journal(config, collectives),
-            script_progress(config) if is_scripts and progress is None else progress or Progress(),
-            collectives,
-        )
+        if progress is None:
+            progress = script_progress(config) if is_scripts else Progress()
+        if journal is None:
+            journal = self._own_journal(config, collectives, progress)
+        context = EstimatorContext(config, params, ModelFn(model_fn, params, config), journal, progress, collectives)
         self._record = record_of_script(context) if is_scripts else NullRecord()
         self._checkpoints = VerifiedCheckpoints(context.model_dir)
         self._use(context)
@@ -123,9 +120,11 @@ class Estimator:
         writing(self.model_dir)  # an error if another run has taken over its URL
         self._checkpoints.trust(path)
 
-    def _own_journal(self, config: RunConfig, collectives: Collectives) -> Journal:
+    def _own_journal(self, config: RunConfig, collectives: Collectives, progress: Progress) -> Journal:
         """Return the journal of an Estimator to which none was passed."""
-        return NullJournal() if config.tracking is None else script_journal(config, collectives)
+        if config.tracking is None:
+            return NullJournal()
+        return script_journal(config, collectives, progress)
 
     @property
     def model_dir(self) -> str:
@@ -261,7 +260,7 @@ class Estimator:
         if self._summarised is not setup.program:
             # Once for a program: a further call of `train` on such an input has the same one.
             self._summarised = setup.program
-            hooks.append(ModelSummary(setup))
+            hooks.append(ModelSummary(setup.model.store, setup.program.trace))
         return hooks if steps is None else [*hooks, Profiling(steps, self.announce)]
 
     def _as_input(self, input_fn: InputFn, mode: str) -> InputFn:
@@ -345,7 +344,8 @@ class Estimator:
             step, label = setup.model.store.global_step, evaluation_prefix(name)
             eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
-        eval_hooks.end()  # must be first, because TensorBoard reads only the newer of two event files in a folder
+            # Before the report, because TensorBoard reads only the newer of two event files in a folder.
+            eval_hooks.end()
         if self.collectives.is_chief:
             secs = time.monotonic() - started
             evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
@@ -478,9 +478,9 @@ class Estimator:
         model.restore(path, scaffold.keys, partly=scaffold.restores, for_a_while=True)
         self._say_what_saver_lacks(scaffold, model, program)
         if scaffold.runs:
-            session = TraceSession(program.trace, self._context.model_fn.operators)
             # A restore replaces all values: kept, they would double the memory.
             model.set_aside(in_memory=model.is_trained or not scaffold.restores)
+            session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
             scaffold.restore(session, path)
             scaffold.begin_local(session)
         # After the Scaffold, because the averages take the place of what it has restored.
@@ -505,14 +505,16 @@ class Estimator:
         session hooks has been called.
         """
         step = model.store.global_step
-        session = TraceSession(program.trace, self._context.model_fn.operators)
+        session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
         is_on = self._context.is_chief or self.config.cluster.is_evaluator
         writers = EventWriters(is_on=is_on and self.config.tensorboard)
         taken = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
         writer = functools.partial(writers.of, os.path.join(self.model_dir, what))
         log = functools.partial(StepLog(what, self._context.journal.metrics, writer, taken, is_on).write, step)
         count = functools.partial(self._context.progress.count, what)
-        begun = EvaluationHooks(hooks, session, PassContext(self.model_dir, step, log=log), writers, count)
+        run = PassContext(self.model_dir, step, log=log)
+        session.begin(run)
+        begun = EvaluationHooks(hooks, session, run, writers, count)
         with model.extended(program, path):
             begun.session.begin()
         return begun

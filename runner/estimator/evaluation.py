@@ -120,18 +120,10 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
       Interrupted: a hook ended the evaluation early.
     """
     model, program = setup.model, setup.program
-    # Writes inside branches, such as those of BatchNorm, cannot be pruned, and session hooks may write, too; restore
-    # the values after the evaluation. In a session they were only its own. Kept values cost memory: the first lookup
-    # copies a table whose buffer is shared. So they are kept from the first write on, if there is one.
-    values: dict[str, Any] = {}
-
-    def keep() -> None:
-        values.update(model.values())
-
+    # In a session, what an evaluation wrote was its own. Kept values cost memory: the first lookup copies a table whose
+    # buffer is shared. So they are kept only if model_fn writes, here, or before a hook's first write.
     if program.changes_model:
-        keep()
-    else:
-        hooks.session.session.before_write = keep
+        model.set_aside()
     try:
         total = run(setup, hooks)
         setup.pipeline.stream.check()
@@ -149,9 +141,6 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
                 f"memory is too small for them, set input.eval.batch_size={fits}: means over examples stay the same."
             )
         raise
-    finally:
-        hooks.session.session.before_write = None
-        model.assign(values)
     return metrics, total.examples
 
 
@@ -234,8 +223,7 @@ def _loops(
       each: each batch is a call of its own, which session hooks see.
     """
     taken, read, session = 0, itertools.count(), hooks.session
-    session.session.take_batch = lambda request: program.fetch(iterator, next(read), request)
-    hooks.start()
+    hooks.start(lambda request: program.fetch(iterator, next(read), request))
     while taken < max_steps:
         num_steps, started = length.next(max_steps - taken), time.perf_counter()
         result: Any = None
@@ -250,7 +238,7 @@ def _loops(
                 max_steps = taken
         taken += num_steps
         # Before `yield`: what the caller does then is no part of the loop.
-        length.took(num_steps, time.perf_counter() - started)
+        length.took(num_steps, time.perf_counter() - started, 0 if result is None else result.num_bytes)
         if result is not None:
             yield result
             if result.data_ended or session.stop_requested:
@@ -271,17 +259,21 @@ def batches(model: Model, program: PredictProgram, dataset: Any, path: str, hook
       RuntimeError: the model was given other values between two batches.
       Interrupted: a hook ended the prediction early.
     """
-    may_write = program.trace.may_write_in_branches or not hooks.session.is_empty
-    if may_write:
-        model.values_of = None  # so that the next use of the model reads the checkpoint again
     in_loops = hooks.session.is_empty and program.runs_in_loops(dataset)
-    length, examples = LoopLength(None if in_loops else 1, _PREDICT_SECS), 0
+    length = LoopLength(None if in_loops else 1, _PREDICT_SECS, _PREDICT_BYTES)
+    examples = 0
+
+    def keep() -> None:
+        if program.changes_model:
+            model.set_aside()
+
+    keep()
     for result in _loops(program, iterate(dataset), length, hooks, each=not in_loops):
-        length.limit = max(1, _PREDICT_BYTES * result.num_steps // max(1, result.num_bytes))
         for count, batch in result.batches:
-            if model.values_of != path and not may_write:
+            if model.values_of != path:
                 raise RuntimeError("The model was trained or restored while predict was running. Call predict again.")
             examples += count
             hooks.after_batches(examples)
             yield batch
+            keep()  # again: others that used the model meanwhile have put its values back
     hooks.end()

@@ -24,24 +24,29 @@ class LoopLength:
     Args:
       fixed: the number of steps; None: automatic.
       secs: target duration of a loop in seconds.
+      num_bytes: the largest size of the results of a loop.
 
     Attributes:
-      limit: the largest number of steps of a loop, if not only its duration limits it; the caller may set it.
       secs_per_step: duration of a step of the last loop; infinite before the first loop.
     """
 
-    def __init__(self, fixed: int | None, secs: float = _LOOP_SECS) -> None:
-        self._fixed, self._secs, self.limit = fixed, secs, math.inf
+    def __init__(self, fixed: int | None, secs: float = _LOOP_SECS, num_bytes: float = math.inf) -> None:
+        self._fixed = fixed
+        self._secs = secs
+        self._num_bytes = num_bytes
+        self._fitting = math.inf  # the number of steps whose results have so many bytes
         self.secs_per_step = math.inf
         self._steps = fixed or 1
 
     def next(self, limit: float) -> int:
         """Return the number of steps of the next loop, at most `limit`."""
-        return int(min(self._steps, limit, self.limit))
+        return int(min(self._steps, limit, self._fitting))
 
-    def took(self, num_steps: int, secs: float) -> None:
+    def took(self, num_steps: int, secs: float, num_bytes: int = 0) -> None:
+        """Note that a loop took `num_steps` in `secs`, with results of `num_bytes`."""
         if num_steps:
             self.secs_per_step = secs / num_steps
+            self._fitting = max(1.0, self._num_bytes * num_steps / max(1, num_bytes))
         if self._fixed is None and num_steps:
             fitting = max(1, int(self._secs * num_steps / max(secs, 1e-9)))
             self._steps = min(fitting, self._steps * _GROWTH)

@@ -11,6 +11,7 @@ from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
 from runner.model_log import logging_to
 from runner.tracking.tensorboard import EventWriters
+from runner.types import StepRequest
 
 
 class EvaluationHooks:
@@ -36,10 +37,10 @@ class EvaluationHooks:
         _, native, v1_hooks = split_hooks(hooks)
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
         self._hooks, self._run, self._count = native, run, count
-        session.hooked = run
 
-    def start(self) -> None:
-        """Call what precedes the first batch, after `session.begin()`."""
+    def start(self, take_batch: Callable[[StepRequest], Sequence[Any]]) -> None:
+        """Call what precedes the first batch, after `session.begin()`. Args: take_batch: as in `TraceSession.begin`."""
+        self.session.session.begin(self._run, take_batch)
         self.session.start()
         self._call("begin")
 

@@ -145,7 +145,7 @@ class SessionHooks:
         return [element for *_, elements in self._asked for element in elements]
 
     def end(self) -> None:
-        self.session.is_ending = True
+        self.session.end()
         with self.session.entered():
             for caller in self._callers:
                 caller.hook.end(self.session)

@@ -142,29 +142,42 @@ class TraceSession(v1_bridge.ActsAsSession):
     Args:
       trace: the trace of model_fn.
       operators: makes the context for code that belongs to model_fn; see `ModelFn.operators`.
-
-    Attributes:
-      take_batch: runs a request on the next batch of the input and returns the values of its tensors. None: requests
-        that depend on a batch cannot be run.
-      before_write: called once, before hooks run what may write to a variable. None: nobody asks.
-      is_ending: hooks are called for the last time; what they fetch then has the values of the last step.
-      hooked: the run whose hooks are called, for `runner.log`; None: hooks log nothing.
+      before_write: called before something is run that may write to a variable.
     """
 
-    take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
-    before_write: Callable[[], None] | None = None
-    is_ending = False
-    hooked: Any = None
-
-    def __init__(self, trace: Trace, operators: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        operators: Callable[[], contextlib.AbstractContextManager[None]],
+        before_write: Callable[[], None],
+    ) -> None:
         self._trace = trace
         self._operators = operators
+        self._before_write = before_write
+        self._take_batch: Callable[[StepRequest], Sequence[Any]] | None = None
+        self._hooked: Any = None
+        self._is_ending = False
         self._reads: dict[int, tuple[Any, tf.Tensor]] = {}  # holds the object, too, so that its id is not used again
         self._functions: dict[Any, tuple[Any, Callable[..., Any]]] = {}
         self._last: dict[int, Any] = {}
         self._has_stepped = False
         self._fed: dict[int, list[tf.Tensor]] = {}
-        self._reading: set[tuple[int, ...]] = set()
+        self._writes: dict[tuple[int, ...], bool] = {}  # whether elements, by their ids, change a variable
+
+    def begin(self, hooked: Any, take_batch: Callable[[StepRequest], Sequence[Any]] | None = None) -> None:
+        """Note whose hooks get this session.
+
+        Args:
+          hooked: the run whose hooks are called, for `runner.log`.
+          take_batch: runs a request on the next batch of the input and returns the values of its tensors. None:
+            requests that depend on a batch cannot be run.
+        """
+        self._hooked = hooked
+        self._take_batch = take_batch
+
+    def end(self) -> None:
+        """Note that hooks are called for the last time: what they fetch from now on has the values of the last step."""
+        self._is_ending = True
 
     @property
     def graph(self) -> Any:
@@ -179,7 +192,7 @@ class TraceSession(v1_bridge.ActsAsSession):
         """Enter the context in which hooks are called: the traced graph is the default graph, with model_fn's
         operators.
         """
-        with self.graph.as_default(), self._operators(), logging_to(self.hooked):
+        with self.graph.as_default(), self._operators(), logging_to(self._hooked):
             yield
 
     def remember(self, elements: Sequence[Any], values: Sequence[Any]) -> None:
@@ -191,18 +204,16 @@ class TraceSession(v1_bridge.ActsAsSession):
         """Return the tensors and operations of `fetches` as a flat list; a variable means its value before the step."""
         elements = [self.element(part) for fetch in flat_fetches(fetches) for part in flat_parts(fetch)]
         key = tuple(map(id, elements))  # the graph holds them
-        if self.before_write is not None and key not in self._reading:
-            self._reading.add(key)
-            if self._trace.changes_variables(elements):
-                self.begin_to_write()
+        if key not in self._writes:
+            self._writes[key] = self._trace.changes_variables(elements)
+        if self._writes[key]:
+            self.begin_to_write()
         return elements
 
     def begin_to_write(self) -> None:
         """Announce that a variable is about to change."""
-        announce, self.before_write = self.before_write, None
-        if announce is not None:
-            with tf.init_scope():
-                announce()
+        with tf.init_scope():
+            self._before_write()
 
     def packed(self, fetches: Any, values: Iterator[Any]) -> Any:
         """Return the structure `fetches`, with each element replaced by its value from `values`."""
@@ -233,17 +244,17 @@ class TraceSession(v1_bridge.ActsAsSession):
         with tf.init_scope():
             if not self._trace.needs_inputs(elements):
                 values = iter(self._run_alone(elements, feeds))
-            elif self.is_ending and all(self._last.get(id(one)) is not None for one in elements):
+            elif self._is_ending and all(self._last.get(id(one)) is not None for one in elements):
                 # There may be no further batch, so hooks that ask again at the end get the values of the last step.
                 return self.packed(fetches, (self._last[id(element)] for element in elements))
-            elif self.take_batch is None:
+            elif self._take_batch is None:
                 raise ValueError(
                     f"session.run({fetches!r}) depends on a batch, but there is none before the hooks of a run. "
                     "Request the fetches in before_run of a hook: SessionRunArgs(fetches)."
                 )
             else:
                 request = StepRequest(elements, [one for one, _ in feeds], [value for _, value in feeds])
-                values = iter(self.take_batch(request))
+                values = iter(self._take_batch(request))
         return self.packed(fetches, (None if isinstance(one, tf.Operation) else next(values) for one in elements))
 
     def _run_alone(self, elements: Sequence[Any], feeds: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[Any]:

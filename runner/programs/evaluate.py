@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -41,7 +41,10 @@ class EvalResult:
       sums: name -> (sum over examples, their weight) in float64, `loss` included.
       examples: number of examples counted.
       data_ended: the input has no further element.
+      num_bytes: the size of what a loop returns, which does not grow with its steps.
     """
+
+    num_bytes: ClassVar[int] = 0
 
     sums: Sums = dataclasses.field(default_factory=dict)
     examples: int = 0
@@ -106,7 +109,7 @@ class EvalProgram(Program):
         super().__init__(model, pipeline, replica_fn, on_workers=on_workers, is_common=True)
         self.sum_names = list(self.outputs[0].sums)
         self._kept = KeptMetrics(self.trace, self._store, self.spec.eval_metric_ops or {})
-        self.changes_model = self.trace.may_write_in_branches or self._kept.changes_model
+        self.changes_model = self._kept.changes_model or self._may_write([one.sums for one in self.outputs])
         unmerged = ", ".join(map(repr, self._kept.unmerged))
         self.why_one_replica = f"the runner cannot merge the state of metric {unmerged}" if unmerged else None
         if unmerged:

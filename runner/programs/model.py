@@ -27,6 +27,7 @@ from runner.programs.predict import PredictProgram
 from runner.programs.program import ModelToTrace, Program
 from runner.programs.ps_programs import Coordinator, RangeEvaluation, RangeLoop
 from runner.programs.train import TrainProgram
+from runner.programs.train_loop import LoopResult
 from runner.run_config import RunConfig, WarmStart
 from runner.tf_private.replaced import replaced
 from runner.tracing.adapted_layers import ADAPTED
@@ -34,6 +35,7 @@ from runner.tracing.partitioned_variable import assign, restore, update, value_o
 from runner.tracing.random_state import seeded
 from runner.tracing.variable_store import VariableStore
 from runner.tracking.journal import Journal
+from runner.types import StepRequest
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +63,6 @@ class Model:
       journal: receives the times of tracing and restoring.
 
     Attributes:
-      values_of: path of the checkpoint whose values the variables have; None: unknown. Set it to None before changing
-        variables.
       keys: variable name -> its key in that checkpoint, for variables that a Scaffold's saver stores under a key other
         than their name.
       objects: (serialized object graph, variable name -> key in the checkpoint) of a Scaffold's `tf.train.Checkpoint`,
@@ -88,12 +88,20 @@ class Model:
         self._journal = journal
         self._coordinator = Coordinator(strategy) if is_parameter_server(strategy) else None
         self._programs: dict[Any, Any] = {}
-        self.values_of: str | None = None
+        self._values_of: str | None = None
         self.keys: Mapping[str, str] = {}
         self.objects: tuple[bytes, Mapping[str, str]] = b"", {}
         self.shown: Any = None
         self.is_trained = False
         self._aside: _Aside | None = None
+
+    @property
+    def values_of(self) -> str | None:
+        """Path of the checkpoint whose values the variables have; None: unknown.
+
+        It is known from a save or a restore until something is handed out that can write to variables.
+        """
+        return self._values_of
 
     def place(self, *, training: bool) -> WorkerPlace:
         """Return the place of this process among those that take part in a step of training, or else of evaluation."""
@@ -137,8 +145,24 @@ class Model:
             with self._journal.phase("trace"):
                 self._programs[key] = kind(self._to_trace, pipeline, *more)
             if set(self.store.saved) - before:
-                self.values_of = None  # new variables have initial values, not the checkpoint's
+                self._values_of = None  # new variables have initial values, not the checkpoint's
         return self._programs[key]
+
+    def training_loop(self, program: TrainProgram, request: StepRequest, **settings: bool) -> Callable[..., LoopResult]:
+        """Return a loop of training steps, as `TrainProgram.loop` does, for one call: its steps write to the variables.
+
+        It begins with the weights of training, which an evaluation may have replaced.
+        """
+        self.show_weights()
+        self.begin_to_write()
+        return program.loop(request, **settings)
+
+    def part_of_step(self, program: TrainProgram, request: StepRequest) -> Callable[..., LoopResult]:
+        """Return what computes a request of hooks on batches, as `TrainProgram.part` does, for one call: operations
+        among the fetches may write to the variables.
+        """
+        self.begin_to_write()
+        return program.part(request)
 
     def awaiting(self, path: str | None) -> contextlib.AbstractContextManager[None]:
         """Return a context whose programs may leave out initial values, because the checkpoint `path` is restored next.
@@ -179,6 +203,23 @@ class Model:
 
     # --- values -----------------------------------------------------------------------------------------------
 
+    def begin_to_write(self) -> None:
+        """Note that variables are about to change, so that from now on they have the values of no known checkpoint."""
+        self._values_of = None
+
+    def save(self, write: Callable[[Mapping[str, Any]], str], values: Mapping[str, Any] | None = None) -> str:
+        """Let `write` write the values of the variables, by their keys, to a checkpoint, and return its path.
+
+        Until the next step the variables have its values, so that an evaluation need not read it.
+
+        Args:
+          write: writes a checkpoint of the values that it is given, and returns its path.
+          values: what `values_by_key` has just returned; None: it is called.
+        """
+        path = write(self.values_by_key() if values is None else values)
+        self._values_of = path
+        return path
+
     def restore(
         self, path: str, keys: Mapping[str, str] | None = None, *, partly: bool = False, for_a_while: bool = False
     ) -> None:
@@ -202,7 +243,7 @@ class Model:
         keys = {**self.objects[1], **(keys or {})}
         # First: what is compared and set aside below must be the model's own values, not those of an evaluation.
         self.show_weights()
-        if path == self.values_of and keys == self.keys:
+        if path == self._values_of and keys == self.keys:
             return
         with self._journal.phase("restore"):
             reader = Reader(path)
@@ -212,10 +253,10 @@ class Model:
             if partly:
                 new |= {name: None for name in saved if not reader.has(keys_there.get(name, name))}
             check_shapes(reader, {name: one.shape for name, one in saved.items()}, new, keys_there)
-            if path == self.values_of or (for_a_while and self.is_trained):
+            if path == self._values_of or (for_a_while and self.is_trained):
                 self.set_aside()
             # Before the first variable is written: if reading fails halfway, their values are those of no checkpoint.
-            self.values_of = None
+            self.begin_to_write()
             read = {name: reader.entry(keys_there.get(name, name)) for name in saved if name not in new}
             self.read(reader.path, read)
             # None, unless a Scaffold maps a name that the checkpoint has to a key that it lacks.
@@ -223,7 +264,8 @@ class Model:
             self.store.begun_with_zeros.clear()
             self._begin(new, read)  # afterwards, because it may copy values that were read
             self._warn_of_learning_rates(read, path)
-        self.values_of, self.keys = path, keys
+        self._values_of = path
+        self.keys = keys
 
     def begin_with(self, settings: WarmStart) -> warm_start.Loaded:
         """Load the warm start into a new model.
@@ -236,11 +278,13 @@ class Model:
 
     def read(self, path: str, entries: Mapping[str, tuple[str, tf.DType]]) -> None:
         """Load variables from the checkpoint `path`, in parts: name -> (key, dtype) there."""
+        self.begin_to_write()
         with self.store.scope():
             restore(path, {name: self.store.saved[name] for name in entries}, entries.__getitem__)
 
     def update(self, name: str, places: np.ndarray, values: tf.Tensor) -> None:
         """Set slices of a variable, as in `partitioned_variable.update`."""
+        self.begin_to_write()
         update(self.store.saved[name], places, values)
 
     def _begin(self, new: Mapping[str, Any], read: Collection[str]) -> None:
@@ -271,29 +315,36 @@ class Model:
             return False
         if self._aside is None:
             self._aside = _Aside({name: value_of(saved[name]) for name in averages}, checkpoint=None)
-        self.assign({name: value_of(saved[one]) for name, one in averages.items() if one in saved})
+        self._put({name: value_of(saved[one]) for name, one in averages.items() if one in saved})
         with self.store.scope():
             others = {name: saved[name] for name, one in averages.items() if one not in saved}
             restore(reader.path, others, lambda name: reader.entry(averages[name]))
         return True
 
     def set_aside(self, *, in_memory: bool = True) -> None:
-        """Keep the current values of the variables; `show_weights` restores them.
+        """Keep the values of the variables before something writes to them; `show_weights` puts them back.
+
+        Values that are kept already stay the ones to put back.
 
         Args:
           in_memory: False: they are only in a checkpoint, which the next use of the model reads again.
         """
-        if self._aside is None:
-            values, of_path = (self.values(), self.values_of) if in_memory else ({}, None)
-            self._aside = _Aside(values, (self.keys, of_path))
+        if self._aside is not None and self._aside.checkpoint is not None:
+            return
+        # Averages may be in the place of some weights. These are kept already.
+        replaced = {} if self._aside is None else self._aside.values
+        if in_memory:
+            self._aside = _Aside({**self.values(), **replaced}, (self.keys, self._values_of))
+        else:
+            self._aside = _Aside({}, (self.keys, None))
 
     def show_weights(self) -> None:
         """Restore the weights that `show_averages` replaced, or all values that `set_aside` kept."""
         aside, self._aside, self.shown = self._aside, None, None
         if aside is not None:
-            self.assign(aside.values)
+            self._put(aside.values)
             if aside.checkpoint is not None:
-                self.keys, self.values_of = aside.checkpoint
+                self.keys, self._values_of = aside.checkpoint
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Assign values to variables on all replicas.
@@ -301,6 +352,11 @@ class Model:
         Args:
           values: variable name -> value of the variable's shape.
         """
+        self.begin_to_write()
+        self._put(values)
+
+    def _put(self, values: Mapping[str, Any]) -> None:
+        """Assign values, as `assign` does, of which the caller knows whose they are."""
         variables = self.store.saved if values else {}
         with self.store.scope():
             for name, value in values.items():

@@ -49,6 +49,9 @@ class Predicted(NamedTuple):
 class PredictProgram(Program):
     """Prediction by one model_fn on inputs of one structure, traced once.
 
+    Attributes:
+      changes_model: a prediction may write to variables of the model, whose values are to be restored after it.
+
     Args:
       model: the model_fn and its variables.
       pipeline: the input.
@@ -76,6 +79,7 @@ class PredictProgram(Program):
 
         super().__init__(model, pipeline, replica_fn)
         self._predictions = [output.spec.predictions for output in self.outputs]
+        self.changes_model = self._may_write(self._predictions)
         # A partial, not a method; see EvalProgram.
         self._loop = tf.function(functools.partial(self._run_loop), autograph=False)
 

@@ -94,6 +94,11 @@ class Program:
         self.outputs: Sequence[Any] = self.trace.outputs
         self.spec: EstimatorSpec = self.outputs[0].spec
 
+    def _may_write(self, computed: Any) -> bool:
+        """Report whether variables may change when a step of EVAL or PREDICT computes these tensors."""
+        # Writes inside branches, such as those of BatchNorm, cannot be pruned. Others run if these tensors need them.
+        return self.trace.may_write_in_branches or self.trace.changes_variables([computed])
+
     def reset(self) -> None:
         """Reset metrics, and restart random numbers from the seed; called before each evaluation or prediction."""
         self._store.reset_local(self.trace.requested.requests)

@@ -60,7 +60,6 @@ class Uploader:
     Attributes:
       held: names of files that wait for an input state of a worker on another host.
       damaged: names of files of damaged checkpoints, which are not sent.
-      before_each: called before each file is sent.
     """
 
     def __init__(self, folder: Path, lease: Lease) -> None:
@@ -70,7 +69,6 @@ class Uploader:
         self.held = set[str]()
         self.damaged = set[str]()
         self.is_chief = not self._note.worker
-        self.before_each: Callable[[], None] = lambda: None
         self._verified: dict[str, tuple[Any, str | None]] = {}
 
     @property
@@ -83,12 +81,15 @@ class Uploader:
         self._store.fetch(self.folder, but)
         self._note = Note.read(self.folder, self._store.url)
 
-    def send(self) -> bool:
+    def send(self, before_each: Callable[[], None] = lambda: None) -> bool:
         """Send what has changed since the last call, and remove what is gone. Return whether that is all.
 
         The state files are read first, and written last. What they name is then in the folder, and is kept by links
         until it is sent: training may delete a checkpoint meanwhile. Other files may grow meanwhile, and are copied:
         gcsfs 2026.10 cannot send a file of 5 MB that grows.
+
+        Args:
+          before_each: called before each file is sent.
 
         Raises:
           LeaseLostError: another run has taken over.
@@ -119,7 +120,7 @@ class Uploader:
             if name.endswith(".index"):
                 self._delete(name)  # its files are replaced: it is no checkpoint until they are all there
         for name in changed:
-            self.before_each()
+            before_each()
             self._put(name, left[name], states)
         self._existing.check()
         if not waiting:  # the newest checkpoint first
@@ -353,7 +354,7 @@ class Courier:
         answers = [json.loads(data) for _, data in heard.values()]
         same = [answer for answer in answers if all(answer[key] == call[key] for key in ("run", "generation"))]
         if call["phase"] == "gather" and len(same) >= sum(map(len, call["tasks"].values())) - 1:
-            while not self._uploader.send():
+            while not self._uploader.send(self.say):
                 pass
             self._uploader.fetch(self._uploader.held)
         for name, (_, data) in heard.items():
@@ -377,7 +378,7 @@ class Courier:
             elif phase == "gather" and before.number and before.facts.get("folder") != lease.facts.get("folder"):
                 uploader.fetch(None)  # the chief has continued elsewhere, from what the bucket has
             uploader.lease = lease
-            while phase == "gather" and not uploader.send():
+            while phase == "gather" and not uploader.send(self.say):
                 pass
         uploader.lease = before if is_passed else lease
         write_atomically(path, data)
@@ -404,7 +405,6 @@ def follow(folder: Path, lease: Lease, is_last: threading.Event, *, is_alone: bo
 def _follow(uploader: Uploader, is_last: threading.Event, *, is_alone: bool) -> int | None:
     """As in `follow`; None: nothing more may be sent."""
     courier = Courier(uploader)
-    uploader.before_each = courier.say
     is_behind = False
     sends_at = 0.0
     while True:
@@ -441,7 +441,7 @@ def _look(uploader: Uploader, courier: Courier, *, is_due: bool) -> bool:
     if uploader.has_others:
         courier.hear()  # first: what the chief calls may come with another lease
         courier.say()
-    return is_due and uploader.send()
+    return is_due and uploader.send(courier.say)
 
 
 def _secs_between_looks(uploader: Uploader, *, ends: bool) -> float:

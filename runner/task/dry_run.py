@@ -19,9 +19,9 @@ from runner.data.dataset_adapter import tensors
 from runner.data.inputs import InputPipeline, step_devices
 from runner.data.replica_batches import any_rows, num_rows
 from runner.estimator.evaluation import EvalSetup, check_ends
-from runner.estimator.model_summary import print_variables, shape_of
 from runner.estimator.specs import EvalSpec
 from runner.estimator.train_setup import TrainSetup
+from runner.hooks.model_summary import print_variables, shape_of
 from runner.programs.model import Model
 from runner.programs.train_loop import Steps
 from runner.run_config import RunConfig
@@ -61,7 +61,10 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
     if job.receiver_fn is not None:
         job.estimator.prepare_prediction(lambda: training.input.pipeline.given.map(lambda features, *_: features))
     answer = {"run": _print_run(config, training, evaluations), **_print_inputs(config, training, evaluations)}
-    answer |= {"variables": print_variables(training, sys.stdout), "outputs": _print_outputs(training, evaluations)}
+    answer |= {
+        "variables": print_variables(training.model.store, training.program.trace, sys.stdout),
+        "outputs": _print_outputs(training, evaluations),
+    }
     is_divided = training.model.store.num_replicas > 1 and training.input.pipeline.global_batch_size is not None
     if is_divided and evaluations:
         _try_in_halves(job, training.input.pipeline)

@@ -16,8 +16,9 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,6 +43,8 @@ from runner.tracking.artifacts import Artifacts, keeping
 from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal, journal_path
 from runner.tracking.run_lock import only_task_in
+
+BuildStop = Callable[[Journal], StopRequest]
 
 
 def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
@@ -72,12 +75,14 @@ def _start(config: Config, config_file: Path, started: float, *, inline: bool) -
     if inline:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
         saves = "saving a checkpoint" if config.command in TRAINING_COMMANDS else "nothing is saved"
-        stop = StopRequest(
-            (signal.SIGTERM, signal.SIGINT, *NOTICES), f"\nStopping: {saves}. Press Ctrl-C again to quit immediately.\n"
+        build_stop: BuildStop = partial(
+            StopRequest,
+            signals=(signal.SIGTERM, signal.SIGINT, *NOTICES),
+            answer=f"\nStopping: {saves}. Press Ctrl-C again to quit immediately.\n",
         )
         # A live line and a debugger's prompt would disturb each other.
         mode = "plain" if config.run.progress == "auto" else config.run.progress
-        return _run(config, ALONE, stop, mode, started, config_file.parent, goes_on=True)
+        return _run(config, ALONE, build_stop, mode, started, config_file.parent, goes_on=True)
     if not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = refuse_breakpoint
     watchdog = end_with_parent(os.environ)  # must be first, because it forks
@@ -96,32 +101,34 @@ def _start(config: Config, config_file: Path, started: float, *, inline: bool) -
         except ConfigError as error:  # another process uses the folder, and its journal
             report_error(error, NullJournal(), {}, set())
             return USER_ERROR
-        stop = ForwardedStop(heartbeat) if cluster.is_server else StopRequest()
-        stop.note_work = watchdog.note_work
-        if cluster.is_server:  # the coordinator needs this server to save
-            watchdog.note_work()
-        return _run(config, cluster, stop, progress_mode, started, config_file.parent)
+        if cluster.is_server:
+            watchdog.note_work()  # the coordinator needs this server to save
+            build_stop = partial(ForwardedStop, heartbeat=heartbeat)
+        else:
+            build_stop = partial(StopRequest, note_work=watchdog.note_work)
+        return _run(config, cluster, build_stop, progress_mode, started, config_file.parent)
 
 
 def _run(
-    config: Config, cluster: Cluster, stop: StopRequest, progress_mode: str, started: float, scratch: Path, *,
+    config: Config, cluster: Cluster, build_stop: BuildStop, progress_mode: str, started: float, scratch: Path, *,
     goes_on: bool = False,
 ) -> int:  # fmt: skip
     """Run the command, note in the journal how it ended, and return the exit code.
 
     Args:
+      build_stop: makes the handler of requests to stop, which notes them in the journal.
       scratch: the folder for the journal of a command that leaves no record, which has only its result or error.
       goes_on: this process does something else afterwards, and needs its signal handlers back.
     """
     assert config.model_dir is not None
     recorded = config.command not in UNRECORDED_COMMANDS
     path = journal_path(Path(config.model_dir) if recorded else scratch, cluster.role, cluster.task_index)
-    journal = Journal(path) if recorded else NullJournal()
     progress = console.build_progress(progress_mode)
+    journal = Journal(path, show_phase=progress.phase) if recorded else NullJournal(progress.phase)
+    stop = build_stop(journal)
     folder = HeldFolder(config.model_dir) if recorded else None
     mlflow_env = {name: os.environ.get(name) for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")}
     try:
-        stop.journal = journal
         stop.install()
         kept = Artifacts(
             Path(config.model_dir), journal, cluster.is_chief or cluster.is_evaluator, config.tracking.takes_files
@@ -133,7 +140,6 @@ def _run(
             journal.event("started", pid=os.getpid(), command=config.command)
             user_mlflow.watch_import(config, cluster, journal)
             commands = _import_commands(config, journal)
-            journal.show_phase = progress.phase
             result = commands.run(config, commands.TaskContext(journal, progress, stop, started, cluster))
             journal = journal if recorded else Journal(path)  # its supervisor hands the result on
             journal.event("result", **result)
@@ -185,15 +191,17 @@ def _cause_of(error: Exception, folder: HeldFolder) -> Exception:
 
 def _import_commands(config: Config, journal: Journal) -> Any:
     """Import TensorFlow, and with it `runner.task.commands`."""
+    started = time.perf_counter()
     try:
-        with journal.phase("import"), quiet_import(os.environ), gc_pause.not_searched():
+        with quiet_import(os.environ), gc_pause.not_searched():
             from runner.task import commands
 
             if config.model.classic is True:  # before the user's modules
                 importlib.import_module("runner.classic")
                 importlib.import_module("runner.classic.compat.tf1_imports").watch_imports()
-    finally:  # from here on this process prints messages
-        take_terminal(os.environ)
+    finally:
+        journal.took("import", time.perf_counter() - started)  # the supervisor shows this phase
+        take_terminal(os.environ)  # from here on this process prints messages
     return commands
 
 

@@ -24,24 +24,30 @@ class StopRequest(Hook):
     anything before the first batch.
 
     Args:
+      journal: records that this process, and not another one, was asked to stop.
       signals: the signals that request a stop. After the first of them, Ctrl-C has its usual effect.
       answer: text that is printed on stderr at the first request while batches run.
+      note_work: called when there is something to save.
 
     Attributes:
-      note_work: called when there is something to save.
       was_heeded: because of a request, some work was left undone.
-      journal: records that this process, and not another one, was asked to stop.
     """
 
-    journal: Journal = NullJournal()
-
-    def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGTERM, *NOTICES), answer: str = "") -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        signals: Sequence[signal.Signals] = (signal.SIGTERM, *NOTICES),
+        answer: str = "",
+        note_work: Callable[[], None] = lambda: None,
+    ) -> None:
         self.was_heeded = False
-        self._signals, self._answer = signals, answer
+        self._journal = journal
+        self._signals = signals
+        self._answer = answer
+        self._note_work = note_work
         self._came = self._because = ""
         self._is_under_way = False
         self._before: dict[signal.Signals, Any] = {}
-        self.note_work: Callable[[], None] = lambda: None
 
     def install(self) -> None:
         """Install the signal handlers. Call it again after the strategy is built, because TensorFlow may install its
@@ -71,7 +77,7 @@ class StopRequest(Hook):
 
     def begin(self, run: Run) -> None:
         self._is_under_way = True
-        self.note_work()
+        self._note_work()
 
     def after_step(self, run: Run, result: StepResult) -> None:
         self._heed(run)
@@ -86,8 +92,8 @@ class StopRequest(Hook):
     def note(self) -> None:
         """Note a request in the journal, once."""
         if self._came:
-            self.journal.event("asked_to_stop", signal=self._came)
-            self.journal = NullJournal()
+            self._journal.event("asked_to_stop", signal=self._came)
+            self._journal = NullJournal()
 
     def _heed(self, run: Run) -> None:
         if self._came:
@@ -110,8 +116,8 @@ class ForwardedStop(StopRequest):
     The supervisor lets the coordinator save and end, and then ends the server.
     """
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
-        super().__init__()
+    def __init__(self, journal: Journal, heartbeat: Heartbeat) -> None:
+        super().__init__(journal)
         self._heartbeat = heartbeat
 
     def _note(self, number: int, frame: FrameType | None) -> None:

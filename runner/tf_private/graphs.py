@@ -485,8 +485,13 @@ def object_graph_of(root: Any, name_of: Callable[[Any], str | None]) -> tuple[by
 
 
 def is_assignment(kind: str) -> bool:
-    """Report whether operations of this type are an `assign` or a `scatter_*`; the updates of optimizers are not."""
-    return (kind.startswith("Assign") and kind.endswith("VariableOp")) or kind.startswith("ResourceScatter")
+    """Report whether operations of this type are an `assign`, of a slice too, or a `scatter_*`; the updates of
+    optimizers are not.
+    """
+    is_assign = kind.startswith("Assign") and kind.endswith("VariableOp")
+    return (
+        is_assign or kind.startswith("ResourceScatter") or kind in ("ResourceStridedSliceAssign", "ResourceCountUpTo")
+    )
 
 
 def is_optimizer_update(kind: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.distribute.gradient_calls import writes_in
 from runner.tf_private.random_ops import KERNEL_RANDOM
 from runner.tf_private.variables import copies_of
 
@@ -76,9 +77,8 @@ def captured(graph: Any, variables: Iterable[Any], replica: int | None = None) -
 
 def may_write(graph: Any, variables: Iterable[Any], elements: Iterable[Any]) -> bool:
     """Report whether an operation that `elements` need writes to one of `variables`, or may do so in a branch."""
-    names = captured(graph, variables)
     running = needed(graph, operations(elements))
-    return any(changes_state(one) and any(tensor.name in names for tensor in one.inputs) for one in running)
+    return any(writes_in(running, captured(graph, variables)))
 
 
 def program_order(graph: Any, running: Iterable[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:

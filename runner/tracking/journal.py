@@ -36,6 +36,8 @@ ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 
 
+ShowPhase = Callable[[str], contextlib.AbstractContextManager[Any]]
+
 BLOCK_BYTES = 1_000_000
 """Number of bytes of a journal that are read at once."""
 
@@ -45,16 +47,24 @@ class Journal:
 
     It may be called from several threads of the process that owns the file; phases only from its main thread.
 
+    Args:
+      path: the file.
+      clock, timer: return seconds since the epoch, and of a clock that is never set.
+      show_phase: makes a context that shows a phase, by its name, to the user.
+
     Attributes:
       phases: name -> seconds so far, in this process.
-      show_phase: makes a context that shows the phase to the user.
     """
 
     def __init__(
-        self, path: str | Path, clock: Callable[[], float] = time.time, timer: Callable[[], float] = time.perf_counter
+        self,
+        path: str | Path,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
+        show_phase: ShowPhase = contextlib.nullcontext,
     ) -> None:
         self.phases: dict[str, float] = {}
-        self.show_phase: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self._show_phase = show_phase
         self._clock, self._timer = clock, timer
         self._inner_secs = 0.0
         self._lock = threading.Lock()
@@ -86,7 +96,7 @@ class Journal:
         outer, self._inner_secs = self._inner_secs, 0.0
         started = self._timer()
         try:
-            with self.show_phase(name):
+            with self._show_phase(name):
                 yield
         finally:
             secs = self._timer() - started
@@ -143,8 +153,9 @@ _PLAIN = json.JSONEncoder(allow_nan=False)
 class NullJournal(Journal):
     """Writes nothing."""
 
-    def __init__(self) -> None:
-        self.phases, self.show_phase = {}, contextlib.nullcontext
+    def __init__(self, show_phase: ShowPhase = contextlib.nullcontext) -> None:
+        self.phases = {}
+        self._show_phase = show_phase
         self._timer, self._inner_secs = time.perf_counter, 0.0
 
     def metrics_of_steps(self, points: Iterable[tuple[int, Mapping[str, float]]]) -> None: ...

@@ -319,7 +319,7 @@ def test_an_evaluator_of_which_the_others_do_not_know_is_refused(
 ) -> None:
     train(tmp_path / "run", 1)
     config = parsing.parse(composed(overrides(tmp_path, changes)))
-    around = TaskContext(NullJournal(), Progress(), StopRequest(()), 0.0, PLACE)
+    around = TaskContext(NullJournal(), Progress(), StopRequest(NullJournal(), ()), 0.0, PLACE)
     with messages.raised(ConfigError):
         commands.run(config, around)
 

@@ -287,6 +287,23 @@ def running_max(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return spec_of(mode, loss, train, largest.assign(tf.maximum(largest, tf.reduce_max(tf.abs(features), 0))))
 
 
+def bank_of_rows(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """A memory of the last rows, written by slices, of which each replica has its own."""
+    bank = variable("bank", [BATCH_SIZE, 4], 1.0, trainable=False)
+    loss = tf.reduce_mean(tf.square(linear(features * tf.reduce_mean(bank, 0)) - labels))
+    train = v1.train.AdamOptimizer(0.05).minimize(loss)
+    return spec_of(mode, loss, train, bank[0].assign(features[-1]))
+
+
+def bank_of_all_rows(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """As bank_of_rows, of the global batch; its first row counts the steps."""
+    bank = variable("bank", [BATCH_SIZE + 1, 4], 1.0, trainable=False)
+    loss = tf.reduce_mean(tf.square(linear(features * tf.reduce_mean(bank[1:], 0)) - labels))
+    train = v1.train.AdamOptimizer(0.05).minimize(loss)
+    rows = runner.all_gather(features)
+    return spec_of(mode, loss, train, bank[0].assign(bank[0] + 1.0), bank[1 : 1 + tf.shape(rows)[0]].assign(rows))
+
+
 def clipped(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     loss = tf.reduce_mean(tf.square(linear(features) - labels))
     weights = v1.trainable_variables()
@@ -338,14 +355,16 @@ def greatest_of_all(features: Any, labels: Any, mode: str) -> EstimatorSpec:
 EQUAL = (
     bert, lamb, lookahead, accumulation, k_means, word2vec, ema, spectral_norm, target_network, gradient_penalty,
     vq_vae, counter, counter_with_sum, mean_with_mean, clipped, by_tape, in_batch_negatives, in_batch_negatives_native,
-    greatest_of_all,
+    greatest_of_all, bank_of_all_rows,
 )  # fmt: skip
 """Their numbers are those of one device."""
 
-REFUSED = {center_loss: "centers", stateful_lstm: "state", running_max: "largest"}
+REFUSED = {center_loss: "centers", stateful_lstm: "state", running_max: "largest", bank_of_rows: "bank"}
 """Program -> the variable that the refusal names."""
 
-FIRST = (bert, accumulation, ema, vq_vae, counter_with_sum, mean_with_mean, in_batch_negatives, by_tape)
+FIRST = (
+    bert, accumulation, ema, vq_vae, counter_with_sum, mean_with_mean, in_batch_negatives, by_tape, bank_of_all_rows,
+)  # fmt: skip
 """Of these, those that show most."""
 
 OF_WORKERS = (bert, accumulation, vq_vae, in_batch_negatives)

@@ -261,7 +261,7 @@ def test_a_server_that_is_asked_to_stop_hands_it_on() -> None:
     """It holds what the coordinator has to save."""
     read_end, write_end = os.pipe()
     pulse = HeartbeatMonitor(read_end)
-    stop = main.ForwardedStop(Heartbeat({HEARTBEAT: str(write_end)}))
+    stop = main.ForwardedStop(NullJournal(), Heartbeat({HEARTBEAT: str(write_end)}))
     stop.install()
     try:
         os.kill(os.getpid(), signal.SIGTERM)

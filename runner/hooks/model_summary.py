@@ -9,45 +9,48 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from runner.estimator.train_setup import TrainSetup
 from runner.hooks.hook import Hook, Run
 from runner.system.console import format_bytes, print_table
 from runner.system.files import MODEL_SUMMARY_FILE
 from runner.tracing.partitioned_variable import part_name
+from runner.tracing.trace import Trace
 from runner.tracing.variable_request import VariableSpec
+from runner.tracing.variable_store import VariableStore
 
 MAX_ROWS = 40
 """Largest number of rows of a table on the screen; one more line sums up the other rows."""
 
 
 class ModelSummary(Hook):
-    """Writes `model_summary.txt` before the first step."""
+    """Writes `model_summary.txt` before the first step. Args: as of `print_variables`."""
 
-    def __init__(self, setup: TrainSetup) -> None:
-        self._setup = setup
+    def __init__(self, store: VariableStore, trace: Trace) -> None:
+        self._store = store
+        self._trace = trace
 
     def begin(self, run: Run) -> None:
         stream = io.StringIO()
-        print_variables(self._setup, stream, max_rows=None)
+        print_variables(self._store, self._trace, stream, max_rows=None)
         os.makedirs(run.model_dir, exist_ok=True)
         Path(run.model_dir, MODEL_SUMMARY_FILE).write_text(stream.getvalue().lstrip("\n"), encoding="utf-8")
 
 
-def print_variables(setup: TrainSetup, stream: IO[str], max_rows: int | None = MAX_ROWS) -> Any:
+def print_variables(store: VariableStore, trace: Trace, stream: IO[str], max_rows: int | None = MAX_ROWS) -> Any:
     """Print a table of the variables with their total; if that table is cut, also print a table of the layers.
 
     Args:
-      setup: the training setup, which has the variables.
+      store: the variables.
+      trace: the trace of model_fn in TRAIN.
       stream: where to print.
       max_rows: largest number of rows of each table; None: all variables and all layers.
 
     Returns:
       The table of all variables for `run.output=json`.
     """
-    trainable = setup.program.trace.requested.trainable
+    trainable = trace.requested.trainable
     variables = [
         dataclasses.replace(one, trainable=name in trainable or part_name(name, 0) in trainable)
-        for name, one in setup.model.store.saved_specs.items()
+        for name, one in store.saved_specs.items()
     ]
     rows = [[one.name, one.shape.as_list(), one.dtype.name, bool(one.trainable), _values(one)] for one in variables]
     print(file=stream)
