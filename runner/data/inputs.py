@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,12 +23,12 @@ from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.data.shared_stream import NOT_SHARED, SharedStream, Stream
 from runner.distribute.collectives import Collectives
+from runner.model_fn import user_code
 from runner.run_config import RunConfig
 from runner.system.console import counted
 from runner.system.user_frames import name_of
 from runner.tf_private import datasets
 from runner.tracing.random_state import seeded
-from runner.tracking.exit_codes import comes_from_input, user_code
 from runner.types import copied_params
 
 __all__ = ["Input", "InputContext", "InputPipeline", "build_input_pipeline"]
@@ -238,13 +239,13 @@ class InputPipeline:
                 OPEN.leave_files()
                 error.add_note(_LOCKED)
             texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
-            if comes_from_input(error):
+            if _comes_from_input(error):
                 error.add_note(f"while reading the data of {self.name}")
             elif texts and isinstance(error, tf.errors.UnimplementedError):  # a cast of strings to numbers, or the like
                 error.add_note(f"{self.name} returns strings as {', '.join(texts)}")
             else:
                 raise
-            with user_code(None if comes_from_input(error) else self.model_fn):
+            with user_code(None if _comes_from_input(error) else self.model_fn):
                 raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
@@ -259,6 +260,11 @@ class InputPipeline:
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
         return math.ceil((cardinality - elements) / self.division.elements_per_step)
+
+
+def _comes_from_input(error: Exception) -> bool:
+    """Report whether an operation of the input's dataset failed while a step read it."""
+    return re.search(r"IteratorGetNext|Iterator::", str(error)) is not None
 
 
 def check_examples(pipeline: InputPipeline, num_steps: int, examples: int, *, are_first: bool) -> None:

@@ -54,12 +54,12 @@ from runner.distribute import cluster_resolver, managed_jobs
 from runner.launch import secret_keys
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.redaction import SecretList, also_hide, extend_secrets, mask_text, secrets_of_overrides
 from runner.system.secret_names import LIST
 from runner.system.standard_streams import FULL_ERROR, one_object, say
 from runner.system.start_status import START_STATUS
 from runner.system.urls import is_url
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 
 if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
