@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from runner.config.help import answer
+from runner.system.exit_codes import USER_ERROR
 from runner.system.standard_streams import keep_saying, say
 from runner.system.start_status import START_STATUS, is_for
-from runner.tracking.exit_codes import USER_ERROR
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ import tensorflow as tf
 from runner import keras_model
 from runner.config.error_messages import did_you_mean
 from runner.model_log import logging_to
+from runner.system.exit_codes import BY_USER
 from runner.system.user_frames import Frame, failed_expression, name_of, user_frames, without_partials
 from runner.tf_private.feature_columns import naming_repeated_tokens
-from runner.tracking.exit_codes import user_code
 from runner.types import WeightedLabels, copied_params
 
 _ACCEPTED = ("features", "labels", "mode", "params", "config", "sample_weight")
@@ -100,6 +100,20 @@ class EstimatorSpec:
         if changes.get("mode", self.mode) != self.mode:
             raise ValueError(f"EstimatorSpec._replace(mode={changes['mode']!r}): the mode of a spec may not change.")
         return dataclasses.replace(self, **changes)
+
+
+@contextlib.contextmanager
+def user_code(function: Any = None) -> Iterator[None]:
+    """Mark errors raised inside this context as the user's mistakes: exit code 2.
+
+    Args:
+      function: the user's function that is called, or whose result is used; None: not known.
+    """
+    try:
+        yield
+    except Exception as error:
+        setattr(error, BY_USER, function)
+        raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,9 @@ Features = Any
 Labels = Any
 """Like Features; None if the input has no labels."""
 
+ONLY_KEY = "predictions"
+"""The name of predictions that are not a dict, in files and in predict.keys."""
+
 
 class WeightedLabels(NamedTuple):
     """The labels of an input function that yields (features, labels, sample_weight), until model_fn is called.

@@ -12,8 +12,8 @@ import sys
 import types
 from collections.abc import Sequence
 
+from runner.system.exit_codes import FINISHED
 from runner.system.standard_streams import hidden_stderr
-from runner.tracking.exit_codes import FINISHED
 
 _USAGE = """python -m runner.classic check [--json] PATH ...
        python -m runner.classic [OPTION ...] SCRIPT [ARGUMENT ...]

@@ -587,63 +587,112 @@ def mistake_in(error: Exception, argv: Sequence[str]) -> Exception:
       error: the error.
       argv: the words of the command line.
     """
-    cause = error.__cause__
     if isinstance(error, ConfigError):
         return error
+    return _in_words_and_files(error, argv) or _in_values(_innermost(error), argv)
+
+
+def _in_words_and_files(error: Exception, argv: Sequence[str]) -> ConfigError | None:
+    """Return the mistake in a word or a file that Hydra could not read; None if it has read all of them."""
     if isinstance(error, HydraException):
-        in_defaults = _in_defaults(f"{error}\n{cause}", argv)
+        in_defaults = _in_defaults(f"{error}\n{error.__cause__}", argv)
         if in_defaults:
             return Malformed(in_defaults)
     if isinstance(error, MissingConfigException):
         return NotFound(_missing_option(error))
     if isinstance(error, OverrideParseException):
-        return Malformed(_unreadable(str(error.override), error.message.splitlines()[0], argv))
+        reason = error.message.splitlines()[0]
+        return Malformed(_unreadable(str(error.override), reason, argv))
     if isinstance(error, MarkedYAMLError):
         return _in_yaml(error)
-    if str(error).startswith("In '") and isinstance(error.__context__, OmegaConfBaseException):
-        return _in_a_file(str(error).split("'")[1], error.__context__, argv)
-    if isinstance(error, ConfigCompositionException):
-        while isinstance(cause, ConfigCompositionException):  # Hydra wraps its own error
-            error, cause = cause, cause.__cause__
-        key = str(error).partition("Could not override '")[2].partition("'")[0]
-        is_unknown = True
-        if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-            key = str(cause.full_key)
-        elif isinstance(cause, ValidationError) and cause.full_key:
-            key, is_unknown = str(cause.full_key), False
-        if key:
-            typed = _values_typed(argv, key)
-            # If the key is given twice, find the value that the error is about: Hydra sets the values in order.
-            blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
-            value = next(iter(blamed or typed), None)
-            if not is_unknown and value is not None:
-                return wrong_type(key, value)
-            if not is_unknown:
-                return misfit_typed(argv) or wrong_type(key, value)
-            below = [word.lstrip("+") for word in argv if value is None and word.lstrip("+").startswith(f"{key}.")]
-            return unknown_key(key, value, next(iter(below), ""))
-    if str(error).startswith("BasicSweeper does not support sweep type"):
+    names_file = str(error).startswith("In '")
+    if names_file and isinstance(error.__context__, OmegaConfBaseException):
+        file = str(error).split("'")[1]
+        return _in_a_file(file, error.__context__, argv)
+    return None
+
+
+def _innermost(error: Exception) -> Exception:
+    """Return the first of the errors about a composition that Hydra has wrapped in one another, or another error."""
+    while isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, ConfigCompositionException):
+        error = error.__cause__
+    return error
+
+
+def _in_values(error: Exception, argv: Sequence[str]) -> ConfigError:
+    """Return the mistake in a value that Hydra has read and cannot use; in Hydra's words if they are not known here."""
+    cause = error.__cause__
+    said = str(error)
+    is_of_composition = isinstance(error, ConfigCompositionException)
+    if is_of_composition:
+        at_key = _at_key(said, cause, argv)
+        if at_key is not None:
+            return at_key
+    if said.startswith("BasicSweeper does not support sweep type"):
         return NotAllowed(
             "interval(...) in a sweep: Hydra's own sweeper needs a list of values. Add hydra/sweeper=optuna, or write "
             "a list of values."
         )
-    if str(error).startswith("Ambiguous value for argument '"):
-        override = str(error).partition("'")[2].partition("'")[0]
-        advice = ". Add --multirun to try each of them, or write a list as [1,2]."
-        if {"-m", "--multirun"} & {*argv}:
-            advice = ", and what is printed is one config. Give it one value."
-        return NotAllowed(f"{override} has several values{advice}")
+    if said.startswith("Ambiguous value for argument '"):
+        return _with_several_values(said, argv)
     if "does not support deletion" in str(cause):
-        key = str(error).partition("~")[2]
+        key = said.partition("~")[2]
         return NotAllowed(f"~{key}: {key} cannot be deleted. Use {key}=null to unset it.")
     if isinstance(error, InterpolationResolutionError):
         return _unresolved(error, argv)
-    if isinstance(error, ConfigCompositionException) and isinstance(cause, OmegaConfBaseException):
+    if is_of_composition and isinstance(cause, OmegaConfBaseException):
         return misfit_typed(argv) or ConfigError(f"{error} ({_first_line(cause)})")
     if isinstance(error, OmegaConfBaseException):
-        return ConfigError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}")
+        key = error.full_key or "config"
+        return ConfigError(f"{key}: {said.splitlines()[0]}")
     hint = "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace."
-    return ConfigError((str(error) or str(cause)).strip().replace(hint, ""))
+    words = said or str(cause)
+    return ConfigError(words.strip().replace(hint, ""))
+
+
+def _at_key(said: str, cause: BaseException | None, argv: Sequence[str]) -> ConfigError | None:
+    """Return the mistake in the value of a key that Hydra could not set: the schema has no such key, or the value has
+    another type.
+
+    Args:
+      said: Hydra's message.
+      cause: what OmegaConf said of it.
+      argv: the words of the command line.
+
+    Returns:
+      The mistake; None if neither message names a key.
+    """
+    key = said.partition("Could not override '")[2].partition("'")[0]
+    is_misfit = False
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        key = str(cause.full_key)
+    elif isinstance(cause, ValidationError) and cause.full_key:
+        key = str(cause.full_key)
+        is_misfit = True
+    if not key:
+        return None
+    typed = _values_typed(argv, key)
+    # If the key is given twice, find the value that the error is about: Hydra sets the values in order.
+    blamed = [value for value in typed if f"'{_unquoted(value)}'" in str(cause)]
+    value = next(iter(blamed or typed), None)
+    if is_misfit and value is None:
+        return misfit_typed(argv) or wrong_type(key, value)
+    if is_misfit:
+        return wrong_type(key, value)
+    if value is not None:
+        return unknown_key(key, value)
+    words = [word.lstrip("+") for word in argv]
+    below = [word for word in words if word.startswith(f"{key}.")]
+    return unknown_key(key, None, next(iter(below), ""))
+
+
+def _with_several_values(said: str, argv: Sequence[str]) -> ConfigError:
+    """Return the mistake in a word with several values where one is expected, from Hydra's message."""
+    override = said.partition("'")[2].partition("'")[0]
+    advice = ". Add --multirun to try each of them, or write a list as [1,2]."
+    if {"-m", "--multirun"} & {*argv}:
+        advice = ", and what is printed is one config. Give it one value."
+    return NotAllowed(f"{override} has several values{advice}")
 
 
 def _in_defaults(said: str, argv: Sequence[str]) -> str | None:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,12 +23,12 @@ from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.data.shared_stream import NOT_SHARED, SharedStream, Stream
 from runner.distribute.collectives import Collectives
+from runner.model_fn import user_code
 from runner.run_config import RunConfig
 from runner.system.console import counted
 from runner.system.user_frames import name_of
 from runner.tf_private import datasets
 from runner.tracing.random_state import seeded
-from runner.tracking.exit_codes import comes_from_input, user_code
 from runner.types import copied_params
 
 __all__ = ["Input", "InputContext", "InputPipeline", "build_input_pipeline"]
@@ -238,13 +239,13 @@ class InputPipeline:
                 OPEN.leave_files()
                 error.add_note(_LOCKED)
             texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
-            if comes_from_input(error):
+            if _comes_from_input(error):
                 error.add_note(f"while reading the data of {self.name}")
             elif texts and isinstance(error, tf.errors.UnimplementedError):  # a cast of strings to numbers, or the like
                 error.add_note(f"{self.name} returns strings as {', '.join(texts)}")
             else:
                 raise
-            with user_code(None if comes_from_input(error) else self.model_fn):
+            with user_code(None if _comes_from_input(error) else self.model_fn):
                 raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
@@ -259,6 +260,11 @@ class InputPipeline:
         if cardinality == tf.data.INFINITE_CARDINALITY:
             return math.inf
         return math.ceil((cardinality - elements) / self.division.elements_per_step)
+
+
+def _comes_from_input(error: Exception) -> bool:
+    """Report whether an operation of the input's dataset failed while a step read it."""
+    return re.search(r"IteratorGetNext|Iterator::", str(error)) is not None
 
 
 def check_examples(pipeline: InputPipeline, num_steps: int, examples: int, *, are_first: bool) -> None:
@@ -362,35 +368,16 @@ def build_input_pipeline(
         alike = {"params": params, "config": config, "num_epochs": num_epochs, "as_in_session": as_in_session}
         of_one = functools.partial(build_input_pipeline, mode=mode, **alike)
         return _of_servers(source, place, of_one, seed=0 if config is None else config.seed)
-    num_micro_batches = config.gradient_accumulation if config is not None and mode == "train" else 1
+    is_training = mode == "train"
+    num_micro_batches = 1
+    if is_training and config is not None:
+        num_micro_batches = config.gradient_accumulation
     _check_batch_size(source, mode, place, num_micro_batches)
+    call = _InputCall(source, mode, params, config, num_epochs, as_in_session)
+    service = source.service if is_training else None
+    sharded = _sharded(call, place, service)
+    given = sharded.dataset
     name = name_of(source.fn)
-
-    def build(plan: Plan) -> tf.data.Dataset:
-        result = _call(source, plan, mode, params, config, num_epochs, as_in_session)
-        dataset = _passes(as_dataset(result, name, endless=mode == "train" or as_in_session), source.fn, num_epochs)
-        if source.options is not None:
-            dataset = dataset.with_options(source.options)
-        if source.batch_size is not None:
-            # Only TRAIN depends on the batch size: evaluation counts batches of any size exactly.
-            setting, expected = f"{_BLOCKS[mode]}.batch_size={source.batch_size}", plan.batch_size
-            is_dataset = isinstance(result, tf.data.Dataset)
-            check_batches(
-                dataset.element_spec, name, setting, expected if mode == "train" else None, is_dataset=is_dataset
-            )
-        return dataset
-
-    service = source.service if mode == "train" else None
-    if service is not None:
-        sharded: ShardedInput | None = sharding.of_service(service, source.batch_size, place, build)
-    else:
-        sharded = sharding.choose(source.shard, source.batch_size, place, build, training=mode == "train")
-    if sharded is None:
-        raise ValueError(
-            f"{_BLOCKS[mode]}.shard=input_fn: {name} must divide the data, but it reads neither "
-            "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
-        )
-    given, division = sharded.dataset, sharded.division
     # This worker reads its data independently of the others; else all read the same elements in the same order.
     is_own = sharded.shard != "examples" and place.num_workers > 1
     stream: Stream = NOT_SHARED
@@ -398,37 +385,9 @@ def build_input_pipeline(
         stream = _shared(given, name, mode, place)
     if source.first_batch_only:
         # Cached, so that a shuffle does not give another batch in each pass.
-        given = given.take(division.elements_per_step).cache().repeat()
-    dataset = given
-    # Only synchronous training needs a division common to all workers: evaluation adds up the workers' counts at its
-    # end, and the workers of a parameter server cluster step independently.
-    if is_own and mode == "train" and place.collectives.num_workers > 1:
-        dataset, division = sharding.train_division(sharded, given, place)
-    elif place.num_workers > 1:
-        if source.options is not None and source.options.deterministic is False and place.worker_index == 0:
-            _log.warning(
-                "%s.options.deterministic=false has no effect: all workers read the same batches and each takes its "
-                "part, so the order must be the same.",
-                _BLOCKS[mode],
-            )
-        options = tf.data.Options()
-        options.deterministic = True  # each element must be the same on all workers
-        dataset = given.with_options(options)
-    max_steps = math.inf
-    if isinstance(division, RoundRobin):
-        if math.isfinite(num_batches):
-            of_all = int(num_batches) * (1 if source.batch_size is not None else place.total)
-            # Before `own`: this counts the batches of the whole input. Not if `max_steps` is enough: a session hook may
-            # take batches that are no steps.
-            if division.elements_per_step > 1:
-                dataset = dataset.take(division.share(of_all) if is_own else of_all)
-            max_steps = math.ceil(division.share(of_all) / place.num_replicas)
-        dataset = dataset if is_own else division.own(dataset, stream)
-        if mode == "infer" and datasets.may_change_meanwhile(dataset):
-            # The next batch may wait for the predictions of this one, so a step must not read several.
-            division = RoundRobin(0, 1, 1)
-        division = dataclasses.replace(division, endless=int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY)
-    return InputPipeline(
+        given = given.take(sharded.division.elements_per_step).cache().repeat()
+    dataset, division = _divided(call, sharded, given, place)
+    pipeline = InputPipeline(
         dataset,
         place.num_replicas,
         source.batch_size,
@@ -443,12 +402,100 @@ def build_input_pipeline(
         is_chief=place.worker_index == 0,
         num_pipelines=place.num_workers if is_own else 1,
         pipeline_index=place.worker_index if is_own else 0,
-        max_steps=max_steps,
         service=service,
-        prefetch=_device_prefetch(source.prefetch_to_device, place, config) if mode == "train" else None,
         input=input,
         stream=stream,
     )
+    if isinstance(division, RoundRobin):
+        pipeline = _dealt(pipeline, division, mode, place, num_batches)
+    if not is_training:
+        return pipeline
+    prefetch = _device_prefetch(source.prefetch_to_device, place, config)
+    return dataclasses.replace(pipeline, prefetch=prefetch)
+
+
+def _sharded(call: _InputCall, place: WorkerPlace, service: DataService | None) -> ShardedInput:
+    """Return this worker's part of the data.
+
+    Args:
+      call: calls the input function.
+      place: this process among the workers.
+      service: the tf.data service that computes the data; None: this process does.
+
+    Raises:
+      ValueError: the function was to divide the data, and did not.
+    """
+    source = call.source
+    if service is not None:
+        return sharding.of_service(service, source.batch_size, place, call.dataset)
+    is_training = call.mode == "train"
+    sharded = sharding.choose(source.shard, source.batch_size, place, call.dataset, training=is_training)
+    if sharded is None:
+        raise ValueError(
+            f"{_BLOCKS[call.mode]}.shard=input_fn: {name_of(source.fn)} must divide the data, but it reads neither "
+            "input_context.input_pipeline_id nor num_input_pipelines. Read them, or use shard=examples."
+        )
+    return sharded
+
+
+def _divided(
+    call: _InputCall, sharded: ShardedInput, given: tf.data.Dataset, place: WorkerPlace
+) -> tuple[tf.data.Dataset, Division]:
+    """Return the dataset that this worker reads of `given`, the dataset of `sharded` or its first batch forever, and
+    how a step divides it.
+    """
+    if place.num_workers == 1:
+        return given, sharded.division
+    # Only synchronous training needs a division common to all workers: evaluation adds up the workers' counts at its
+    # end, and the workers of a parameter server cluster step independently.
+    are_synchronous = call.mode == "train" and place.collectives.num_workers > 1
+    if are_synchronous and sharded.shard != "examples":
+        return sharding.train_division(sharded, given, place)
+    chosen = call.source.options
+    if chosen is not None and chosen.deterministic is False and place.worker_index == 0:
+        _log.warning(
+            "%s.options.deterministic=false has no effect: all workers read the same batches and each takes its "
+            "part, so the order must be the same.",
+            _BLOCKS[call.mode],
+        )
+    options = tf.data.Options()
+    options.deterministic = True  # each element must be the same on all workers
+    return given.with_options(options), sharded.division
+
+
+def _dealt(
+    pipeline: InputPipeline, division: RoundRobin, mode: str, place: WorkerPlace, num_batches: float
+) -> InputPipeline:
+    """Return a pipeline whose replicas get whole batches in turn, with those of this process only.
+
+    Args:
+      pipeline: the pipeline before they are dealt.
+      division: its division.
+      mode: as in `build_input_pipeline`.
+      place: as in `build_input_pipeline`.
+      num_batches: as in `build_input_pipeline`.
+    """
+    dataset = pipeline.dataset
+    is_own = pipeline.num_pipelines > 1
+    max_steps = math.inf
+    if math.isfinite(num_batches):
+        num_of_all = int(num_batches)
+        if pipeline.global_batch_size is None:  # they are counted for each replica
+            num_of_all *= place.total
+        num_own = division.share(num_of_all)
+        max_steps = math.ceil(num_own / place.num_replicas)
+        # Before `own`: this counts the batches of the whole input. Not if `max_steps` is enough: a session hook may
+        # take batches that are no steps.
+        if division.elements_per_step > 1:
+            dataset = dataset.take(num_own if is_own else num_of_all)
+    if not is_own:
+        dataset = division.own(dataset, pipeline.stream)
+    if mode == "infer" and datasets.may_change_meanwhile(dataset):
+        # The next batch may wait for the predictions of this one, so a step must not read several.
+        division = RoundRobin(0, 1, 1)
+    is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    division = dataclasses.replace(division, endless=is_endless)
+    return dataclasses.replace(pipeline, dataset=dataset, division=division, max_steps=max_steps)
 
 
 def _shared(dataset: tf.data.Dataset, name: str, mode: str, place: WorkerPlace) -> SharedStream:
@@ -545,27 +592,80 @@ def _passes(dataset: tf.data.Dataset, fn: Any, num_epochs: int | None) -> tf.dat
     return dataset if "num_epochs" in _declared(fn) else dataset.repeat(num_epochs)
 
 
-def _call(
-    source: Input, plan: Plan, mode: str, params: Any, config: Any, num_epochs: int | None, as_in_session: bool
-) -> Any:
-    """Call the function with those of ARGUMENTS that it declares."""
-    settings = {"batch_size": plan.batch_size, "shuffle_seed": source.shuffle_seed}
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(source.params, Mapping):  # also without a seed, so that one function serves all modes
-        given = {"shuffle_seed": source.params.get("shuffle_seed"), **given}
-    values = copied_params(params if source.params is None else source.params, **given)
-    offered = {"mode": mode, "params": values, "config": config, "input_context": plan.context}
-    if num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else the function's own default
-        offered["num_epochs"] = num_epochs
-    arguments = {name: offered[name] for name in _declared(source.fn) if name in offered}
-    try:
-        call, name = functools.partial(source.fn, **arguments), name_of(source.fn)
-        with user_code(source.fn):
-            return call_input_fn(call, name, training=mode == "train", as_in_session=as_in_session)
-    except Exception as error:
-        with_what = ", ".join(arguments) or "nothing"
-        error.add_note(f"in {name_of(source.fn)}, called for {_BLOCKS[mode]} with {with_what}")
-        raise
+@dataclasses.dataclass(frozen=True)
+class _InputCall:
+    """The call of an input function, which `sharding` makes with one plan or another.
+
+    Attributes:
+      source: the input function and its settings.
+      mode, params, config, num_epochs, as_in_session: as in `build_input_pipeline`.
+    """
+
+    source: Input
+    mode: str
+    params: Any
+    config: RunConfig | None
+    num_epochs: int | None
+    as_in_session: bool
+
+    def dataset(self, plan: Plan) -> tf.data.Dataset:
+        """Call the function and return its dataset, with the passes and options of the Input.
+
+        Raises:
+          ValueError: its batches are not those of the Input, or there is no end to its passes.
+        """
+        source = self.source
+        name = name_of(source.fn)
+        is_training = self.mode == "train"
+        result = self._result(plan)
+        dataset = as_dataset(result, name, endless=is_training or self.as_in_session)
+        dataset = _passes(dataset, source.fn, self.num_epochs)
+        if source.options is not None:
+            dataset = dataset.with_options(source.options)
+        if source.batch_size is not None:
+            setting = f"{_BLOCKS[self.mode]}.batch_size={source.batch_size}"
+            # Only TRAIN depends on the batch size: evaluation counts batches of any size exactly.
+            expected = plan.batch_size if is_training else None
+            is_dataset = isinstance(result, tf.data.Dataset)
+            check_batches(dataset.element_spec, name, setting, expected, is_dataset=is_dataset)
+        return dataset
+
+    def _result(self, plan: Plan) -> Any:
+        """Call the function with those of ARGUMENTS that it declares."""
+        source = self.source
+        offered = {
+            "mode": self.mode,
+            "params": self._params(plan),
+            "config": self.config,
+            "input_context": plan.context,
+        }
+        if self.num_epochs is not None or _must_be_given(source.fn, "num_epochs"):  # else the function's own default
+            offered["num_epochs"] = self.num_epochs
+        declared = _declared(source.fn)
+        arguments = {name: offered[name] for name in declared if name in offered}
+        name = name_of(source.fn)
+        try:
+            call = functools.partial(source.fn, **arguments)
+            with user_code(source.fn):
+                return call_input_fn(call, name, training=self.mode == "train", as_in_session=self.as_in_session)
+        except Exception as error:
+            with_what = ", ".join(arguments) or "nothing"
+            error.add_note(f"in {name}, called for {_BLOCKS[self.mode]} with {with_what}")
+            raise
+
+    def _params(self, plan: Plan) -> Any:
+        """Return the params for the function, with the batch size and the seed of the Input that are set."""
+        source = self.source
+        given: dict[str, Any] = {}
+        if isinstance(source.params, Mapping):  # also without a seed, so that one function serves all modes
+            given["shuffle_seed"] = source.params.get("shuffle_seed")
+        if plan.batch_size is not None:
+            given["batch_size"] = plan.batch_size
+        if source.shuffle_seed is not None:
+            given["shuffle_seed"] = source.shuffle_seed
+        if source.params is None:
+            return copied_params(self.params, **given)
+        return copied_params(source.params, **given)
 
 
 def _must_be_given(fn: Callable[..., Any], name: str) -> bool:

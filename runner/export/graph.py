@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -325,51 +326,115 @@ def _cut(
       initializers: operations that fill tables; kept only if the exported part uses one of their operations.
       whole: keep all trainable variables, used or not: those that a warm start from the SavedModel loads.
     """
-    ends_of_signatures = [info for one in signatures.values() for info in (*one.inputs.values(), *one.outputs.values())]
-    wanted = [*_operations_of(graph, ends_of_signatures), *([train_op] if train_op is not None else [])]
+    wanted = _wanted(graph, signatures, train_op)
     running = set(needed(graph, wanted))
     # A tf.group has no inputs, so look at the operations that it runs.
     filling = [one for one in initializers if not running.isdisjoint(needed(graph, [one]))]
     running |= set(needed(graph, filling))
-    used = {
-        name
-        for name, one in made.variables.items()
-        if one.handle.op in running or name == GLOBAL_STEP or (whole and one.trainable)
-    }
-    parts = {name: one.names if isinstance(one, PartitionedVariable) else (name,) for name, one in made.saved.items()}
-    parts = {name: names for name, names in parts.items() if used.intersection(names)}
+    used = _used_variables(made, running, whole)
+    saved = _parts_of_saved(made, used)
     local = [name for name in made.variables if name in used and made.is_local(name)]
-    kept = [*(name for names in parts.values() for name in names), *local]
     initial = [graph.get_operation_by_name(made.protos[name].initializer_name) for name in local]
     init_op = tf.group(*filling, *initial, name="init_exported")
+    kept = [*itertools.chain.from_iterable(saved.values()), *local]
     protos = {name: made.proto(name) for name in kept}
-    ends = [graph.as_graph_element(name) for proto in protos.values() for name in _names_in(proto)]
-    running = set(needed(graph, [*wanted, init_op, *operations(ends)]))
-    assets = [one.name for one in dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS)) if one.op in running]
+    # Also what the VariableDefs name and no output depends on: a variable's initializer, its read.
+    of_variables = _operations_of_variables(graph, protos)
+    exported_part = set(needed(graph, [*wanted, init_op, *of_variables]))
+    assets = [tensor.name for tensor in _assets(graph) if tensor.op in exported_part]
 
     exported = tf.Graph()
     with exported.as_default():
-        tf.graph_util.import_graph_def(_definition(graph, running), name="")
+        tf.graph_util.import_graph_def(_definition(graph, exported_part), name="")
         variables = {name: type(made.variables[name]).from_proto(proto) for name, proto in protos.items()}
-        for name, variable in variables.items():
-            is_local = name in local
-            exported.add_to_collection(_KEYS.LOCAL_VARIABLES if is_local else _KEYS.GLOBAL_VARIABLES, variable)
-            if variable.trainable and not is_local:
-                exported.add_to_collection(_KEYS.TRAINABLE_VARIABLES, variable)
-        exported.add_to_collection(_KEYS.GLOBAL_STEP, variables[GLOBAL_STEP])
-        if train_op is not None:  # tf.estimator put it into this collection
-            exported.add_to_collection(_KEYS.TRAIN_OP, exported.get_operation_by_name(train_op.name))
+        _collect(exported, variables, local, train_op)
     return ExportGraph(
         exported,
         specs_of(made.saved, made.store.specs),
-        {
-            name: [variables[one] for one in names] if len(names) > 1 else variables[names[0]]
-            for name, names in parts.items()
-        },
+        _variables_or_parts(variables, saved),
         signatures,
         [exported.get_tensor_by_name(name) for name in assets],
         exported.get_operation_by_name(init_op.name),
     )
+
+
+def _wanted(graph: tf.Graph, signatures: Mapping[str, Any], train_op: tf.Operation | None) -> list[tf.Operation]:
+    """Return the operations of the inputs and outputs of the signatures, and the training operation."""
+    infos: list[Any] = []
+    for signature in signatures.values():
+        infos += [*signature.inputs.values(), *signature.outputs.values()]
+    wanted = _operations_of(graph, infos)
+    if train_op is not None:
+        wanted.append(train_op)
+    return wanted
+
+
+def _used_variables(made: _Made, running: set[tf.Operation], whole: bool) -> set[str]:
+    """Return the names of the variables that `running` operations use, of the global step and, if `whole`, of all
+    trainable variables.
+    """
+    used = {GLOBAL_STEP}
+    for name, variable in made.variables.items():
+        is_loaded = whole and variable.trainable
+        if is_loaded or variable.handle.op in running:
+            used.add(name)
+    return used
+
+
+def _parts_of_saved(made: _Made, used: set[str]) -> dict[str, Sequence[str]]:
+    """Return name -> names of the parts of each variable that belongs in a checkpoint and has a part in `used`. A
+    variable that no partitioner divided is its only part.
+    """
+    parts: dict[str, Sequence[str]] = {}
+    for name, variable in made.saved.items():
+        names = variable.names if isinstance(variable, PartitionedVariable) else (name,)
+        if used.intersection(names):
+            parts[name] = names
+    return parts
+
+
+def _operations_of_variables(graph: tf.Graph, protos: Mapping[str, Any]) -> list[tf.Operation]:
+    """Return the operations that the VariableDefs `protos` name."""
+    ends: list[Any] = []
+    for proto in protos.values():
+        ends += [graph.as_graph_element(name) for name in _names_in(proto)]
+    return operations(ends)
+
+
+def _assets(graph: tf.Graph) -> Iterable[tf.Tensor]:
+    """Return the tensors with the paths of files that fill tables, each once and in order."""
+    return dict.fromkeys(graph.get_collection(_KEYS.ASSET_FILEPATHS))
+
+
+def _collect(
+    graph: tf.Graph, variables: Mapping[str, Any], local: Sequence[str], train_op: tf.Operation | None
+) -> None:
+    """Add the variables and the training operation to the collections of the exported `graph`.
+
+    Args:
+      graph: the exported graph.
+      variables: name -> its variables.
+      local: names of those that do not belong in a checkpoint.
+      train_op: the training operation of the graph in which model_fn was called; None outside of TRAIN.
+    """
+    for name, variable in variables.items():
+        is_local = name in local
+        graph.add_to_collection(_KEYS.LOCAL_VARIABLES if is_local else _KEYS.GLOBAL_VARIABLES, variable)
+        if variable.trainable and not is_local:
+            graph.add_to_collection(_KEYS.TRAINABLE_VARIABLES, variable)
+    graph.add_to_collection(_KEYS.GLOBAL_STEP, variables[GLOBAL_STEP])
+    if train_op is not None:  # tf.estimator put it into this collection
+        graph.add_to_collection(_KEYS.TRAIN_OP, graph.get_operation_by_name(train_op.name))
+
+
+def _variables_or_parts(variables: Mapping[str, Any], parts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return name -> variable, or the list of its parts if it has several."""
+    found: dict[str, Any] = {}
+    for name, names in parts.items():
+        found[name] = variables[names[0]]
+        if len(names) > 1:
+            found[name] = [variables[part] for part in names]
+    return found
 
 
 def _leave_out_unused(graph: tf.Graph, signature: Any) -> None:

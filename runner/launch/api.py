@@ -24,9 +24,9 @@ from runner.config.schema import Config
 from runner.launch.app import MISTAKES, command_of
 from runner.launch.start_files import read_overrides
 from runner.remote.mirror import local_folder, remote_dir
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.start_status import START_STATUS, is_for
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 

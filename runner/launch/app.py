@@ -54,12 +54,12 @@ from runner.distribute import cluster_resolver, managed_jobs
 from runner.launch import secret_keys
 from runner.launch.command import Command, say_error
 from runner.launch.stop_requests import StopRequests
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.redaction import SecretList, also_hide, extend_secrets, mask_text, secrets_of_overrides
 from runner.system.secret_names import LIST
 from runner.system.standard_streams import FULL_ERROR, one_object, say
 from runner.system.start_status import START_STATUS
 from runner.system.urls import is_url
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 
 if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
@@ -208,10 +208,9 @@ class CommandLine:
                     "Remove it."
                 )
             declared = self._composer.declared if self._composer else None
+            composed_job = ComposedJob(composed, directory, overrides, self.command.env, declared, secrets, is_sweep)
             try:
-                config = _checked(
-                    composed, directory, overrides, self.command.env, declared, secrets, is_sweep=is_sweep
-                )
+                config = _checked(composed_job)
             except ConfigError as error:
                 file = file_with(error.key, hydra_config.runtime.choices) if error.key else None
                 if file and declared and OmegaConf.select(composed, error.key) == schema.value_at(declared, error.key):
@@ -466,83 +465,184 @@ def _names_of_secrets(word: str) -> list[str]:
     return [name.strip(" '\"") for name in value.strip(" []").split(",")] if key == "run.secrets" else []
 
 
-def _checked(
-    composed: DictConfig, directory: Path, overrides: Sequence[str], env: Mapping[str, str],
-    declared: Mapping[str, Any] | None, secrets: Sequence[str], *, is_sweep: bool,
-) -> Config:  # fmt: skip
-    """Return the checked config of a job, with its model_dir.
+@dataclasses.dataclass(frozen=True)
+class ComposedJob:
+    """A job as Hydra composed it, before it is checked.
 
-    Args:
-      composed: the config that Hydra composed.
+    Attributes:
+      composed: its config.
       directory: the folder of the run, if model_dir is not set.
       overrides: the overrides of the job.
       env: environment of the command.
       declared: `composed` before the command line changed its values; None: not known.
       secrets: what `composed` lists as secret, and the keys of what it took from there.
       is_sweep: the job belongs to a sweep.
+    """
+
+    composed: DictConfig
+    directory: Path
+    overrides: Sequence[str]
+    env: Mapping[str, str]
+    declared: Mapping[str, Any] | None
+    secrets: Sequence[str]
+    is_sweep: bool
+
+
+def _checked(job: ComposedJob) -> Config:
+    """Return the checked config of a job, with its model_dir.
 
     Raises:
       ConfigError, UserCodeError: a mistake in the config, or a function that does not exist.
     """
-    tree: Any = OmegaConf.to_container(composed, resolve=True)
-    command, url = tree.get("command"), tree.get("model_dir")
-    if is_url(url) and command not in schema.ENVIRONMENT_COMMANDS:
-        from runner.remote.mirror import local_folder
+    given: Any = OmegaConf.to_container(job.composed, resolve=True)
+    values = _with_local_folder(job, given)
+    saved = _config_of_run(values)
+    config = _parsed(job, values, saved)
+    _check_params(job, values, saved, config)
+    if job.is_sweep:
+        _check_sweep(config)
+    _check_functions(config)
+    # After the functions, whose files it reads.
+    config = _with_source_of_model(job, config)
+    # Before model_dir gets its default: tasks of other hosts need one that the user has set.
+    _check_cluster(job, config, given.get("model_dir"))
+    return dataclasses.replace(config, model_dir=_model_dir(job, config))
 
-        tree["model_dir"] = local_folder("model_dir=", url, OmegaConf.select(composed, "run.local_dir"))
-    model_dir = tree.get("model_dir")
-    reads_a_run = command not in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS)
-    left = saved_config.read_saved(Path(model_dir)) if model_dir and reads_a_run else None
-    chosen = tree if left is None else saved_config.changed_by(left, tree, overrides)
-    settings = chosen.get("run")
-    if isinstance(settings, dict) and isinstance(settings.get("secrets"), list | None):
-        # What was secret in the config of the run stays so, whatever this command lists.
-        before = secret_keys.entries_of(schema.value_at(left or {}, LIST))
-        given = settings.get("secrets") or []
-        added = dict.fromkeys([*before, *secrets])
-        further = [entry for entry in added if entry not in given]
-        if further:
-            settings["secrets"] = [*given, *further]
+
+def _with_local_folder(job: ComposedJob, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a config with the local folder of a model_dir that is a URL."""
+    url: Any = given.get("model_dir")
+    if not is_url(url) or given.get("command") in schema.ENVIRONMENT_COMMANDS:
+        return given
+    from runner.remote.mirror import local_folder
+
+    folder = local_folder("model_dir=", url, OmegaConf.select(job.composed, "run.local_dir"))
+    return {**given, "model_dir": folder}
+
+
+def _config_of_run(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config that the run in model_dir has saved, for a command that reads this run; else None."""
+    model_dir = values.get("model_dir")
+    reads_a_run = values.get("command") not in (*schema.TRAINING_COMMANDS, *schema.ENVIRONMENT_COMMANDS)
+    if not model_dir or not reads_a_run:
+        return None
+    return saved_config.read_saved(Path(model_dir))
+
+
+def _parsed(job: ComposedJob, values: Mapping[str, Any], saved: Mapping[str, Any] | None) -> Config:
+    """Return the config of `values`, or the saved one of the run with what the command line changes in it.
+
+    Raises:
+      ConfigError: a value is not allowed.
+    """
+    if saved is None:
+        return parsing.parse(_with_secrets(job, values, {}))
+    changed = saved_config.changed_by(saved, values, job.overrides)
     try:
-        config = parsing.parse(chosen)
+        return parsing.parse(_with_secrets(job, changed, saved))
     except ConfigError as error:
-        if left is None:
-            raise
-        raise type(error)(f"{error} (in the config of {model_dir}, changed by the command line)") from error
-    if declared is not None:
-        if left is not None:
-            groups = [text for text in overrides if "." not in text.partition("=")[0]]
-            tree, declared = schema.to_tree(config), saved_config.changed_by(left, declared, groups)
-        check_declared_params(overrides, declared, tree)
-    if is_sweep and config.run.output == "json":
+        where = f"in the config of {values['model_dir']}, changed by the command line"
+        raise type(error)(f"{error} ({where})") from error
+
+
+def _with_secrets(job: ComposedJob, chosen: Mapping[str, Any], saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values `chosen` with all secrets in run.secrets: its own, those of the job and of the saved config."""
+    settings = chosen.get("run")
+    if not isinstance(settings, dict):
+        return chosen
+    listed = settings.get("secrets")
+    if not isinstance(listed, list | None):
+        return chosen
+    given = listed or []
+    # What was secret in the config of the run stays so, whatever this command lists.
+    before = secret_keys.entries_of(schema.value_at(saved, LIST))
+    added = dict.fromkeys([*before, *job.secrets])
+    further = [entry for entry in added if entry not in given]
+    if not further:
+        return chosen
+    return {**chosen, "run": {**settings, "secrets": [*given, *further]}}
+
+
+def _check_params(job: ComposedJob, values: Mapping[str, Any], saved: Mapping[str, Any] | None, config: Config) -> None:
+    """Check that the params on the command line are declared: by the saved config, if the command reads a run."""
+    if job.declared is None:
+        return
+    if saved is None:
+        check_declared_params(job.overrides, job.declared, values)
+        return
+    groups = [text for text in job.overrides if "." not in text.partition("=")[0]]
+    declared = saved_config.changed_by(saved, job.declared, groups)
+    check_declared_params(job.overrides, declared, schema.to_tree(config))
+
+
+def _check_sweep(config: Config) -> None:
+    """Raise ConfigError for settings that the jobs of a sweep cannot have."""
+    if config.run.output == "json":
         raise Conflict("run.output=json with --multirun: a sweep has many results; sweep.json has them all. Remove it.")
-    if is_sweep and config.run.inline:
+    if config.run.inline:
         raise Conflict(
             "run.inline=true with --multirun: TensorFlow can be configured only once per process. Remove "
             "run.inline=true."
         )
-    if config.model_dir and is_sweep and config.command in schema.TRAINING_RUNS:
+    if config.model_dir and config.command in schema.TRAINING_RUNS:
         raise Conflict(f"model_dir={config.model_dir} with --multirun: all jobs would write to this folder. Remove it.")
-    functions = config.functions()
-    for key, name, default in (*functions, *(config.tracking.classes() if functions else ())):
+
+
+def _check_functions(config: Config) -> None:
+    """Raise UserCodeError if a function or class that the config names does not exist."""
+    named = list(config.functions())
+    if named:
+        named += config.tracking.classes()
+    for key, name, default in named:
         user_code.locate(key, name, default)
-    config, why = model_source.resolved(config, env)
-    if why and config.run.progress != "off" and not is_sweep:
+
+
+def _with_source_of_model(job: ComposedJob, config: Config) -> Config:
+    """Return the config with what the source of its model decides, and say why."""
+    config, why = model_source.resolved(config, job.env)
+    if why and config.run.progress != "off" and not job.is_sweep:
         say(why)
-    if config.command in schema.CLUSTER_COMMANDS or (config.strategy.name == "tpu" and config.command != "inspect"):
-        found = cluster_resolver.detect(env, config.cluster, config.strategy)
-        if found.has_others:
-            _check_shared(config, found, url, is_sweep=is_sweep)
-            strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
-            strategy_validation.check_min_workers(config, why=found.why)
-        else:
-            strategy_validation.check_batch_divides(config, config.cluster.num_workers)
-            if config.cluster.service and config.cluster.resolver == "auto" and config.is_cluster:
-                say(f"All tasks start on this host: {found.why}")
-    chosen_dir = config.model_dir or (str(directory) if config.command in schema.TRAINING_RUNS else None)
-    # cluster_info shows a URL and does not open it.
-    folder = chosen_dir if is_url(chosen_dir) else chosen_dir and str(Path(chosen_dir).absolute())
-    return dataclasses.replace(config, model_dir=folder)
+    return config
+
+
+def _check_cluster(job: ComposedJob, config: Config, model_dir: Any) -> None:
+    """Check that the cluster of this process, or the one that the command starts, can run the job.
+
+    Args:
+      job: the job.
+      config: its config.
+      model_dir: its model_dir as the user gave it, which may be a URL.
+
+    Raises:
+      ConfigError: it cannot.
+    """
+    has_cluster = config.command in schema.CLUSTER_COMMANDS
+    has_tpu = config.strategy.name == "tpu" and config.command != "inspect"
+    if not has_cluster and not has_tpu:
+        return
+    found = cluster_resolver.detect(job.env, config.cluster, config.strategy)
+    if found.has_others:
+        _check_shared(config, found, model_dir, is_sweep=job.is_sweep)
+        strategy_validation.check_batch_divides(config, found.cluster.num_workers, found.why)
+        strategy_validation.check_min_workers(config, why=found.why)
+        return
+    strategy_validation.check_batch_divides(config, config.cluster.num_workers)
+    expects_kubernetes = config.cluster.service and config.cluster.resolver == "auto"
+    if expects_kubernetes and config.is_cluster:
+        say(f"All tasks start on this host: {found.why}")
+
+
+def _model_dir(job: ComposedJob, config: Config) -> str | None:
+    """Return the folder of the run, absolute; None if the command has none."""
+    if config.model_dir:
+        folder = config.model_dir
+    elif config.command in schema.TRAINING_RUNS:
+        folder = str(job.directory)
+    else:
+        return None
+    if is_url(folder):  # cluster_info shows a URL and does not open it
+        return folder
+    return str(Path(folder).absolute())
 
 
 def _check_shared(config: Config, found: cluster_resolver.Detected, url: Any, *, is_sweep: bool) -> None:

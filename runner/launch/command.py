@@ -13,9 +13,9 @@ from typing import Any
 from runner.config import user_code
 from runner.config.hydra import mistake_in, prepare
 from runner.launch.stop_requests import StopRequests
+from runner.system.exit_codes import FINISHED
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
-from runner.tracking.exit_codes import FINISHED
 
 
 @dataclass

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from runner.distribute.cluster import ALONE, Cluster
 from runner.system.child_process import Process, describe_exit, start_process
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
 from runner.system.heartbeat import PERIOD_SECS
 from runner.system.start_status import START_STATUS
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
 
 POLL_SECS = 0.1
 LOOK_SECS = 0.5

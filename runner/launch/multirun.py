@@ -25,10 +25,10 @@ from runner.launch.sweep import Sweep
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import url_or_path
 from runner.system import console
+from runner.system.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
-from runner.tracking.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.run_record import RunRecord
 from runner.tracking.tracker import Point, points_of

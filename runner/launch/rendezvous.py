@@ -26,8 +26,8 @@ from runner.distribute.cluster import ALONE, Cluster
 from runner.launch.gang import GangResult, is_replaceable
 from runner.remote.mirror import meeting_place, remote_dir
 from runner.remote.store import CALL_FILE, PEERS_FOLDER
+from runner.system.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
 from runner.system.files import read_dataclass, write_json
-from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
 
 GLANCE_SECS = 0.2
 REPLACED_SECS = 600.0

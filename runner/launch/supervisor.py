@@ -36,19 +36,29 @@ from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.remote.mirror import local_folder, mirror_of, remote_dir, url_or_path
 from runner.system import console
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import SecretList, mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
-from runner.tracking import exit_codes
 from runner.tracking.curves import CURVES_FILE
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, STILL_RUNNING, Outcome
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, WANTS_RUN, Journals, note_of_run
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in, wait_for_tasks
 from runner.tracking.run_record import MLFLOW, RunRecord, Shipped
 from runner.tracking.shipping import Shipping, write_settings
-from runner.tracking.summary import SUMMARY_FILE, after_reading, facts_in, read_summary, summary_of, write_summary
+from runner.tracking.summary import (
+    MLFLOW_STATUS,
+    STILL_RUNNING,
+    SUMMARY_FILE,
+    Outcome,
+    after_reading,
+    facts_in,
+    outcome_of,
+    read_summary,
+    summary_of,
+    write_summary,
+)
 from runner.tracking.tracker import exported_models
 
 
@@ -86,7 +96,7 @@ def run(
       notes: name -> text of each file to keep in `.hydra`; they say how the config was composed.
 
     Returns:
-      The outcome, whose exit code is one of `runner.tracking.exit_codes`.
+      The outcome, whose exit code is one of `runner.system.exit_codes`.
 
     Raises:
       ConfigError: another process is using the model_dir.
@@ -109,7 +119,7 @@ def run(
                 return supervisor.run_unrecorded()
             if place is not None and not place.is_chief:
                 code = WorkerSupervisor(config, place, env, requests).run()
-                return exit_codes.outcome_of(code, bool(requests.came), {})
+                return outcome_of(code, bool(requests.came), {})
             return supervisor.run()
         except OSError as error:
             return Outcome(FAILED, "failed", supervisor.say_lost(error))
@@ -249,7 +259,7 @@ class Supervisor:
 
         What was reached decides, not how long it took: the same mistake leaves the same on a slow machine.
         """
-        if not self._is_provisional or outcome.code != exit_codes.USER_ERROR:
+        if not self._is_provisional or outcome.code != USER_ERROR:
             return False
         return not journals.events(WANTS_RUN) and layout.latest_checkpoint(self.model_dir) is None
 
@@ -263,7 +273,7 @@ class Supervisor:
             ending = self._run_tasks(self._build_tasks(file, RunRecord()))
             journals = Journals(Path(scratch))
             facts, error = facts_in(journals.events_of()), error_of(ending, journals)
-            return exit_codes.outcome_of(ending.code, bool(self.stops.came), facts, error)
+            return outcome_of(ending.code, bool(self.stops.came), facts, error)
 
     def say_lost(self, error: OSError) -> str:
         """Report that the folder cannot be written, and return why: the disk is full, or it was deleted meanwhile."""
@@ -396,24 +406,24 @@ class Supervisor:
         """Run the tasks and return the outcome; record how training ended, for an evaluator that is still running."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.member.prefix)
-        if ending.code == exit_codes.USER_ERROR and ending.reason and not journals.events("error"):
+        if ending.code == USER_ERROR and ending.reason and not journals.events("error"):
             # Another host's supervisor refused its config: no task has printed that here.
             say(f"{self.member.prefix}runner: {ending.reason}")
 
-        def outcome_of(ending: GangResult) -> Outcome:
+        def outcome_after(ending: GangResult) -> Outcome:
             lines = journals.events_of()  # also from the evaluator, which has the last checkpoint's metrics
             for event in ("exported", "result"):
                 lines += journals.events(event).get("evaluator", ())
             stopped = bool(self.stops.came)
-            return exit_codes.outcome_of(ending.code, stopped, facts_in(lines), error_of(ending, journals))
+            return outcome_of(ending.code, stopped, facts_in(lines), error_of(ending, journals))
 
-        outcome = outcome_of(ending)
+        outcome = outcome_after(ending)
         if self.trains:
             with suppress(OSError):  # the summary, written next, reports the problem with the folder
                 self.folder.check()
                 note_ending(self.model_dir, outcome, self.record.generation)
             if ending.code == FINISHED:
-                outcome = outcome_of(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
+                outcome = outcome_after(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
             self.record.training = outcome.status
         restarts = tasks.restarts
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
@@ -482,7 +492,7 @@ class Supervisor:
                 self.model_dir,
                 RUN_ENDED,
                 status=outcome.status,
-                recorded="KILLED" if outcome.was_killed else exit_codes.MLFLOW_STATUS[outcome.status],
+                recorded="KILLED" if outcome.was_killed else MLFLOW_STATUS[outcome.status],
                 tags=tags,
                 files=files,
                 models=[dataclasses.asdict(model) for model in models],
@@ -504,7 +514,7 @@ class Supervisor:
             if self.place is not None:
                 workers, servers = self.place.num_workers - 1, self.place.num_ps
             shown["cluster"] = [console.counted(workers, "worker"), console.counted(servers, "server")]
-        if code == exit_codes.USER_ERROR:  # the task has printed the message
+        if code == USER_ERROR:  # the task has printed the message
             shown["error"] = None
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))

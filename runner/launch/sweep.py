@@ -29,13 +29,12 @@ from runner.system.redaction import list_of_process, mask_text, masked, secrets_
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.tracking.curves import JOBS_FILE, draw_jobs
-from runner.tracking.exit_codes import MLFLOW_STATUS, STILL_RUNNING
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, SUPERVISOR, Journal, journal_path, note_of_run, read_journal
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import alone_in
 from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import SETTINGS_FILE, Shipping, write_settings
-from runner.tracking.summary import SUMMARY_FILE, read_summary
+from runner.tracking.summary import MLFLOW_STATUS, STILL_RUNNING, SUMMARY_FILE, read_summary
 from runner.tracking.tracker import describe
 
 SWEEP_FILE = "sweep.json"

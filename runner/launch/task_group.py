@@ -18,12 +18,13 @@ from runner.launch.rendezvous import Rendezvous
 from runner.launch.restarts import Restarts, latest_step
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TASK_COMMAND, TaskStarter, build_starter
+from runner.system.exit_codes import FAILED, INTERRUPTED
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS, shows_live
 from runner.task.error_report import QUIET_ERRORS
-from runner.tracking.exit_codes import FAILED, INTERRUPTED, Outcome
 from runner.tracking.journal import Journals
 from runner.tracking.run_record import RunRecord
+from runner.tracking.summary import Outcome
 from runner.tracking.training_status import GENERATION, read_ending, remove_ending, write_ending
 
 

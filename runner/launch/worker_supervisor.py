@@ -23,10 +23,10 @@ from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import mirror_of, url_or_path
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
 from runner.system.redaction import SecretList, masked
 from runner.system.secret_names import LIST
 from runner.system.standard_streams import say
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
 from runner.tracking.journal import Journals
 
 

@@ -25,8 +25,7 @@ from runner.programs.program import (
 )
 from runner.tf_private.datasets import may_change_meanwhile
 from runner.tracing.trace_step import Replica
-from runner.tracking.plain_values import ONLY_KEY
-from runner.types import StepRequest
+from runner.types import ONLY_KEY, StepRequest
 
 
 class Predicted(NamedTuple):

@@ -33,9 +33,9 @@ from runner.remote.note import (
     upload_order,
 )
 from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLostError, Store, reaching
+from runner.system.exit_codes import FINISHED, USER_ERROR
 from runner.system.files import FolderLostError, HeldFolder, place_of, write_atomically
 from runner.system.standard_streams import keep_saying, say
-from runner.tracking.exit_codes import FINISHED, USER_ERROR
 from runner.tracking.shipping import NOT_ALL, heed_starter
 from runner.tracking.tracker import describe
 

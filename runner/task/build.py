@@ -45,11 +45,11 @@ from runner.export.receivers import receiver_fn_of_spec
 from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.hook import TimeLimit
 from runner.model_fn import ModeKeys, declared_arguments
+from runner.model_fn import user_code as user_code_called
 from runner.remote.mirror import known_folder
 from runner.run_config import KeepBest, RunConfig, WarmStart
 from runner.system.console import Progress
 from runner.task.unread_params import UnreadParams
-from runner.tracking.exit_codes import user_code as user_code_called
 from runner.tracking.journal import Journal
 from runner.tracking.training_status import generation_in
 

@@ -28,7 +28,8 @@ from runner.run_config import RunConfig
 from runner.system.console import counted, print_table
 from runner.task.build import Job
 from runner.tf_private.replaced import replaced
-from runner.tracking.plain_values import ONLY_KEY, leaves
+from runner.tracking.plain_values import leaves
+from runner.types import ONLY_KEY
 
 TRY_SECS = 60.0
 """Seconds to wait for the first batch of an input, and for what is computed of it."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from runner.config.schema import ConfigError
+from runner.system.exit_codes import BY_USER, USER_ERROR, code_of_error, is_out_of_memory
 from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import FULL_ERROR
 from runner.system.user_frames import FRAME, Frame, defined_at, frames_in, user_frames
-from runner.tracking.exit_codes import BY_USER, USER_ERROR, code_of_error, is_out_of_memory
 from runner.tracking.journal import Journal
 
 QUIET_ERRORS = "RUNNER_QUIET_ERRORS"

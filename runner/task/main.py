@@ -1,6 +1,6 @@
 """The child process of a run: `python -m runner.task <config file>`. Only this process imports TensorFlow.
 
-It notes events in the journal. Its exit code says how it ended, as listed in `runner.tracking.exit_codes`. A task of a
+It notes events in the journal. Its exit code says how it ended, as listed in `runner.system.exit_codes`. A task of a
 cluster learns its place from TF_CONFIG. Each task has its own journal; only the chief shows progress.
 """
 
@@ -31,6 +31,7 @@ from runner.distribute.tf_config import read_tf_config
 from runner.hooks.hook import Interrupted
 from runner.system import console, gc_pause
 from runner.system.child_process import NOTICES, end_with_parent
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
 from runner.system.files import FolderLostError, HeldFolder
 from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import SecretList, hiding, secrets_of
@@ -40,7 +41,6 @@ from runner.task import user_mlflow
 from runner.task.error_report import refuse_breakpoint, report_error
 from runner.task.stop_hook import ForwardedStop, StopRequest
 from runner.tracking.artifacts import Artifacts, keeping
-from runner.tracking.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
 from runner.tracking.journal import Journal, NullJournal, journal_path
 from runner.tracking.run_lock import only_task_in
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from runner.config.schema import PREDICTION_FORMATS, ConfigError
 from runner.system.files import replacing
-from runner.tracking.plain_values import ONLY_KEY, json_value, leaves
+from runner.tracking.plain_values import json_value, leaves
+from runner.types import ONLY_KEY
 
 _ENCODER = json.JSONEncoder(default=str, allow_nan=False)  # json.dumps would create an encoder in each call
 _ROW_GROUP_BYTES = 1 << 26  # size of a Parquet row group: it is kept in memory here, and a reader reads it at once

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.model_fn import user_code
 from runner.tf_private import graphs
 from runner.tf_private.feature_columns import naming_repeated_tokens
 from runner.tf_private.random_ops import GENERATOR_RANDOM, KERNEL_RANDOM
@@ -26,7 +27,6 @@ from runner.tracing.graph_operations import (
 )
 from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.variable_store import RequestedVariables, VariableStore
-from runner.tracking.exit_codes import user_code
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,8 +31,8 @@ from runner.config.metric_names import is_of_evaluation, mode_of
 from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
 from runner.system.console import counted
+from runner.system.exit_codes import USER_ERRORS
 from runner.system.redaction import mask_text
-from runner.tracking.exit_codes import USER_ERRORS
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000

@@ -7,9 +7,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ONLY_KEY = "predictions"
-"""The name of predictions that are not a dict, in files and in predict.keys."""
-
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of each leaf of a structure; `{"f1": (x, {"b": y})}` has the leaves `f1/0` and `f1/1/b`."""

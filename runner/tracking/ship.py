@@ -31,6 +31,7 @@ from filelock import FileLock, Timeout
 
 from runner.config import saved_config, schema
 from runner.config.schema import TRACKERS, TRAINING_RUNS, ConfigError, TrackingConfig
+from runner.system.exit_codes import FINISHED, USER_ERROR
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
 from runner.system.redaction import SecretList, mask_text, masked
 from runner.system.secret_names import LIST
@@ -38,7 +39,6 @@ from runner.system.standard_streams import keep_saying, say
 from runner.tracking.backends.csv_tracker import CsvTracker
 from runner.tracking.backends.user_tracker import UserTracker
 from runner.tracking.curves import CURVES_FILE, draw_curves, import_matplotlib
-from runner.tracking.exit_codes import FINISHED, MLFLOW_STATUS, USER_ERROR
 from runner.tracking.journal import (
     ARTIFACT,
     BLOCK_BYTES,
@@ -70,7 +70,7 @@ from runner.tracking.shipping import (
     read_settings,
     ship_command,
 )
-from runner.tracking.summary import SUMMARY_FILE, close_summary
+from runner.tracking.summary import MLFLOW_STATUS, SUMMARY_FILE, close_summary
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
 PERIOD_SECS, GLANCE_SECS = 2.0, 0.2

@@ -1,16 +1,18 @@
-"""summary.json: the facts of a run that users and sweeps read, in its folder."""
+"""The outcome of a run, and summary.json: the facts that users and sweeps read, in its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runner.config.schema import TRAINING_RUNS, Config
+from runner.system.child_process import describe_exit
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.files import read_json, write_json
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
-from runner.tracking.exit_codes import STILL_RUNNING, Outcome
 
 SUMMARY_FILE = "summary.json"
 
@@ -24,6 +26,56 @@ _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 
 _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
               "checkpoint", "predictions", "stopped_early", "error", "answer")  # fmt: skip
+
+MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
+"""Status of a run -> MLflow's status of it."""
+
+
+@dataclass
+class Outcome:
+    """The outcome of a run.
+
+    Attributes:
+      code: its exit code.
+      status: running, finished, failed or interrupted (resumable).
+      error: the error in one line; None if there was none.
+      facts: what the tasks noted in their journals, from `facts_in`; `answer` is the object of run.output=json.
+      was_killed: the run failed because it was asked to stop before it could save; MLflow calls it KILLED.
+    """
+
+    code: int
+    status: str
+    error: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    was_killed: bool = False
+
+
+STILL_RUNNING = Outcome(FAILED, "running")
+
+
+def outcome_of(code: int, stop_requested: bool, facts: Mapping[str, Any], reason: str = "") -> Outcome:
+    """Return the outcome of a run from the exit code of the task that decided it.
+
+    Args:
+      code: that exit code.
+      stop_requested: the run was asked to stop.
+      facts: facts from the journals; `error` is the last error that a task noted.
+      reason: what went wrong, or who was asked to stop, if known; '': taken from the journal or the exit code.
+    """
+    facts = dict(facts)
+    noted = facts.pop("error", None)
+    if code == FINISHED:
+        return Outcome(FINISHED, "finished", None, facts)
+    if code == INTERRUPTED:
+        return Outcome(INTERRUPTED, "interrupted", None, {**facts, "interrupted_by": reason or None})
+    if stop_requested and facts.get("checkpoint"):
+        return Outcome(INTERRUPTED, "interrupted", None, facts)
+    if stop_requested:
+        return Outcome(FAILED, "failed", noted or "stopped before it could save", facts, was_killed=True)
+    error = reason or noted
+    if code == USER_ERROR:
+        return Outcome(USER_ERROR, "failed", error, facts)
+    return Outcome(FAILED, "failed", error or f"the task {describe_exit(code)}", facts)
 
 
 def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

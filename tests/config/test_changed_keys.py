@@ -16,7 +16,7 @@ import yaml
 from runner.config import schema
 from runner.config.changed_keys import REMOVED, RENAMED
 from runner.launch import app
-from runner.tracking.exit_codes import Outcome
+from runner.tracking.summary import Outcome
 from tests.support.messages import Messages
 from tests.support.tiers import slow_but
 

@@ -21,7 +21,7 @@ from runner.config.help import answer
 from runner.config.mistakes import Malformed
 from runner.config.schema import Config
 from runner.launch import app
-from runner.tracking.exit_codes import Outcome
+from runner.tracking.summary import Outcome
 from tests.support.messages import Messages
 
 ROOT = Path(__file__).parents[2]

@@ -52,7 +52,7 @@ import contextlib, gc, io, json, os, pathlib, sys
 import yaml
 yaml.SafeLoader = yaml.CSafeLoader  # the same of our own files, and ten times as fast
 from runner.launch import app, command, supervisor
-from runner.tracking.exit_codes import Outcome
+from runner.tracking.summary import Outcome
 
 def noted(error, argv, mistake_in=command.mistake_in):
     mistake = mistake_in(error, argv)

@@ -23,7 +23,7 @@ import contextlib, io, json, sys
 from unittest import mock
 from runner.config import help, schema
 from runner.launch import app
-from runner.tracking.exit_codes import Outcome
+from runner.tracking.summary import Outcome
 
 configs = []
 

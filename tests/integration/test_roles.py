@@ -31,10 +31,10 @@ from runner.estimator.evaluator import CheckpointFollower, TrainingWatch
 from runner.estimator.train_and_evaluate import follow
 from runner.hooks.hook import Interrupted
 from runner.system.console import Progress
+from runner.system.exit_codes import INTERRUPTED
 from runner.task import commands
 from runner.task.commands import TaskContext
 from runner.task.stop_hook import StopRequest
-from runner.tracking.exit_codes import INTERRUPTED
 from runner.tracking.journal import NullJournal
 from runner.tracking.training_status import TrainingStatus, generation_in, read_ending, remove_ending, write_ending
 from tests.config.test_config import composed

@@ -25,7 +25,7 @@ from runner.distribute.cluster import ALONE, Cluster
 from runner.launch import gang, restarts, supervisor, task_group, task_starter
 from runner.launch.gang import GangResult
 from runner.launch.restarts import Restarts, pause_secs
-from runner.tracking.exit_codes import rank_of
+from runner.system.exit_codes import rank_of
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_supervisor import config_of, summary_in
 from tests.support.journal import recorded

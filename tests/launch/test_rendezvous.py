@@ -21,7 +21,7 @@ from runner.distribute.cluster import Cluster
 from runner.launch.gang import GangResult
 from runner.launch.rendezvous import FollowerRendezvous, LeaderRendezvous
 from runner.launch.worker_supervisor import differences_to_chief
-from runner.tracking.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
+from runner.system.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_gang import (
     CHIEF,

@@ -21,7 +21,7 @@ from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_group import RestartingGang
 from runner.launch.task_starter import TaskStarter, build_starter
-from runner.tracking.exit_codes import FAILED, INTERRUPTED
+from runner.system.exit_codes import FAILED, INTERRUPTED
 from runner.tracking.run_record import RunRecord
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until

@@ -118,7 +118,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def complaint(case: Case) -> str | None:
     """Run the command line in this process; return what is wrong with its refusal."""
     from runner.launch import app, supervisor
-    from runner.tracking.exit_codes import Outcome
+    from runner.tracking.summary import Outcome
 
     def accepted(*_: Any, **__: Any) -> Outcome:
         return Outcome(0, "finished")  # in place of a run

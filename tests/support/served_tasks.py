@@ -24,7 +24,7 @@ from runner.distribute.cluster import ALONE
 from runner.launch import task_group
 from runner.launch.gang import Task
 from runner.launch.task_starter import TaskStarter
-from runner.tracking.exit_codes import FAILED, INTERRUPTED, USER_ERROR
+from runner.system.exit_codes import FAILED, INTERRUPTED, USER_ERROR
 from tests.config.test_config import composed
 from tests.support.jobs import SMALL
 from tests.support.processes import is_gone, pidfds_of, wait_until

@@ -23,11 +23,11 @@ from runner.system.redaction import NO_LIST, mask_text, masked
 from runner.system.standard_streams import say
 from runner.tracking.artifacts import Artifacts, keeping, log_artifact
 from runner.tracking.curves import CURVES_FILE
-from runner.tracking.exit_codes import MLFLOW_STATUS
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, Journal, Journals, note_of_run
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_lock import TIMEOUT_SECS, alone_in
 from runner.tracking.shipping import Shipping, write_settings
+from runner.tracking.summary import MLFLOW_STATUS
 from runner.tracking.tracker import exported_models
 
 script: str | None = None
