@@ -89,11 +89,10 @@ def test_a_chain_of_real_starts_comes_to_the_undisturbed_run(seed: int, tmp_path
         np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_chain_with_parameter_servers_trains_on_each_example_once_an_epoch(seed: int, tmp_path: Path) -> None:
+def test_a_chain_with_parameter_servers_trains_on_each_example_once_an_epoch(tmp_path: Path) -> None:
     # Of two replicas the one without an example computes on a copy of one, which `counting` would count.
-    others = ["default", "one_device"] if seed % 2 else []
-    walk(tmp_path, random.Random(f"servers-{seed}"), ["parameter_server", *others], *COUNTED)
+    strategies = ["parameter_server", "default", "one_device"]
+    walk(tmp_path, random.Random("servers-1"), strategies, *COUNTED)
     found = chains.variables(tmp_path / "run")
     assert found["global_step"] == chains.TOTAL
     assert found["seen"].tolist() == [chains.TOTAL / chains.STEPS_PER_EPOCH] * chains.NUM_EXAMPLES
