@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 # The public names: type checkers read them here, and so does `_HOMES`.
 if TYPE_CHECKING:
     from runner.config.schema import TrackingConfig as TrackingConfig
+    from runner.config.settings.metric_rules import EarlyStopping as EarlyStopping
+    from runner.config.settings.metric_rules import ReduceLROnPlateau as ReduceLROnPlateau
     from runner.data.inputs import Input as Input
     from runner.distribute.strategy import build_strategy as build_strategy
-    from runner.estimator.early_stopping import EarlyStopping as EarlyStopping
     from runner.estimator.estimator import Estimator as Estimator
-    from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau as ReduceLROnPlateau
     from runner.estimator.specs import EvalSpec as EvalSpec
     from runner.estimator.specs import TrainingResult as TrainingResult
     from runner.estimator.specs import TrainSpec as TrainSpec

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from runner import keras_model
-from runner.config.error_messages import did_you_mean
 from runner.model_log import logging_to
 from runner.system.exit_codes import BY_USER
+from runner.system.suggestions import did_you_mean
 from runner.system.user_frames import Frame, failed_expression, name_of, user_frames, without_partials
 from runner.tf_private.feature_columns import naming_repeated_tokens
 from runner.types import WeightedLabels, copied_params

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.config.error_messages import check_limits
-from runner.config.schema import SEED_BITS, CheckpointConfig, Config, TrackingConfig, limits_of, setting_at
+from runner.config.schema import SEED_BITS, CheckpointConfig, Config, TrackingConfig, setting_at
+from runner.config.settings.limits import check_fields
+from runner.config.settings.metric_rules import KeepBest as KeepBest
 from runner.config.step_range import StepRange
 from runner.config.validation import check_backend, compile_pattern
 from runner.distribute.cluster import Cluster
@@ -46,38 +47,6 @@ def _key(key: str, *, zero: bool = False, **default: Any) -> Any:
     return dataclasses.field(metadata=metadata, **{"default": setting.default, **default})
 
 
-def _check_arguments(values: Any) -> None:
-    """Check the fields of `values` that stand for keys of the config against the limits of those keys."""
-    for field in dataclasses.fields(values):
-        value = getattr(values, field.name)
-        if (value is None and "None" in str(field.type)) or (value == 0 and field.metadata.get("zero")):
-            continue
-        check_limits(limits_of(field), value, f"{type(values).__name__}({field.name}={{!r}})".format)
-
-
-@dataclasses.dataclass(frozen=True)
-class KeepBest:
-    """The rule by which the best checkpoints are kept, however old they are.
-
-    Attributes:
-      metric: a metric of an evaluation, as in the journal: eval/accuracy, eval_<name>/loss.
-      mode: "min" or "max", whether the smallest or the largest value is best; None: decided by the metric's name.
-      max: how many to keep.
-
-    Raises:
-      ValueError: `metric` does not name its evaluation, or `mode` or `max` is not allowed.
-    """
-
-    metric: str
-    mode: str | None = _key("checkpoint.keep_best.mode")
-    max: int = _key("checkpoint.keep_best.max")
-
-    def __post_init__(self) -> None:
-        if "/" not in self.metric:
-            raise ValueError(f"KeepBest({self.metric!r}): prefix the metric with its evaluation: eval/{self.metric}.")
-        _check_arguments(self)
-
-
 @dataclasses.dataclass(frozen=True)
 class WarmStartWords:
     """The user's own names for the settings of a WarmStart, which messages quote.
@@ -99,6 +68,8 @@ class WarmStartWords:
         return self.written.get(expression, expression)
 
 
+# Not the class of `train.warm_start`: half of these fields are no keys, OmegaConf declares only lists and dicts where a
+# script may give any sequence and mapping, and a `Vocabulary` needs TensorFlow.
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
     r"""Values of another checkpoint with which a new model begins.
@@ -287,7 +258,7 @@ class RunConfig:
                 )
         if self.check_numerics or self.eager:
             object.__setattr__(self, "steps_per_loop", 1)
-        _check_arguments(self)
+        check_fields(self)
 
     def _check_tracking(self) -> None:
         """Replace a backend in `tracking` by a TrackingConfig.

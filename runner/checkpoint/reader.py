@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from runner.checkpoint_files import layout, manifest
-from runner.config.error_messages import did_you_mean
 from runner.data.iterators import handle_of
 from runner.system.files import place_of
+from runner.system.suggestions import did_you_mean
 from runner.tf_private import graphs, tensor_bundle
 
 GLOBAL_STEP = "global_step"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from runner.checkpoint_files import layout, manifest
 from runner.config.metric_names import rank_by, unknown_metric
-from runner.run_config import KeepBest
+from runner.config.settings.metric_rules import KeepBest
 from runner.system.files import new_place_of, place_of, read_json, remove, write_json
 
 LEASE = "evaluating.json"
@@ -54,7 +54,7 @@ def note_evaluation(path: str | os.PathLike[str], best: KeepBest | None, metrics
       ValueError: `metrics` are results of the evaluation that `best` names, but lack its metric.
     """
     note_metrics(path, metrics)
-    if best is None:
+    if best is None or best.metric is None:
         return
     evaluation = best.metric.rpartition("/")[0]
     if best.metric not in metrics and evaluation in {name.rpartition("/")[0] for name in metrics}:
@@ -190,7 +190,7 @@ def _reasons(model_dir: Path, whole: list[str], keep: Keep, began: float) -> dic
 
 def _best(model_dir: Path, whole: list[str], best: KeepBest | None) -> list[str]:
     """Return the names of the checkpoints to keep for their metric, best first; of equal ones, the older first."""
-    if best is None:
+    if best is None or best.metric is None:
         return []
     values = {name: metrics_of(model_dir / name).get(best.metric, math.nan) for name in whole}
     return rank_by(values, best.metric, best.mode)[: best.max]

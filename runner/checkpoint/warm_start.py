@@ -15,9 +15,9 @@ import tensorflow as tf
 from runner.checkpoint.integrity import VerifiedCheckpoints, find_damage
 from runner.checkpoint.reader import GLOBAL_STEP, Reader
 from runner.checkpoint.vocabulary import Vocabulary
-from runner.config.error_messages import did_you_mean
 from runner.remote.mirror import local_folder
 from runner.run_config import WarmStart
+from runner.system.suggestions import did_you_mean
 from runner.system.urls import is_url
 from runner.tf_private import tensor_bundle
 from runner.tracing.variable_request import VariableSpec

@@ -1,4 +1,4 @@
-"""Messages about wrong keys and values of the config, and "did you mean" for all packages.
+"""Messages about wrong keys of the config and values of a wrong type.
 
 Messages about what Hydra itself refuses are in `runner.config.hydra`.
 """
@@ -6,15 +6,15 @@ Messages about what Hydra itself refuses are in `runner.config.hydra`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 from runner.config.changed_keys import REMOVED
-from runner.config.mistakes import ConfigError, NotAllowed, OutOfRange, UnknownKey, WrongType
-from runner.config.schema import MOST_COUNTED, Config, Limits, class_at, limits_of, setting_at
-from runner.system.redaction import masked_override, masked_value
+from runner.config.mistakes import ConfigError, UnknownKey, WrongType
+from runner.config.schema import Config, class_at, setting_at
+from runner.config.settings.limits import MOST_COUNTED, Limits, as_typed, limits_of
+from runner.system.redaction import masked_override
+from runner.system.suggestions import nearest, suggestion
 
 _TYPES = {
     "int": "a whole number",
@@ -25,20 +25,6 @@ _TYPES = {
     "list[Any]": "a list",
 }
 _GROUP, _ANYTHING = "a group of settings", "allowed here"
-
-
-def did_you_mean(name: str, names: Iterable[str], n: int = 1) -> str:
-    """Return " Did you mean 'x' or 'y'?", with up to `n` of `names` that are similar to `name`; '' if none is."""
-    return _suggestion(nearest(str(name), names, n=n))
-
-
-def nearest(name: str, names: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return up to `n` of `names` similar to `name`, most similar first."""
-    return difflib.get_close_matches(name, list(names), n=n, cutoff=cutoff)
-
-
-def _suggestion(names: list[str]) -> str:
-    return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
@@ -62,7 +48,7 @@ def unknown_key(key: str, value: Any = None, typed: str = "") -> ConfigError:
     same = [other for other in everywhere if other.rpartition(".")[2] in (name, f"max_{name}", f"num_{name}")]
     # A key without a group was probably meant for some group: `seed` means run.seed, not a misspelt `sweep`.
     close = (close or same) if parent else (same or close)
-    hint = _suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))
+    hint = suggestion(close[:1] or nearest(key, everywhere, cutoff=0.7))
     if not hint and not parent:
         hint = f" A parameter of the model is model.params.{name}."
     where = f"Keys of {parent}" if parent else "Groups and keys"
@@ -114,53 +100,11 @@ def limits_in_words(key: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def as_typed(value: Any) -> str:
-    """Return a value as on the command line, without secrets."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{as_typed(masked_value(name, one))}" for name, one in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(as_typed, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
-    """Check a value, or each value of a list, against the limits of its field.
-
-    Args:
-      limits: the limits.
-      value: the value.
-      written: returns the setting as the user would write it, "key=value", for a value.
-
-    Raises:
-      ConfigError: a value is not allowed.
-    """
-    if limits.auto and value == "auto":
-        return
-    if limits.auto and (not isinstance(value, int) or isinstance(value, bool)):
-        raise WrongType(f"{written('null' if value is None else repr(value))} is neither 'auto' nor a whole number.")
-    for one in value if isinstance(value, list) else [value]:
-        if limits.choices and one not in limits.choices:
-            choices = [*map(as_typed, limits.choices)]
-            hint = did_you_mean(one, choices)
-            raise NotAllowed(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-    # The comparisons are written so that they refuse NaN, for which every comparison is false.
-    if limits.minimum is not None and not value >= limits.minimum:
-        raise OutOfRange(f"{written(value)} must be at least {limits.minimum}.")
-    above, below = limits.above, limits.below
-    if (above is not None and not value > above) or (below is not None and not value < below):
-        bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
-        raise OutOfRange(f"{written(value)} must be {bounds}.")
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, float) and not math.isfinite(one):
-            raise OutOfRange(f"{written(one)} is not finite. Use a number, or null if that is allowed.")
-        if isinstance(one, int) and abs(one) > limits.maximum:
-            shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
-            raise OutOfRange(f"{written(shown)} is too large: at most {limits.maximum}.")
-
-
 def _all_keys(cls: type, at: str) -> Iterator[str]:
-    for name, hint in get_type_hints(cls).items():
-        key = f"{at}.{name}".lstrip(".")
+    hints = get_type_hints(cls)
+    for setting in dataclasses.fields(cls):
+        hint = hints[setting.name]
+        key = f"{at}.{setting.name}".lstrip(".")
         yield key
         if dataclasses.is_dataclass(hint):
             yield from _all_keys(hint, key)  # type: ignore[arg-type]

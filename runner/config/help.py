@@ -123,8 +123,8 @@ def help_on(word: str) -> str:
     Raises:
       ConfigError: nothing matches the word.
     """
-    from runner.config.error_messages import did_you_mean
     from runner.config.mistakes import UnknownKey
+    from runner.system.suggestions import did_you_mean
 
     files = _files()
     entries = [entry for path in files for entry in entries_in(path)]

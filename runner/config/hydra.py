@@ -43,11 +43,13 @@ from yaml import MarkedYAMLError, YAMLError
 
 import runner
 from runner.config import changed_keys, parsing, schema
-from runner.config.error_messages import as_typed, did_you_mean, nearest, unknown_flag, unknown_key, wrong_type
+from runner.config.error_messages import unknown_flag, unknown_key, wrong_type
 from runner.config.job_id import job_id, sweep_id
 from runner.config.mistakes import ConfigError, Malformed, NotAllowed, NotFound, UnknownKey, WrongType
+from runner.config.settings.limits import as_typed
 from runner.system.files import write_atomically
 from runner.system.redaction import masked_override
+from runner.system.suggestions import did_you_mean, nearest
 from runner.system.urls import is_url
 
 _PLUGINS = {

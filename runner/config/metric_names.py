@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from runner.config.error_messages import did_you_mean
+from runner.system.suggestions import did_you_mean
 
 CHECKPOINT_METRICS = ".metrics.json"
 """Suffix of the file with a checkpoint's metrics; `system.files.place_of` finds it."""

@@ -10,19 +10,21 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from runner.config import schema
-from runner.config.error_messages import check_limits, did_you_mean, nearest, unknown_key, wrong_type
+from runner.config.error_messages import unknown_key, wrong_type
 from runner.config.mistakes import ConfigError, Conflict, Malformed, NotSet, UnknownKey, WrongType
-from runner.config.schema import Config, HookConfig, InputBlock, VocabularyConfig, WarmStartConfig
+from runner.config.schema import Config, HookConfig, InputBlock, RunSettings, VocabularyConfig, WarmStartConfig
+from runner.config.settings.limits import check_limits, limits_of
 from runner.config.step_range import parse_step_range
-from runner.config.validation import check
+from runner.config.validation import check, check_metric_names
 from runner.system.redaction import SecretList, hiding, masked_override
 from runner.system.secret_names import LIST
+from runner.system.suggestions import did_you_mean, nearest
 
 FAST_DEV_STEPS = 2
 
@@ -61,20 +63,19 @@ def _parse(tree: Mapping[str, Any]) -> Config:
     for key, value in schema.flatten(tree).items():
         if value == _MISSING or (isinstance(value, list) and _MISSING in value):
             raise NotSet(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
-    config: Config = _merge(Config, tree, "")
-    evals = _evals(config.input.eval or {})
+    settings = _typed(Config, tree, "")
+    values: Any = OmegaConf.to_container(settings)
+    _check_limits(RunSettings, values["run"], "run")  # first, because checks of other keys use run.seed
+    _check_limits(Config, values, "")
+    evals = _evals(values["input"]["eval"] or {})
+    check_metric_names(values, evals)
+    config: Config = OmegaConf.to_object(settings)  # type: ignore[assignment]
     inputs = dataclasses.replace(config.input, eval=evals)
     run = dataclasses.replace(config.run, secrets=_with_inherited(config.run.secrets, evals))
     config = dataclasses.replace(config, run=run, input=inputs)
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
     hooks = _hooks(config.train.hooks)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start, hooks=hooks))
-    _check_limits(config.run, "run")  # first, because checks of other keys use run.seed
-    _check_limits(config, "")
-    for name, vocabulary in warm_start.vocabularies.items():
-        _check_limits(vocabulary, f"{_VOCABULARIES}.{name}")
-    for name, block in config.input.evals.items():
-        _check_limits(block, schema.eval_key(name))
     check(config)
     return debugged(config)
 
@@ -110,8 +111,15 @@ def thawed(node: Any) -> Any:
 
 def _merge(cls: type, tree: Mapping[str, Any], at: str) -> Any:
     """Return `tree` as an instance of the dataclass `cls`; `at` is the key of the tree, for messages."""
+    settings = _typed(cls, tree, at)
+    _check_limits(cls, OmegaConf.to_container(settings), at)
+    return OmegaConf.to_object(settings)
+
+
+def _typed(cls: type, tree: Mapping[str, Any], at: str) -> Any:
+    """Return the settings of the dataclass `cls` for OmegaConf: `tree` with its types checked, and the defaults."""
     try:
-        return OmegaConf.to_object(OmegaConf.merge(_node(cls), tree))
+        return OmegaConf.merge(_node(cls), tree)
     except OmegaConfBaseException as error:
         _translate(error, cls, tree, at)
 
@@ -236,15 +244,26 @@ def _keys_of(cls: type) -> list[str]:
     return [setting.name for setting in dataclasses.fields(cls)]
 
 
-def _check_limits(value: Any, at: str) -> None:
-    """Check a dataclass, and those nested in it, against the limits that their fields declare."""
-    for setting in dataclasses.fields(value):
-        key, found = f"{at}.{setting.name}".lstrip("."), getattr(value, setting.name)
-        if dataclasses.is_dataclass(found):
-            _check_limits(found, key)
-        elif found is not None or schema.limits_of(setting).auto:
+def _check_limits(cls: type, values: Any, at: str) -> None:
+    """Check the settings of a dataclass, and of those nested in it, against the limits that their fields declare.
+
+    Here they are still plain values: the constructors check them again, and do not know the keys.
+
+    Args:
+      cls: the dataclass.
+      values: name of each setting -> its value.
+      at: the key of the settings.
+    """
+    hints = get_type_hints(cls)
+    for setting in dataclasses.fields(cls):
+        key = f"{at}.{setting.name}".lstrip(".")
+        value = values[setting.name]
+        limits = limits_of(setting)
+        if dataclasses.is_dataclass(hints[setting.name]):
+            _check_limits(hints[setting.name], value, key)
+        elif value is not None or limits.auto:
             try:
-                check_limits(schema.limits_of(setting), found, f"{key}={{}}".format)
+                check_limits(limits, value, f"{key}={{}}".format)
             except ConfigError as error:
                 error.key = key
                 raise

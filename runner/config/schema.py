@@ -15,6 +15,9 @@ from typing import Any, get_type_hints
 from runner.config import changed_keys
 from runner.config.mistakes import ConfigError as ConfigError
 from runner.config.mistakes import Malformed
+from runner.config.settings.data_service import DataService
+from runner.config.settings.limits import count, ranking, setting
+from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceLROnPlateau
 from runner.system.files import write_atomically
 from runner.system.redaction import SecretList, secrets_of
 
@@ -51,63 +54,14 @@ CLUSTER_COMMANDS = ("train_and_evaluate", "train", "evaluate")
 MAX_TASKS = 10_000
 """Largest number of tasks of one type, so that a typo does not fill the memory with addresses."""
 
-MOST_COUNTED = 2**31 - 1
-"""Largest number of things or of seconds: TensorFlow's loops and waits have 32 bits."""
 SEED_BITS = 31
 """Number of bits of the random seed that a run gets if `run.seed` is null."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The values that a setting may have; `error_messages.check_limits` checks them.
-
-    Attributes:
-      choices: allowed values of the setting, or of each element of a list; (): any.
-      minimum, maximum: the smallest and largest number, both allowed. TensorFlow counts in 64 bits, hence the default.
-      above, below: exclusive bounds of a number.
-      auto: the word "auto" is allowed in place of an integer.
-    """
-
-    choices: tuple[Any, ...] = ()
-    minimum: int | None = None
-    maximum: int = 2**63 - 1
-    above: float | None = None
-    below: float | None = None
-    auto: bool = False
-
-
-def _setting(
-    default: Any, *, shown_only: bool = False, needs_optimizer: str | Mapping[Any, str] = "",
-    not_eager: bool = False, **limits: Any,
-) -> Any:  # fmt: skip
-    """Declare a field with its `Limits` and what else its readers need to know.
-
-    Args:
-      default: the default, which a config without the key has.
-      shown_only: the key changes only how a run is shown, watched, ranked or recorded, and not what it computes.
-      needs_optimizer: why only the default works with train_op=, as the end of a sentence: "train_op=, which ..."; or
-        such a reason for each value that does not work.
-      not_eager: only the default works in an eager step (`run.eager`).
-      limits: arguments of `Limits`.
-    """
-    marks = {"shown_only": shown_only, "needs_optimizer": needs_optimizer, "not_eager": not_eager}
-    return field(default=default, metadata={"limits": Limits(**limits), **marks})
-
-
-def _count(default: Any, **limits: Any) -> Any:
-    """Declare a field for a number of things or of seconds."""
-    return _setting(default, **{"maximum": MOST_COUNTED, **limits})
 
 
 _APPLIES = "computes and applies its gradients itself, replica by replica"
 _APPLIES_AT_ONCE = f"{_APPLIES}, so they cannot be separated from the update, which XLA must not compile"
 _APPLIES_UNSCALED = {"mixed_float16": f"{_APPLIES}, so they cannot be scaled"}
 _HAS_RATE = "has its learning rate in it"
-
-
-def _ranking() -> Any:
-    """Declare the field `mode` beside a field `metric`: min, max, or None to decide by the metric's name."""
-    return _setting(None, choices=("min", "max"))
 
 
 @dataclass(frozen=True)
@@ -120,8 +74,8 @@ class ModelConfig:
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
-    classic: Any = _setting("auto", choices=("auto", True, False))
-    keras: str = _setting("auto", choices=("auto", "keras3", "legacy"))
+    classic: Any = setting("auto", choices=("auto", True, False))
+    keras: str = setting("auto", choices=("auto", "keras3", "legacy"))
 
 
 @dataclass(frozen=True)
@@ -129,8 +83,8 @@ class AutotuneConfig:
     """Settings of tf.data's autotuning. None: the options that the input function sets apply."""
 
     enabled: bool | None = None
-    ram_budget: int | None = _setting(None, minimum=1)
-    cpu_budget: int | None = _count(None, minimum=1)
+    ram_budget: int | None = setting(None, minimum=1)
+    cpu_budget: int | None = count(None, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -138,23 +92,9 @@ class DataOptionsConfig:
     """Settings of tf.data.Options for an input. None: the options that the input function sets apply."""
 
     deterministic: bool | None = None
-    private_threadpool_size: int | None = _count(None, minimum=1)
-    max_intra_op_parallelism: int | None = _count(None, minimum=1)
+    private_threadpool_size: int | None = count(None, minimum=1)
+    max_intra_op_parallelism: int | None = count(None, minimum=1)
     autotune: AutotuneConfig = field(default_factory=AutotuneConfig)
-
-
-@dataclass(frozen=True)
-class DataServiceConfig:
-    """The tf.data service that computes an input.
-
-    Attributes:
-      address: the dispatcher's address; None: no service.
-      job_name: runs that use the same name share the elements between them; None: only the workers of this run do.
-    """
-
-    address: str | None = None
-    processing_mode: str = _setting("distributed_epoch", choices=("distributed_epoch", "parallel_epochs"))
-    job_name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,8 +103,8 @@ class InputBlock:
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
-    batch_size: int | None = _count(None, minimum=1)
-    shard: str = _setting("auto", choices=("auto", "files", "examples", "input_fn", "off"))
+    batch_size: int | None = count(None, minimum=1)
+    shard: str = setting("auto", choices=("auto", "files", "examples", "input_fn", "off"))
     shuffle_seed: int | None = None
     options: DataOptionsConfig = field(default_factory=DataOptionsConfig)
 
@@ -173,8 +113,8 @@ class InputBlock:
 class TrainInputBlock(InputBlock):
     """The training input, with the settings that only training has."""
 
-    prefetch_to_device: int | None = _count(None, minimum=1)
-    service: DataServiceConfig = field(default_factory=DataServiceConfig)
+    prefetch_to_device: int | None = count(None, minimum=1)
+    service: DataService = DataService(None)
 
 
 @dataclass(frozen=True)
@@ -204,23 +144,23 @@ class EvalStrategyConfig:
       name: None: evaluation uses the strategy of training.
     """
 
-    name: str | None = _setting(None, choices=tuple(STRATEGY_OPTIONS))
+    name: str | None = setting(None, choices=tuple(STRATEGY_OPTIONS))
     devices: list[str] | None = None
-    num_gpus: int | None = _count(None, minimum=0)
-    virtual_devices: int | None = _count(None, minimum=1)
+    num_gpus: int | None = count(None, minimum=0)
+    virtual_devices: int | None = count(None, minimum=1)
     cross_device_ops: str | None = None  # one of CROSS_DEVICE_OPS, or the dotted name of a class
-    num_packs: int | None = _count(None, minimum=0)
+    num_packs: int | None = count(None, minimum=0)
 
 
 @dataclass(frozen=True)
 class StrategyConfig(EvalStrategyConfig):
     """The tf.distribute strategy of training, with options for several processes and TPUs."""
 
-    name: str | None = _setting("default", choices=tuple(STRATEGY_OPTIONS))
-    communication: str | None = _setting(None, choices=("auto", "ring", "nccl"))
-    timeout_secs: int | None = _count(None, minimum=1)
-    bytes_per_pack: int | None = _count(None, minimum=1)
-    partitioner: str | None = _setting(None, choices=("min_size", "fixed_shards"))
+    name: str | None = setting("default", choices=tuple(STRATEGY_OPTIONS))
+    communication: str | None = setting(None, choices=("auto", "ring", "nccl"))
+    timeout_secs: int | None = count(None, minimum=1)
+    bytes_per_pack: int | None = count(None, minimum=1)
+    partitioner: str | None = setting(None, choices=("min_size", "fixed_shards"))
     address: str | None = None
     zone: str | None = None
     project: str | None = None
@@ -236,14 +176,14 @@ class ClusterConfig:
       service: headless Service of Kubernetes; None: the name of the Job or StatefulSet.
     """
 
-    resolver: str = _setting("auto", choices=("auto", "local", "tf_config", "slurm", "sagemaker", "kubernetes", "tpu"))
-    num_workers: int = _count(2, minimum=1, maximum=MAX_TASKS)
-    num_ps: int = _count(1, minimum=1, maximum=MAX_TASKS)
+    resolver: str = setting("auto", choices=("auto", "local", "tf_config", "slurm", "sagemaker", "kubernetes", "tpu"))
+    num_workers: int = count(2, minimum=1, maximum=MAX_TASKS)
+    num_ps: int = count(1, minimum=1, maximum=MAX_TASKS)
     evaluator: bool = False
-    max_restarts: int | None = _count(None, minimum=0)
-    min_workers: int | None = _count(None, minimum=1, maximum=MAX_TASKS)
-    start_timeout_secs: int = _count(120, minimum=1)
-    port: int | None = _setting(None, above=0, below=65536)
+    max_restarts: int | None = count(None, minimum=0)
+    min_workers: int | None = count(None, minimum=1, maximum=MAX_TASKS)
+    start_timeout_secs: int = count(120, minimum=1)
+    port: int | None = setting(None, above=0, below=65536)
     service: str | None = None
 
 
@@ -251,49 +191,25 @@ class ClusterConfig:
 class RunSettings:
     """Settings of the whole run."""
 
-    seed: int | None = _setting(1, minimum=0)
+    seed: int | None = setting(1, minimum=0)
     deterministic: bool = False
-    memory_growth: bool = _setting(False, shown_only=True)
-    inter_op_threads: int | None = _count(None, minimum=1)
-    intra_op_threads: int | None = _count(None, minimum=1)
-    progress: str = _setting("auto", choices=("auto", "rich", "plain", "off"), shown_only=True)
-    output: str = _setting("text", choices=("text", "json"), shown_only=True)
-    inline: bool = _setting(False, shown_only=True)
+    memory_growth: bool = setting(False, shown_only=True)
+    inter_op_threads: int | None = count(None, minimum=1)
+    intra_op_threads: int | None = count(None, minimum=1)
+    progress: str = setting("auto", choices=("auto", "rich", "plain", "off"), shown_only=True)
+    output: str = setting("text", choices=("text", "json"), shown_only=True)
+    inline: bool = setting(False, shown_only=True)
     eager: bool = False
-    freeze_secs: int | None = _setting(None, minimum=10, shown_only=True)
-    preload: Any = _setting("auto", choices=("auto", False), shown_only=True)
-    preemption_notice: str | None = _setting(None, shown_only=True)
-    debug: str | None = _setting(None, choices=("fast_dev", "overfit", "nan", "replicas"))
+    freeze_secs: int | None = setting(None, minimum=10, shown_only=True)
+    preload: Any = setting("auto", choices=("auto", False), shown_only=True)
+    preemption_notice: str | None = setting(None, shown_only=True)
+    debug: str | None = setting(None, choices=("fast_dev", "overfit", "nan", "replicas"))
     profile: str | None = None
-    log_level: str = _setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
-    secrets: list[str] | None = _setting(None, shown_only=True)
-    local_dir: str | None = _setting(None, shown_only=True)
-    lease_secs: int = _count(60, minimum=4, shown_only=True)
-    upload_secs: int = _count(600, minimum=1, shown_only=True)
-
-
-@dataclass(frozen=True)
-class EarlyStoppingConfig:
-    """The conditions for ending training before its last step. `metric` None: training does not end early."""
-
-    metric: str | None = None
-    mode: str | None = _ranking()
-    patience_evals: int = _count(1, minimum=1)
-    min_delta: float = _setting(0.0, minimum=0)
-    min_steps: int = _setting(0, minimum=0)
-
-
-@dataclass(frozen=True)
-class ReduceLROnPlateauConfig:
-    """The conditions for reducing the learning rate, and by how much. `metric` None: it is not reduced."""
-
-    metric: str | None = None
-    mode: str | None = _ranking()
-    factor: float = _setting(0.1, above=0, below=1)
-    patience_evals: int = _count(10, minimum=1)
-    min_delta: float = _setting(0.0001, minimum=0)
-    cooldown_evals: int = _count(0, minimum=0)
-    min_lr: float = _setting(0.0, minimum=0)
+    log_level: str = setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
+    secrets: list[str] | None = setting(None, shown_only=True)
+    local_dir: str | None = setting(None, shown_only=True)
+    lease_secs: int = count(60, minimum=4, shown_only=True)
+    upload_secs: int = count(600, minimum=1, shown_only=True)
 
 
 @dataclass(frozen=True)
@@ -305,11 +221,11 @@ class VocabularyConfig:
     """
 
     new_vocab: str | None = None
-    new_vocab_size: int | None = _count(None, minimum=1)
-    num_oov_buckets: int = _count(0, minimum=0)
+    new_vocab_size: int | None = count(None, minimum=1)
+    num_oov_buckets: int = count(0, minimum=0)
     old_vocab: str | None = None
-    old_vocab_size: int | None = _count(None, minimum=1)
-    axis: int = _setting(0, choices=(0, 1))
+    old_vocab_size: int | None = count(None, minimum=1)
+    axis: int = setting(0, choices=(0, 1))
 
 
 @dataclass(frozen=True)
@@ -344,28 +260,28 @@ class TrainConfig:
       hooks: a list of HookConfigs, in a parsed config.
     """
 
-    max_steps: int | None = _setting(None, minimum=1)
-    max_epochs: int | None = _setting(None, minimum=1)
-    max_secs: float | None = _setting(None, above=0)
-    steps_per_loop: Any = _count("auto", minimum=1, auto=True)
-    gradient_accumulation: int = _count(1, minimum=1, needs_optimizer=_APPLIES, not_eager=True)
-    clip_global_norm: float | None = _setting(None, above=0, needs_optimizer=_APPLIES)
-    jit: bool = _setting(False, needs_optimizer=_APPLIES_AT_ONCE, not_eager=True)
-    precision: str = _setting(
+    max_steps: int | None = setting(None, minimum=1)
+    max_epochs: int | None = setting(None, minimum=1)
+    max_secs: float | None = setting(None, above=0)
+    steps_per_loop: Any = count("auto", minimum=1, auto=True)
+    gradient_accumulation: int = count(1, minimum=1, needs_optimizer=_APPLIES, not_eager=True)
+    clip_global_norm: float | None = setting(None, above=0, needs_optimizer=_APPLIES)
+    jit: bool = setting(False, needs_optimizer=_APPLIES_AT_ONCE, not_eager=True)
+    precision: str = setting(
         "float32", choices=("float32", "mixed_bfloat16", "mixed_float16"), needs_optimizer=_APPLIES_UNSCALED,
         not_eager=True,
     )  # fmt: skip
-    learning_rate_scaling: str = _setting("none", choices=("none", "linear", "sqrt"), needs_optimizer=_HAS_RATE)
-    warmup_steps: int = _setting(0, minimum=0, needs_optimizer=_HAS_RATE)
-    ema_decay: float | None = _setting(None, above=0, below=1)
-    nan: str = _setting("stop", choices=("stop", "rollback", "ignore"))
-    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
-    reduce_lr_on_plateau: ReduceLROnPlateauConfig = field(default_factory=ReduceLROnPlateauConfig)
+    learning_rate_scaling: str = setting("none", choices=("none", "linear", "sqrt"), needs_optimizer=_HAS_RATE)
+    warmup_steps: int = setting(0, minimum=0, needs_optimizer=_HAS_RATE)
+    ema_decay: float | None = setting(None, above=0, below=1)
+    nan: str = setting("stop", choices=("stop", "rollback", "ignore"))
+    early_stopping: EarlyStopping = EarlyStopping()
+    reduce_lr_on_plateau: ReduceLROnPlateau = ReduceLROnPlateau()
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
-    log_steps: int | None = _setting(100, minimum=1)
-    log_gradient_norm: bool = _setting(False, needs_optimizer=_APPLIES)
+    log_steps: int | None = setting(100, minimum=1)
+    log_gradient_norm: bool = setting(False, needs_optimizer=_APPLIES)
     metrics: bool = False
-    summary_steps: int | None = _setting(100, minimum=1)
+    summary_steps: int | None = setting(100, minimum=1)
     hooks: list[Any] = field(default_factory=list)
 
 
@@ -378,9 +294,9 @@ class EvalConfig:
       name: for command=evaluate: the name under which results are recorded.
     """
 
-    steps: int | None = _setting(None, minimum=1)
-    throttle_secs: int = _count(0, minimum=0)
-    start_delay_secs: int = _count(0, minimum=0)
+    steps: int | None = setting(None, minimum=1)
+    throttle_secs: int = count(0, minimum=0)
+    start_delay_secs: int = count(0, minimum=0)
     at_start: bool = False
     checkpoint: str | None = None
     name: str | None = None
@@ -388,15 +304,6 @@ class EvalConfig:
     def recorded_name(self, own: str) -> str:
         """Return the name under which the evaluation `own` of `input.eval` is recorded."""
         return "_".join(filter(None, (self.name, own)))
-
-
-@dataclass(frozen=True)
-class KeepBestConfig:
-    """The best checkpoints to keep in addition to the newest. `metric` None: none are kept for their metric."""
-
-    metric: str | None = None
-    mode: str | None = _ranking()
-    max: int = _count(1, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -408,13 +315,13 @@ class CheckpointConfig:
       asynchronous: true, false, or auto.
     """
 
-    save_steps: int | None = _setting(None, minimum=1)
-    save_secs: int | None = _count(600, above=0)  # RunConfig also accepts fractions of a second
-    keep_max: int | None = _count(5, minimum=1)
-    keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
-    keep_every_hours: float | None = _setting(None, above=0)
-    asynchronous: Any = _setting(True, choices=("auto", True, False))
-    input_state: str = _setting("auto", choices=("auto", "saved", "counted"))
+    save_steps: int | None = setting(None, minimum=1)
+    save_secs: int | None = count(600, above=0)  # RunConfig also accepts fractions of a second
+    keep_max: int | None = count(5, minimum=1)
+    keep_best: KeepBest = KeepBest(None)
+    keep_every_hours: float | None = setting(None, above=0)
+    asynchronous: Any = setting(True, choices=("auto", True, False))
+    input_state: str = setting("auto", choices=("auto", "saved", "counted"))
 
 
 @dataclass(frozen=True)
@@ -422,7 +329,7 @@ class ExportBestConfig:
     """The metric by which the best model is exported. `metric` None: the loss of the first evaluation."""
 
     metric: str | None = None
-    mode: str | None = _ranking()
+    mode: str | None = ranking()
 
 
 @dataclass(frozen=True)
@@ -438,9 +345,9 @@ class ExportConfig:
       alias: alias of that version; None: no alias.
     """
 
-    exporters: list[str] | None = _setting(None, choices=("final", "latest", "best"))
+    exporters: list[str] | None = setting(None, choices=("final", "latest", "best"))
     dir: str | None = None
-    keep: int | None = _count(5, minimum=1)
+    keep: int | None = count(5, minimum=1)
     best: ExportBestConfig = field(default_factory=ExportBestConfig)
     receiver_fn: str | None = None
     checkpoint: str | None = None
@@ -530,8 +437,8 @@ class SweepConfig:
 
     dir: str | None = None
     metric: str | None = None
-    mode: str | None = _ranking()
-    parallel: int = _count(1, minimum=1)
+    mode: str | None = ranking()
+    parallel: int = count(1, minimum=1)
 
 
 @dataclass(frozen=True)
@@ -545,7 +452,7 @@ class NewConfig:
 class Config:
     """The checked config of a run."""
 
-    command: str = _setting("train_and_evaluate", choices=COMMANDS)
+    command: str = setting("train_and_evaluate", choices=COMMANDS)
     model_dir: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     input: InputConfig = field(default_factory=InputConfig)
@@ -641,12 +548,6 @@ def setting_at(key: str) -> dataclasses.Field[Any] | None:
     parent, _, name = key.rpartition(".")
     owner = class_at(parent)
     return next((one for one in dataclasses.fields(owner) if one.name == name), None) if owner else None
-
-
-def limits_of(setting: dataclasses.Field[Any]) -> Limits:
-    """Return the limits that a field declares; empty limits if it declares none."""
-    limits: Limits = setting.metadata.get("limits", Limits())
-    return limits
 
 
 # --- as a tree, as text, as a file ----------------------------------------------------------------------------------

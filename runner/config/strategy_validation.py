@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from runner.config import schema
 from runner.config.mistakes import ConfigError, Conflict, Empty, NoEffect, NotAllowed, NotSet, OutOfRange, Twice
 from runner.config.schema import Config, EvalStrategyConfig
+from runner.config.settings.limits import MOST_COUNTED
 
 
 def check_strategies(config: Config) -> Iterator[ConfigError]:
@@ -140,7 +141,7 @@ def check_min_workers(config: Config, num_replicas: int | None = None, why: str 
     over = [count for count in range(most, least - 1, -1) if train.batch_size % (count * parts)]
     if over:
         unit = math.lcm(*range(least, most + 1)) * parts
-        use = f"a multiple of {unit}, or " if unit <= schema.MOST_COUNTED else ""
+        use = f"a multiple of {unit}, or " if unit <= MOST_COUNTED else ""
         counts = ", ".join(map(str, over[:9]))
         raise OutOfRange(
             f"{may}: input.train.batch_size={train.batch_size} does not divide over {counts} workers x {parts} "

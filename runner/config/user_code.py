@@ -14,8 +14,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from runner.config.error_messages import did_you_mean
 from runner.config.mistakes import ConfigError
+from runner.system.suggestions import did_you_mean
 
 
 class UserCodeError(ConfigError):

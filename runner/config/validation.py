@@ -8,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from runner.config import schema
-from runner.config.error_messages import as_typed, did_you_mean
 from runner.config.metric_names import CHECKPOINT_METRICS, evaluation_prefix, is_of_evaluation, rank_by
 from runner.config.mistakes import (
     ConfigError,
@@ -31,10 +30,13 @@ from runner.config.mistakes import (
 )  # fmt: skip
 from runner.config.saved_config import FILE
 from runner.config.schema import PREDICTION_FORMATS, Config
+from runner.config.settings.limits import as_typed
+from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceLROnPlateau
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_strategies
 from runner.system.files import place_of, read_json
 from runner.system.redaction import masked_value
+from runner.system.suggestions import did_you_mean
 from runner.system.urls import url_mistake
 
 SHOWN_RUNS = 3
@@ -72,6 +74,24 @@ def check(config: Config) -> None:
     ):
         for mistake in find_mistakes(config):
             raise mistake
+
+
+def check_metric_names(values: Mapping[str, Any], evaluations: Iterable[str]) -> None:
+    """Check that the metric of each rule names its evaluation. The rule's constructor, which comes next, checks this,
+    too, but knows neither the key nor the evaluations of the run.
+
+    Args:
+      values: the tree of a config.
+      evaluations: names of the run's evaluations.
+
+    Raises:
+      ConfigError: a metric does not.
+    """
+    for rule in (EarlyStopping.key, ReduceLROnPlateau.key, KeepBest.key):
+        key = f"{rule}.metric"
+        metric = schema.value_at(values, key)
+        if metric is not None and "/" not in metric:
+            raise _without_evaluation(key, metric, evaluations)
 
 
 def newest_runs(outputs: Path) -> list[Path]:
@@ -408,14 +428,10 @@ def _check_rules(config: Config) -> Iterator[ConfigError]:
     """Yield messages about metrics of early stopping, reduce_lr_on_plateau and a sweep that do not exist, or come too
     late.
     """
-    rules: dict[str, schema.EarlyStoppingConfig | schema.ReduceLROnPlateauConfig] = {
-        "train.early_stopping": config.train.early_stopping,
-        "train.reduce_lr_on_plateau": config.train.reduce_lr_on_plateau,
-    }
-    for key, rule in rules.items():
+    for rule in (config.train.early_stopping, config.train.reduce_lr_on_plateau):
         if rule.metric is not None and config.command == "train":
-            yield NoEffect(f"{key}.metric={rule.metric} {_NOT_EVALUATED}")
-        yield from _check_metric_of(key, rule, config)
+            yield NoEffect(f"{rule.key}.metric={rule.metric} {_NOT_EVALUATED}")
+        yield from _check_metric_of(rule.key, rule, config)
     if config.sweep.metric is not None:
         yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
     metric = config.train.reduce_lr_on_plateau.metric
@@ -603,7 +619,8 @@ def _check_unused(key: str, settings: Any, needed: str) -> Iterator[ConfigError]
     """Yield a message for each of `settings` that is set; they have no effect because `needed` is not set."""
     for setting in dataclasses.fields(settings):
         value = getattr(settings, setting.name)
-        if value != setting.default:
+        # A field without a default is the needed one: a script must give it, a config has null.
+        if setting.default is not dataclasses.MISSING and value != setting.default:
             yield NoEffect(f"{key}.{setting.name}={value} has no effect without {needed}.")
 
 
@@ -619,13 +636,17 @@ def _check_metric(key: str, metric: str, config: Config, *, of_training: bool = 
     prefixes = [evaluation_prefix(name) for name in config.input.evals]
     prefix, slash, _ = metric.partition("/")
     if not slash:
-        near = metric.removeprefix("val_")  # Keras' name for metrics of an evaluation
-        yield NotFound(
-            f"{key}={metric}: prefix the metric with its evaluation: {prefixes[0] if prefixes else 'eval'}/{near}."
-        )
+        yield _without_evaluation(key, metric, config.input.evals)
     elif not is_of_evaluation(metric) and not of_training:
         near = f"{prefixes[0] if prefixes else 'eval'}/{metric.partition('/')[2]}"
         yield NotFound(f"{key}={metric}: {prefix!r} is not an evaluation. Write {near}.")
     elif re.fullmatch(r"eval(_.*)?", prefix) and prefix not in prefixes:
         there = ", ".join(f"{known}/..." for known in prefixes) or "none, since input.eval is empty"
         yield NotFound(f"{key}={metric}: there is no such evaluation. There are: {there}.")
+
+
+def _without_evaluation(key: str, metric: str, evaluations: Iterable[str]) -> NotFound:
+    """Return the error for a metric without its evaluation; it suggests the first of the run's `evaluations`."""
+    prefix = evaluation_prefix(next(iter(evaluations), ""))
+    near = metric.removeprefix("val_")  # Keras' name for metrics of an evaluation
+    return NotFound(f"{key}={metric}: prefix the metric with its evaluation: {prefix}/{near}.")

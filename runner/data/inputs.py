@@ -14,12 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.config.settings.data_service import DataService
 from runner.data import sharding
 from runner.data.dataset_adapter import as_dataset, call_input_fn, check_batches, none_spec, tensors
 from runner.data.iterators import OPEN, iterate
 from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.data.replica_batches import Division, RoundRobin, SplitRows, any_rows, part_spec
-from runner.data.service import DataService
 from runner.data.sharding import InputContext, Plan, ShardedInput, WorkerPlace
 from runner.data.shared_stream import NOT_SHARED, SharedStream, Stream
 from runner.distribute.collectives import Collectives

@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from runner.config.settings.data_service import DataService
 from runner.data.replica_batches import Division, PerWorker, RoundRobin, SplitRows, full_rows
-from runner.data.service import DataService
+from runner.data.service import distribute
 from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 from runner.system.console import counted
 from runner.tf_private import cluster
@@ -193,7 +194,7 @@ def of_service(service: DataService, batch_size: int | None, place: WorkerPlace,
     """
     plan = _plan("examples" if place.num_workers == 1 else "off", batch_size, place, True)
     whole = build(plan)
-    dataset = service.distribute(whole, place.collectives)
+    dataset = distribute(service, whole, place.collectives)
     return ShardedInput("service", f"{service.address} computes the batches", plan.division, dataset, lambda: whole)
 
 

@@ -11,117 +11,24 @@ older one is made again from the checkpoint that the run resumes from, and from 
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from runner.checkpoint.reader import Reader
-from runner.config.metric_names import evaluation_of, mode_of, unknown_metric
+from runner.config.metric_names import unknown_metric
 from runner.config.mistakes import ConfigError
+from runner.config.settings.metric_rules import EarlyStopping as EarlyStopping
+from runner.config.settings.metric_rules import MetricRule
 from runner.system.files import read_json, set_aside, write_json
 from runner.system.standard_streams import say
 from runner.tracking.curves import read_metrics
 from runner.tracking.journal import Journals
 
-FILE = "early_stopping.json"
 LEARNING_RATE_REDUCED = "learning_rate_reduced"
 """The event in the journal of a reduction; fields: step, before, after."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricRule:
-    """A rule that acts when an evaluation's metric no longer improves: it ends training, or reduces the learning rate.
-
-    Attributes:
-      metric: the metric's name in the journal: `eval/loss`, `eval_<name>/accuracy`; None: the rule never acts.
-      mode: "min" or "max", whether smaller or larger is better; None: decided by the metric's name.
-      patience_evals: number of successive evaluations without improvement after which the rule acts.
-      min_delta: an improvement counts if it is larger than this, in the unit of the metric.
-      key: the rule's key in the config.
-      file: name of the file in model_dir that holds the metric's values.
-      has_rates: the rule sets learning rates.
-
-    Raises:
-      ValueError: a value is not allowed.
-    """
-
-    metric: str | None = None
-    mode: str | None = None
-    patience_evals: int = 1
-    min_delta: float = 0.0
-
-    key: ClassVar[str]
-    file: ClassVar[str]
-    has_rates: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        kind = type(self).__name__
-        if self.metric is not None and "/" not in self.metric:
-            raise ValueError(
-                f"{kind}(metric={self.metric!r}): prefix the metric with its evaluation: eval/{self.metric}."
-            )
-        if self.mode not in (None, "min", "max"):
-            raise ValueError(f"{kind}(mode={self.mode!r}): mode must be 'min', 'max' or None.")
-        for name in (field.name for field in dataclasses.fields(self)[2:]):  # all others are numbers
-            smallest = 1 if name == "patience_evals" else 0
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{kind}({name}={getattr(self, name)}): {name} must be at least {smallest}.")
-
-    @property
-    def evaluation(self) -> str | None:
-        """The name of the evaluation to which the metric belongs; "" if it has no name; None if there is no metric."""
-        return None if self.metric is None else evaluation_of(self.metric)
-
-    @property
-    def sign(self) -> int:
-        """1 if smaller is better, -1 if larger is."""
-        return -1 if mode_of(self.metric or "", self.mode) == "max" else 1
-
-    def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        """Return why the rule acts at `step`; None: it does not.
-
-        Args:
-          values: step -> the metric, for the evaluations up to `step`.
-          step: the global step of the last evaluation.
-        """
-        raise NotImplementedError
-
-    def has_not_improved(self, evaluations: int, best: float, best_step: int | None) -> str:
-        """Return a reason as text; `best_step` None: the metric was never a number."""
-        best_so_far = "it was never a number" if best_step is None else f"best {best:.6g} at step {best_step}"
-        by = f" by more than {self.min_delta:g}" if self.min_delta else ""
-        plural = "" if evaluations == 1 else "s"
-        return f"{self.metric} has not improved{by} for {evaluations} evaluation{plural}; {best_so_far}"
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlyStopping(MetricRule):
-    """The rule by which training ends before its last step.
-
-    Attributes:
-      min_steps: training does not end before this global step.
-    """
-
-    min_steps: int = 0
-
-    key = "train.early_stopping"
-    file = FILE
-
-    def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        best, best_step, waited = math.nan, None, 0
-        for at in sorted(at for at in values if at <= step):
-            waited += 1
-            is_first = best_step is None and not math.isnan(values[at])
-            # A comparison with NaN is false: a NaN is never the best value, and never an improvement.
-            if is_first or self.sign * (best - values[at]) > self.min_delta:
-                best, best_step, waited = values[at], at, 0
-        if waited < self.patience_evals or step < self.min_steps:
-            return None
-        return self.has_not_improved(waited, best, best_step)
 
 
 HISTORIES = "histories"

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from runner.checkpoint import reader, retention
 from runner.checkpoint.integrity import DamagedCheckpointsError
 from runner.checkpoint_files import layout, manifest
+from runner.config.settings.metric_rules import EarlyStopping
 from runner.distribute.errors import tells_of_a_lost_peer
-from runner.estimator.early_stopping import HISTORIES, EarlyStopping, MetricHistory
+from runner.estimator.early_stopping import HISTORIES, MetricHistory
 from runner.estimator.estimator import Estimator
 from runner.estimator.specs import TrainingResult
 from runner.estimator.train_loop import TrainingRun

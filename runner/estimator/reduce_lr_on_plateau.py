@@ -8,62 +8,14 @@ with the same rate as an undisturbed run.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
+from runner.config.settings.metric_rules import ReduceLROnPlateau as ReduceLROnPlateau
 from runner.distribute.collectives import Collectives
-from runner.estimator.early_stopping import LEARNING_RATE_REDUCED, MetricHistory, MetricRule
-
-FILE = "reduce_lr_on_plateau.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class ReduceLROnPlateau(MetricRule):
-    """The rule by which the learning rate is reduced.
-
-    Attributes:
-      factor: multiplies the rate at a reduction; between 0 and 1.
-      cooldown_evals: number of evaluations after a reduction that do not count towards patience_evals.
-      min_lr: lower limit of the rate.
-    """
-
-    patience_evals: int = 10
-    min_delta: float = 1e-4
-    factor: float = 0.1
-    cooldown_evals: int = 0
-    min_lr: float = 0.0
-
-    key = "train.reduce_lr_on_plateau"
-    file = FILE
-    has_rates = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.factor < 1:
-            raise ValueError(f"ReduceLROnPlateau(factor={self.factor}): factor must be between 0 and 1.")
-        super().__post_init__()
-
-    def reason(self, values: Mapping[int, float], step: int) -> str | None:
-        # The algorithm is that of keras.callbacks.ReduceLROnPlateau.on_epoch_end, except that a NaN is never the best
-        # value, and that `min_lr` is ignored: the caller leaves a rate at that limit unchanged.
-        sign = self.sign
-        best, best_step, waited, cooldown, is_reduced = math.inf, None, 0, 0, False
-        for at in sorted(at for at in values if at <= step):
-            value, is_reduced = sign * values[at], False
-            if cooldown:
-                cooldown -= 1
-                waited = 0
-            is_first = best_step is None and not math.isnan(value)
-            if is_first or value < best - self.min_delta:
-                best, best_step, waited = value, at, 0
-            elif not cooldown:
-                waited += 1
-                if waited >= self.patience_evals:
-                    is_reduced, cooldown, waited = True, self.cooldown_evals, 0
-        return self.has_not_improved(self.patience_evals, sign * best, best_step) if is_reduced else None
+from runner.estimator.early_stopping import LEARNING_RATE_REDUCED, MetricHistory
 
 
 class RunWithRate(Protocol):

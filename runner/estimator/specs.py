@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from runner.config.settings.metric_rules import EarlyStopping, ReduceLROnPlateau
 from runner.data.inputs import Input
-from runner.estimator.early_stopping import EarlyStopping
-from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau
 from runner.export.exporters import Exporter, checked_exporters
 
 InputFn = Callable[..., Any] | Input

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.config.error_messages import did_you_mean
 from runner.hooks.session_restores import SessionRestore, reads_of
 from runner.model_log import logging_to
+from runner.system.suggestions import did_you_mean
 from runner.tf_private import v1 as v1_bridge
 from runner.tracing.trace import Trace
 from runner.tracing.variable_store import GLOBAL_STEP, LocalVariable

@@ -22,7 +22,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import parsing
-from runner.config.error_messages import did_you_mean
 from runner.config.hydra import write_privately
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, ConfigError
@@ -31,6 +30,7 @@ from runner.launch.sweep import JobResult, Sweep
 from runner.system import console
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
+from runner.system.suggestions import did_you_mean
 from runner.tracking.curves import save_figure
 from runner.tracking.run_lock import alone_in
 from runner.tracking.tracker import Point, describe

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.config.error_messages import did_you_mean
+from runner.system.suggestions import did_you_mean
 
 fc = tf.feature_column
 

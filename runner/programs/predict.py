@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from runner.config.error_messages import did_you_mean
 from runner.data.inputs import InputPipeline
 from runner.model_fn import ModeKeys
 from runner.programs.program import (
@@ -23,6 +22,7 @@ from runner.programs.program import (
     replica_inputs,
     split_fetches,
 )
+from runner.system.suggestions import did_you_mean
 from runner.tf_private.datasets import may_change_meanwhile
 from runner.tracing.trace_step import Replica
 from runner.types import ONLY_KEY, StepRequest

@@ -22,7 +22,6 @@ from runner.config.schema import (
     DataOptionsConfig,
     EvalStrategyConfig,
     InputBlock,
-    KeepBestConfig,
     RunSettings,
     StrategyConfig,
     WarmStartConfig,
@@ -31,14 +30,11 @@ from runner.config.schema import (
 from runner.config.step_range import parse_step_range
 from runner.config.strategy_validation import check_min_workers
 from runner.data.inputs import Input
-from runner.data.service import DataService
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.devices import configure_devices
 from runner.distribute.grpc_server import kept_local
 from runner.distribute.strategy import build_parameter_server, build_strategy, split_cpu
-from runner.estimator.early_stopping import EarlyStopping
 from runner.estimator.estimator import Estimator
-from runner.estimator.reduce_lr_on_plateau import ReduceLROnPlateau
 from runner.estimator.specs import EvalSpec, TrainSpec
 from runner.export.exporters import BestExporter, Exporter, FinalExporter, LatestExporter, better
 from runner.export.receivers import receiver_fn_of_spec
@@ -47,7 +43,7 @@ from runner.hooks.hook import TimeLimit
 from runner.model_fn import ModeKeys, declared_arguments
 from runner.model_fn import user_code as user_code_called
 from runner.remote.mirror import known_folder
-from runner.run_config import KeepBest, RunConfig, WarmStart
+from runner.run_config import RunConfig, WarmStart
 from runner.system.console import Progress
 from runner.task.unread_params import UnreadParams
 from runner.tracking.journal import Journal
@@ -177,6 +173,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
     is_alone = cluster.is_evaluator and config.strategy.name in (*CLUSTER_STRATEGIES, "tpu")
     strategy = _build_strategy(StrategyConfig() if is_alone else config.strategy, cluster)
     as_trained = config.eval_strategy.name in (None, "default")
+    best = config.checkpoint.keep_best
     return RunConfig.from_config(
         config,
         save_checkpoints_secs=None if config.checkpoint.save_steps else config.checkpoint.save_secs,
@@ -185,7 +182,7 @@ def build_run_config(config: Config, cluster: Cluster = ALONE) -> RunConfig:
         profile_steps=None if config.run.profile is None else parse_step_range(config.run.profile),
         check_numerics=config.run.debug == "nan",
         check_replicas=config.run.debug == "replicas",
-        keep_best=_build_keep_best(config.checkpoint.keep_best),
+        keep_best=best if best.metric is not None else None,
         warm_start=_build_warm_start(config.train.warm_start),
         cluster=cluster,
         has_evaluator=config.cluster.evaluator and not cluster.is_evaluator,
@@ -260,15 +257,15 @@ def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainS
         build_input(block, fn),
         first_batch_only=is_overfit,
         prefetch_to_device=block.prefetch_to_device,
-        service=DataService(**dataclasses.asdict(block.service)) if block.service.address else None,
+        service=block.service if block.service.address else None,
     )
     return TrainSpec(
         train_input,
         train.max_steps,
         hooks,
-        early_stopping=EarlyStopping(**dataclasses.asdict(train.early_stopping)),
+        early_stopping=train.early_stopping,
         max_epochs=train.max_epochs,
-        reduce_lr_on_plateau=ReduceLROnPlateau(**dataclasses.asdict(train.reduce_lr_on_plateau)),
+        reduce_lr_on_plateau=train.reduce_lr_on_plateau,
     )
 
 
@@ -318,11 +315,7 @@ def _build_eval_specs(
 def build_keep(config: Config) -> Keep:
     """Return which checkpoints to keep."""
     settings = config.checkpoint
-    return Keep(settings.keep_max, _build_keep_best(settings.keep_best), settings.keep_every_hours)
-
-
-def _build_keep_best(settings: KeepBestConfig) -> KeepBest | None:
-    return None if settings.metric is None else KeepBest(settings.metric, settings.mode, settings.max)
+    return Keep(settings.keep_max, settings.keep_best, settings.keep_every_hours)
 
 
 def _build_warm_start(settings: WarmStartConfig) -> WarmStart | None:

@@ -15,6 +15,7 @@ import yaml
 
 from runner.config import schema
 from runner.config.changed_keys import REMOVED, RENAMED
+from runner.config.settings.metric_rules import EarlyStopping
 from runner.launch import app
 from runner.tracking.summary import Outcome
 from tests.support.messages import Messages
@@ -109,7 +110,7 @@ def test_removed_keys_at_their_defaults_in_an_old_run_are_not_mentioned(
 def test_a_key_that_an_old_run_lacks_has_its_default(project: Path, configs_run: list[schema.Config]) -> None:
     left_by_another_version(project, "default")
     assert run("command=evaluate", "model_dir=run")[0] == 0
-    assert configs_run[0].train.early_stopping == schema.EarlyStoppingConfig()
+    assert configs_run[0].train.early_stopping == EarlyStopping()
     assert configs_run[0].run.eager is False
 
 

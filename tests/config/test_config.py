@@ -15,9 +15,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from runner.config import hydra, parsing, schema
-from runner.config.error_messages import as_typed
 from runner.config.mistakes import Conflict, Malformed, NoEffect, NotAllowed, NotFound, NotSet, UnknownKey, WrongType
 from runner.config.schema import STRATEGY_OPTIONS, Config, ConfigError
+from runner.config.settings.limits import as_typed
 from runner.config.validation import newest_runs
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages

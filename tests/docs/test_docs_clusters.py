@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.schema import ClusterConfig, limits_of
+from runner.config.schema import ClusterConfig
+from runner.config.settings.limits import limits_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "how_to" / "clusters.md").read_text()

@@ -37,8 +37,10 @@ PAGES: dict[str, str] = made().pages()
 
 def keys_of(cls: Any, at: str = "") -> Iterator[str]:
     """Yield the keys that a class of the schema declares, those below it included."""
-    for name, hint in get_type_hints(cls).items():
-        key = f"{at}.{name}".lstrip(".")
+    hints = get_type_hints(cls)
+    for setting in dataclasses.fields(cls):
+        hint = hints[setting.name]
+        key = f"{at}.{setting.name}".lstrip(".")
         if key == "eval_strategy":
             continue  # its files take the keys of strategy
         if dataclasses.is_dataclass(hint):

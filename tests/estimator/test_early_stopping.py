@@ -25,7 +25,7 @@ from runner import (
 from runner.checkpoint.snapshot import Snapshot
 from runner.checkpoint.writer import CheckpointWriter
 from runner.config.schema import ConfigError
-from runner.estimator.early_stopping import FILE, MetricHistory
+from runner.estimator.early_stopping import MetricHistory
 from runner.tracking.journal import Journal, journal_path, journals_in
 from tests.config.test_config import parsed
 from tests.support import jobs
@@ -86,6 +86,7 @@ def around_six(features: Any, labels: Any, mode: str, params: Any) -> EstimatorS
 
 
 RULE = EarlyStopping("eval/distance", patience_evals=2)
+FILE = RULE.file
 
 
 class Killer(Hook):

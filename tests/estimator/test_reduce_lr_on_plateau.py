@@ -15,7 +15,6 @@ import pytest
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, EvalSpec, ReduceLROnPlateau, RunConfig, TrainSpec, train_and_evaluate
-from runner.estimator.reduce_lr_on_plateau import FILE
 from tests.estimator.test_early_stopping import DAMAGES, Interrupter, Killer, refuses
 from tests.support import jobs
 from tests.support.journal import events_in, journal_of, recorded
@@ -78,6 +77,7 @@ def of_v1(features: Any, labels: Any, mode: str, params: Any) -> EstimatorSpec:
 
 
 RULE = ReduceLROnPlateau("eval/distance", factor=0.5, patience_evals=2, min_lr=0.002)
+FILE = RULE.file
 RATES = {2: 0.01, 4: 0.01, 6: 0.01, 8: 0.01, 10: 0.01, 12: 0.005, 14: 0.005, 16: 0.0025, 18: 0.0025, 20: 0.002,
          22: 0.002, 24: 0.002}  # fmt: skip
 """Of the step: those after the evaluations of the steps 10, 14 and 18 are smaller."""

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from unittest import mock
 
 from runner.config import schema
+from runner.config.settings.limits import Limits
 
 SECRET = "hunter2"
 LIMIT_SECS = 10.0
@@ -44,7 +45,7 @@ class Case(NamedTuple):
     environment: Mapping[str, str]
 
 
-def keys_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, schema.Limits]]:
+def keys_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, Limits]]:
     """Yield (key, type, limits) of every setting below a dataclass of the schema."""
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -52,10 +53,10 @@ def keys_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, schema.Limi
         if dataclasses.is_dataclass(hint):
             yield from keys_of(hint, f"{key}.")
         else:
-            yield key, hint, field.metadata.get("limits", schema.Limits())
+            yield key, hint, field.metadata.get("limits", Limits())
 
 
-def bad_values(hint: Any, limits: schema.Limits) -> list[str]:
+def bad_values(hint: Any, limits: Limits) -> list[str]:
     """Return values that a setting of this type and these limits can never have."""
     kinds = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
     values = ["???", "${nope.nope}"]

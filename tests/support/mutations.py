@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import schema
+from runner.config.settings.limits import Limits
 from tests.support.bad_overrides import keys_of
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ EXTREMES = (
 )  # fmt: skip
 
 
-def value_of(hint: Any, limits: schema.Limits, chance: random.Random) -> str:
+def value_of(hint: Any, limits: Limits, chance: random.Random) -> str:
     """Return a value that fits the key's type more or less, or any other."""
     if chance.random() < 0.6:
         return chance.choice(EXTREMES)

@@ -22,8 +22,8 @@ from runner.classic.compat.old_modules import space_of, text_of
 from runner.classic.compat.source import Use, uses
 from runner.classic.compat.tf1_imports import as_version_1, signs
 from runner.classic.contrib import names as contrib
-from runner.config.error_messages import did_you_mean
 from runner.config.source_names import V1, imported_files
+from runner.system.suggestions import did_you_mean
 from runner.tf_private import legacy_keras
 
 UNCHANGED = "unchanged"

@@ -20,7 +20,7 @@ from typing import Any
 from runner.classic.compat import names
 from runner.classic.compat.installed_names import defined_in
 from runner.classic.compat.old_modules import MODULE, SOURCE, NotServed, Space, load, text_of, within
-from runner.config.error_messages import did_you_mean
+from runner.system.suggestions import did_you_mean
 from runner.tf_private.replaced import Overlay
 
 _ROOT = "tensorflow_estimator.python.estimator"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from runner.classic.compat.old_modules import MODULE, Space, modules_of, places_in, within
-from runner.config.error_messages import did_you_mean
+from runner.system.suggestions import did_you_mean
 
 EARLY_STOPPING = (
     "make_early_stopping_hook", "stop_if_higher_hook", "stop_if_lower_hook", "stop_if_no_decrease_hook",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from runner.classic.compat.names import EARLY_STOPPING
 from runner.classic.compat.old_modules import MODULE, Space, by_name, modules_of, places_in, text_of, within
-from runner.config.error_messages import did_you_mean
+from runner.system.suggestions import did_you_mean
 
 NAMES: Mapping[str, str] = places_in(
     f"""

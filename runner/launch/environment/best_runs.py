@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import saved_config
-from runner.config.error_messages import did_you_mean
 from runner.config.metric_names import mode_of, rank_by
 from runner.config.schema import Config, ConfigError, read, value_at
 from runner.launch.start_files import read_overrides
 from runner.system.console import format_number, print_table, relative
 from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.secret_names import LIST
+from runner.system.suggestions import did_you_mean
 from runner.tracking.summary import SUMMARY_FILE, read_summary
 
 
