@@ -350,8 +350,7 @@ def test_damage_between_starts_costs_the_bucket_nothing() -> None:
 def test_of_8_starts_at_once_one_wins(server: S3, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     url = place(request)
     starts = [
-        Start(server, tmp_path / str(number), f"model_dir={url}", *RUN, "train.max_steps=100000")
-        for number in range(8)
+        Start(server, tmp_path / str(number), f"model_dir={url}", *RUN, "train.max_steps=100000") for number in range(8)
     ]
     wait_until(lambda: sum(start.popen.poll() is None for start in starts) <= 1)
     (winner,) = [start for start in starts if start.popen.poll() is None]
