@@ -51,7 +51,7 @@ from runner.system.console import Progress
 from runner.task.unread_params import UnreadParams
 from runner.tracking.exit_codes import user_code as user_code_called
 from runner.tracking.journal import Journal
-from runner.tracking.training_status import generation_in
+from runner.tracking.run_end import generation_in
 
 _log = logging.getLogger(__name__)
 
