@@ -23,9 +23,9 @@ ROOMS = (
 # Modules and whole rooms that neither TensorFlow nor MLflow is imported by: what answers before a task starts.
 WITHOUT_TENSORFLOW = (
     "system", "config", "launch", "types", "tf_private.legacy_keras", "tracking.curves", "tracking.journal",
-    "tracking.mlflow_tracker", "tracking.plain_values", "tracking.provenance", "tracking.run_lock",
-    "tracking.run_record", "tracking.ship", "tracking.shipping", "tracking.summary",
-    "tracking.tracker", "tracking.training_status", "tracking.backends.csv_tracker",
+    "tracking.mlflow_tracker", "tracking.plain_values", "tracking.provenance",
+    "tracking.run_end", "tracking.run_lock", "tracking.run_record", "tracking.ship", "tracking.shipping",
+    "tracking.summary", "tracking.tracker", "tracking.backends.csv_tracker",
     "tracking.backends.session", "tracking.backends.user_tracker", "checkpoint_files.layout",
     "checkpoint_files.manifest", "checkpoint.retention", "distribute.cluster",
     "distribute.cluster_resolver", "distribute.errors", "distribute.kubernetes", "distribute.local_cluster",

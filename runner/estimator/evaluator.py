@@ -21,7 +21,7 @@ from runner.estimator.estimator import Estimator
 from runner.estimator.specs import TrainingResult
 from runner.estimator.train_loop import TrainingRun
 from runner.hooks.hook import Hook, Interrupted, Run
-from runner.tracking.training_status import TrainingStatus, read_ending, remove_ending, write_ending
+from runner.tracking.run_end import TrainingStatus, read_ending, remove_ending, write_ending
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -210,9 +210,8 @@ class TrainingWatch(Hook):
 
     def ending(self) -> TrainingStatus:
         """Return how training has ended, or that it continues."""
-        status = read_ending(self._model_dir)
-        counts = status.generation >= self._generation and status != self._stale
-        return status if counts else TrainingStatus()
+        status = read_ending(self._model_dir, self._generation)
+        return TrainingStatus() if status == self._stale else status
 
     def after_batches(self, run: Run, examples: int) -> None:
         if time.monotonic() - self._looked < POLL_SECS:

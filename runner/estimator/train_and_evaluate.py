@@ -22,7 +22,7 @@ from runner.estimator.train_loop import TrainingRun
 from runner.export.exporters import checked_exporters
 from runner.hooks.hook import Hook, Interrupted, Run
 from runner.tracking import tensorboard
-from runner.tracking.training_status import TrainingStatus, read_ending
+from runner.tracking.run_end import TrainingStatus, read_ending
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from runner.remote.mirror import local_folder, remote_dir
 from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.start_status import START_STATUS, is_for
-from runner.tracking.summary import SUMMARY_FILE, read_summary
+from runner.tracking.run_end import how_run_ended
+from runner.tracking.summary import read_summary
 
 
 class RunError(RuntimeError):
@@ -76,7 +77,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The contents of `summary.json`."""
-        return read_summary(self.model_dir / SUMMARY_FILE)
+        return how_run_ended(self.model_dir).summary
 
     @property
     def status(self) -> str:

@@ -30,7 +30,7 @@ from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.tracking.journal import journals_in, read_journal
-from runner.tracking.run_record import RunRecord
+from runner.tracking.run_end import how_run_ended
 from runner.tracking.tracker import Point, points_of
 
 
@@ -118,7 +118,7 @@ class Multirun:
 
     def list_job(self, number: int, name: str, folder: Path) -> None:
         """Print that the sweep would run a job, and how it ended if it was run before."""
-        status = RunRecord.read(folder).training or "not started"
+        status = how_run_ended(folder).status or "not started"
         print(f"{self._title(number, name)} ({status}, {url_or_path(folder)})", flush=True)
 
     def _title(self, number: int, name: str) -> str:
@@ -176,7 +176,7 @@ class Multirun:
         if command.stops.came:
             return
         title = self._title(job.number, job.name)
-        if RunRecord.read(job.folder).training == "finished":
+        if how_run_ended(job.folder).status == "finished":
             say(f"{title} already finished, skipped")
             sweep.add(sweep.result_of(job.folder, job.name))
             return

@@ -12,13 +12,13 @@ import yaml
 
 from runner.config import saved_config, schema
 from runner.system.files import write_atomically
-from runner.tracking import training_status
+from runner.tracking import run_end
 from runner.tracking.run_record import RUN_FILE
 from runner.tracking.summary import SUMMARY_FILE
 
 NOTES_FOLDER = ".hydra"
 
-_OF_A_START = (saved_config.FILE, SUMMARY_FILE, RUN_FILE, training_status.FILE)
+_OF_A_START = (saved_config.FILE, SUMMARY_FILE, run_end.FILE)
 
 
 def file_of_tasks(model_dir: Path, command: str) -> Path:
@@ -48,6 +48,8 @@ class EarlierFiles:
 
     def __init__(self, model_dir: Path, notes: Mapping[str, str]) -> None:
         paths = [model_dir / name for name in _OF_A_START] + [model_dir / NOTES_FOLDER / name for name in notes]
+        # It decides how the run ended, so it is the last to be put back: until then this start has not undone itself.
+        paths.append(model_dir / RUN_FILE)
         self._known = {path: (path.read_bytes(), path.stat()) if path.is_file() else None for path in paths}
 
     def restore(self) -> None:

@@ -31,7 +31,7 @@ from runner.launch.gang import GangResult
 from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
 from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
-from runner.launch.task_group import RestartingGang, error_of, note_ending, say_errors
+from runner.launch.task_group import RestartingGang, error_of, say_errors
 from runner.launch.task_starter import TaskStarter
 from runner.launch.worker_supervisor import WorkerSupervisor, differences
 from runner.remote.mirror import local_folder, mirror_of, remote_dir, url_or_path
@@ -42,8 +42,9 @@ from runner.system.redaction import SecretList, mask_text, masked, masked_overri
 from runner.system.standard_streams import FULL_ERROR, say
 from runner.system.start_status import START_STATUS
 from runner.tracking.curves import CURVES_FILE
-from runner.tracking.journal import RUN_ENDED, RUN_STARTED, WANTS_RUN, Journals, note_of_run
+from runner.tracking.journal import RUN_STARTED, WANTS_RUN, Journals, note_of_run
 from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.run_end import RunEnd, settle, tell_training_ended, write_end, write_end_of_command
 from runner.tracking.run_lock import alone_in, wait_for_tasks
 from runner.tracking.run_record import MLFLOW, RunRecord, Shipped
 from runner.tracking.shipping import Shipping, write_settings
@@ -179,7 +180,7 @@ class Supervisor:
         """Run the tasks, recording the start and how they ended, and return the outcome, without secrets.
 
         lock model_dir -> note the start -> run the tasks, whose journals are shipped -> choose the outcome
-        -> summary.json -> note the end -> unlock -> wait until everything is shipped -> print the summary
+        -> write how the run ended -> unlock -> wait until everything is shipped -> print the summary
         """
         # Before the folder is made.
         self._is_new = not self.model_dir.is_dir() or not any(self.model_dir.iterdir())
@@ -204,7 +205,7 @@ class Supervisor:
             code, status = (FAILED, "failed") if is_lost else (INTERRUPTED, "upload_incomplete")
             outcome = dataclasses.replace(outcome, code=code, status=status, error=left)
             if self.trains:
-                write_summary(self.model_dir, self._summary_of(outcome))
+                write_end_of_command(self.model_dir, self._summary_of(outcome))
         addresses = {} if change else shipping.addresses(self.model_dir)
         summary = {**self._summary_of(outcome), "addresses": addresses}
         self._print(summary, outcome.code, change)
@@ -215,11 +216,13 @@ class Supervisor:
         """Run the tasks while the folder is locked, as in `run`. Return the outcome, and what became of the folder if
         the start did not change it: removed or unchanged.
         """
-        earlier = self._note_start()
         # A task of an earlier start may still be saving. After this call, its journal is complete.
         wait_for_tasks(self.model_dir, "*" if self.place is None else "chief-0")
         if self.place is None:  # otherwise tasks on other hosts may be writing
             remove_half_written(self.model_dir, self.model_dir / start_files.NOTES_FOLDER)
+        # Before this start writes anything: the earlier one may have been killed while it wrote how it ended.
+        settle(self.model_dir)
+        earlier = self._note_start()
         journals = Journals(self.model_dir).mark()  # before the first line of this start
         self._tell_start(shipping)
         tasks = self._build_tasks(self.file, self.record)
@@ -234,18 +237,25 @@ class Supervisor:
                 start_files.remove_folder(self.model_dir)
                 change = "removed"
             elif is_over_early and self._earlier_files is not None:
-                self._tell_end(outcome, [], is_kept=True)
                 with suppress(OSError):  # the folder is lost, or the disk is full
                     self.folder.check()
                     self._earlier_files.restore()
+                # Afterwards: a start that is killed before this line has left the run as it was, as run.json then says.
+                with suppress(OSError):
+                    self.folder.check()
+                    write_end(self.model_dir, self._kept_end(outcome))
                 change = "unchanged"
             else:
-                outcome, files = self._write_summaries(outcome, earlier)
-                self._tell_end(outcome, files)
+                outcome = self._write_end(outcome, earlier)
             code = outcome.code
         finally:
             tasks.rendezvous.end(code)
         return outcome, change
+
+    @property
+    def _has_evaluator_elsewhere(self) -> bool:
+        """Whether an evaluator was started from outside; one that is started here is among the tasks."""
+        return self.place is not None and self.config.cluster.evaluator
 
     @property
     def _is_provisional(self) -> bool:
@@ -305,6 +315,7 @@ class Supervisor:
         if self.trains:
             self.record.generation += 1
             self.record.training = STILL_RUNNING.status
+            self.record.ending = {}
             start_files.write_notes(self.model_dir, self.notes)
             write_summary(self.model_dir, self._summary_of(STILL_RUNNING))
         self.record.save(self.model_dir)
@@ -359,6 +370,7 @@ class Supervisor:
             tags=tags,
             parent=self.member.parent and str(self.member.parent),
             is_provisional=self._is_provisional,
+            generation=self.record.generation if self.trains else None,
         )
         # `follow` reads them.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
@@ -403,7 +415,7 @@ class Supervisor:
         return GangResult(code, ALONE)
 
     def _run_recorded(self, tasks: RestartingGang, journals: Journals) -> Outcome:
-        """Run the tasks and return the outcome; record how training ended, for an evaluator that is still running."""
+        """Run the tasks and return the outcome, that of an evaluator elsewhere included."""
         ending = self._run_tasks(tasks)
         say_errors(journals, self.member.prefix)
         if ending.code == USER_ERROR and ending.reason and not journals.events("error"):
@@ -418,13 +430,11 @@ class Supervisor:
             return outcome_of(ending.code, stopped, facts_in(lines), error_of(ending, journals))
 
         outcome = outcome_after(ending)
-        if self.trains:
-            with suppress(OSError):  # the summary, written next, reports the problem with the folder
+        if self.trains and self._has_evaluator_elsewhere and ending.code == FINISHED:
+            with suppress(OSError):  # `_write_end`, which comes next, reports the problem with the folder
                 self.folder.check()
-                note_ending(self.model_dir, outcome, self.record.generation)
-            if ending.code == FINISHED:
-                outcome = outcome_after(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
-            self.record.training = outcome.status
+                tell_training_ended(self.model_dir, outcome.status, self.record.generation)
+            outcome = outcome_after(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
         restarts = tasks.restarts
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
         return outcome
@@ -442,62 +452,73 @@ class Supervisor:
         exports = dict.fromkeys([*earlier.get("exports", []), *facts.get("exports", [])])
         facts["exports"] = [path for path in exports if Path(path).is_dir()]
 
-    def _write_summaries(self, outcome: Outcome, earlier: Mapping[str, Any]) -> tuple[Outcome, list[str]]:
-        """Write summary.json, and a summary of its own for a command that only reads the run (such as evaluate).
-
-        Return the outcome, failed if a file cannot be written, and the names of the files.
-        """
-        files = [SUMMARY_FILE]
+    def _write_end(self, outcome: Outcome, earlier: Mapping[str, Any]) -> Outcome:
+        """Write how this start ended. Return the outcome, failed if a file cannot be written."""
+        record = self.record if self.trains else None
         try:
             self.folder.check()  # a folder made anew, perhaps by an event writer, contains nothing of the run
-            self.record.save(self.model_dir)
-            summary = self._summary_of(outcome)
-            if not self.trains:  # the status of this command is not the status of the run
-                files.append(f"summary.{self.config.command}.json")
-                write_summary(self.model_dir, summary, files[-1])
-                summary = after_reading(earlier, summary)
-            write_summary(self.model_dir, summary)
-        except OSError as error:  # MLflow gets the outcome in any case
+            write_end(self.model_dir, self._end_of(outcome, earlier), record)
+            return outcome
+        except OSError as error:
             if outcome.code != FAILED or not isinstance(error, StorageError):  # else the task has reported it
                 self.say_lost(error)
-            outcome = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
-        return outcome, files
+            failed = Outcome(FAILED, "failed", self._lost(error), outcome.facts)
+        end = self._end_of(failed, earlier)
+        with suppress(FolderLostError):
+            self.folder.check()
+            try:
+                write_end(self.model_dir, end, record)
+            except OSError:  # MLflow gets the outcome in any case: a line may fit where a file does not
+                with suppress(OSError):
+                    write_end(self.model_dir, dataclasses.replace(end, summaries={}))
+        return failed
+
+    def _end_of(self, outcome: Outcome, earlier: Mapping[str, Any]) -> RunEnd:
+        """Return the end of this start, with its summaries, files and exports.
+
+        Args:
+          earlier: the summary of the previous start.
+        """
+        summary = self._summary_of(outcome)
+        summaries = {SUMMARY_FILE: summary}
+        if not self.trains:  # the status of this command is not the status of the run
+            summaries = {
+                f"summary.{self.config.command}.json": summary,
+                SUMMARY_FILE: after_reading(earlier, summary),
+            }
+        return RunEnd(
+            outcome.status,
+            _recorded(outcome),
+            summaries,
+            tags=self._tags_of_end(outcome, summary) if self.trains else {},
+            files=[self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE],
+            models=self._models_of(outcome),
+        )
+
+    def _tags_of_end(self, outcome: Outcome, summary: Mapping[str, Any]) -> dict[str, str]:
+        """Return the tags that the trackers get at the end of training."""
+        facts = {**summary, "last_restart": outcome.facts.get("last_restart"), "lost_workers": _told_losses(summary)}
+        names = ["strategy", "num_replicas", "lost_workers"]
+        if summary["restarts"]:
+            names += ["restarts", "last_restart"]
+        return {name: str(facts[name]) for name in names if facts[name] is not None}
+
+    def _kept_end(self, outcome: Outcome) -> RunEnd:
+        """Return the end of a start that failed before its first step in a folder with a checkpoint."""
+        error = self._summary_of(outcome)["error"]
+        why = f": {error}" if error else ""
+        tags = {"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {outcome.status}{why}"}
+        return RunEnd(outcome.status, _recorded(outcome), tags=tags, models=self._models_of(outcome), is_kept=True)
+
+    def _models_of(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """Return the models that this start exported."""
+        export = self.config.export
+        models = exported_models(outcome.facts.get("exported", []), self._model_name(), export.register, export.alias)
+        return [dataclasses.asdict(model) for model in models]
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
         return summary_of(outcome, self.config, run_id, self.secrets)
-
-    def _tell_end(self, outcome: Outcome, summaries: Sequence[str], *, is_kept: bool = False) -> None:
-        """Note in the journal how the run ended, with its files and exports, for the trackers.
-
-        Args:
-          summaries: names of the summaries that were written.
-          is_kept: the start failed before its first step in a folder with a checkpoint: the run keeps its status.
-        """
-        summary = self._summary_of(outcome)
-        facts = {**summary, "last_restart": outcome.facts.get("last_restart"), "lost_workers": _told_losses(summary)}
-        names = ("strategy", "num_replicas", *(("restarts", "last_restart") if summary["restarts"] else ()))
-        tags = {name: str(facts[name]) for name in (*names, "lost_workers") if facts[name] is not None}
-        files = [self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE]
-        if is_kept:
-            why = f": {summary['error']}" if summary["error"] else ""
-            tags, files = {"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {outcome.status}{why}"}, []
-        elif not self.trains:
-            tags = {}
-        export = self.config.export
-        models = exported_models(outcome.facts.get("exported", []), self._model_name(), export.register, export.alias)
-        with suppress(OSError):  # the summary has reported the problem with the folder
-            self.folder.check()
-            note_of_run(
-                self.model_dir,
-                RUN_ENDED,
-                status=outcome.status,
-                recorded="KILLED" if outcome.was_killed else MLFLOW_STATUS[outcome.status],
-                tags=tags,
-                files=files,
-                models=[dataclasses.asdict(model) for model in models],
-                is_kept=is_kept,
-            )
 
     def _model_name(self) -> str:
         """Return the model's name from its function: digits for model_fns.digits.model_fn."""
@@ -530,6 +551,11 @@ class Supervisor:
         words = [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
         overrides = [masked_override(text, self.listed) for text in words]
         return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={url_or_path(self.model_dir)}"])
+
+
+def _recorded(outcome: Outcome) -> str:
+    """Return the status of an outcome for MLflow."""
+    return "KILLED" if outcome.was_killed else MLFLOW_STATUS[outcome.status]
 
 
 def _told_losses(summary: Mapping[str, Any]) -> str | None:

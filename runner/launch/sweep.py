@@ -29,12 +29,13 @@ from runner.system.redaction import list_of_process, mask_text, masked, secrets_
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.tracking.curves import JOBS_FILE, draw_jobs
-from runner.tracking.journal import RUN_ENDED, RUN_STARTED, SUPERVISOR, Journal, journal_path, note_of_run, read_journal
+from runner.tracking.journal import RUN_STARTED, SUPERVISOR, Journal, journal_path, note_of_run, read_journal
 from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.run_end import RUNNING, RunEnd, how_run_ended, write_end
 from runner.tracking.run_lock import alone_in
 from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import SETTINGS_FILE, Shipping, write_settings
-from runner.tracking.summary import MLFLOW_STATUS, STILL_RUNNING, SUMMARY_FILE, read_summary
+from runner.tracking.summary import MLFLOW_STATUS
 from runner.tracking.tracker import describe
 
 SWEEP_FILE = "sweep.json"
@@ -144,9 +145,9 @@ class Sweep:
           name: the job's name.
           error: why the job was never started; None: it was started.
         """
-        summary = {} if error else read_summary(folder / SUMMARY_FILE)
+        summary = {} if error else how_run_ended(folder).summary
         metrics = summary.get("metrics") or {}
-        if summary.get("status") == STILL_RUNNING.status:  # the job ended without writing its status
+        if summary.get("status") == RUNNING:  # the job ended without writing its status
             summary["status"] = "failed"
         number = float(metrics.get(self._metric_name(metrics) or "", math.nan))
         value = number if math.isfinite(number) else None
@@ -216,15 +217,15 @@ class Sweep:
             if lines[-1:] != [(step, values)]:  # an earlier start ended with another best job
                 with closing(Journal(path)) as journal:
                     journal.metrics(step, values)
-        note_of_run(
-            self.directory,
-            RUN_ENDED,
-            status=status,
-            recorded=MLFLOW_STATUS[status],
+        pictures = [path.name for path in sorted(self.directory.glob("*.png"))]
+        end = RunEnd(
+            status,
+            MLFLOW_STATUS[status],
             tags={"best": best.name} if best is not None else {},
             description=self._description(ranked),
-            files=[SWEEP_FILE, *(path.name for path in sorted(self.directory.glob("*.png")))],
+            files=[SWEEP_FILE, *pictures],
         )
+        write_end(self.directory, end)
 
     def _description(self, ranked: Sequence[JobResult]) -> str:
         """Return the ranking as Markdown, for the page of the sweep's MLflow run."""

@@ -23,9 +23,8 @@ from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS, shows_live
 from runner.task.error_report import QUIET_ERRORS
 from runner.tracking.journal import Journals
+from runner.tracking.run_end import GENERATION, remove_ending
 from runner.tracking.run_record import RunRecord
-from runner.tracking.summary import Outcome
-from runner.tracking.training_status import GENERATION, read_ending, remove_ending, write_ending
 
 
 @dataclass
@@ -171,10 +170,3 @@ def error_of(ending: GangResult, journals: Journals) -> str:
     if errors and not ending.is_loss:
         return f"{'' if place.is_chief else f'{place.name}: '}{errors[-1]['error']}"
     return ending.reason
-
-
-def note_ending(model_dir: Path, outcome: Outcome, generation: int) -> None:
-    """Note in model_dir that training has ended, for an evaluator that waits, if the chief's task could not note it."""
-    status = read_ending(model_dir)
-    if not status.is_over or status.generation != generation:
-        write_ending(model_dir, outcome.status, latest_step(model_dir) or 0, generation)

@@ -47,7 +47,7 @@ from runner.run_config import RunConfig, WarmStart
 from runner.system.console import Progress
 from runner.task.unread_params import UnreadParams
 from runner.tracking.journal import Journal
-from runner.tracking.training_status import generation_in
+from runner.tracking.run_end import generation_in
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from runner.checkpoint.retention import Keep, metrics_of, why_kept
 from runner.checkpoint_files import layout, manifest
 from runner.config.schema import ConfigError
 from runner.system.console import format_age, format_bytes, format_number, print_table
-from runner.tracking.summary import SUMMARY_FILE, read_summary
+from runner.tracking.run_end import how_run_ended
 
 MAX_METRICS = 6
 """Largest number of columns for metrics in the table."""
@@ -88,7 +88,7 @@ def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspe
 
 def _print_run(model_dir: Path) -> dict[str, Any]:
     """Print the run's summary.json, and return what was printed."""
-    summary = read_summary(model_dir / SUMMARY_FILE)
+    summary = how_run_ended(model_dir).summary
     print(f"model_dir: {model_dir}")
     if not summary:
         print("no summary.json in this folder")

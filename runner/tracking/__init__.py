@@ -3,7 +3,8 @@
 A task writes `journal` lines to a file, and whoever starts a run how it began and ended. `ship` sends them to a
 tracker such as MLflow (`mlflow_tracker`), exactly once and in order, in a process that `shipping` starts and ends;
 training never waits for it. `tensorboard` writes event files, `curves` draws pictures of runs and sweeps.
-`summary` has the outcome of a run and writes summary.json. `run_record` remembers what has been shipped. `run_lock`
-allows one run at a time in a model_dir. `training_status` notes how training ended. `plain_values` converts a model's
-values to text, and `artifacts` keeps files of the user's code.
+`summary` has the outcome of a run and says what is in summary.json, and `run_end`
+writes how a run ended and reads it. `run_record` has run.json, and remembers what has been shipped. `run_lock` allows
+one run at a time in a model_dir. `plain_values` converts a model's values to text, and `artifacts` keeps files of the
+user's code.
 """

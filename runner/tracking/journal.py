@@ -30,7 +30,8 @@ WANTS_RUN = "wants_run"
 """Event: user code has imported MLflow and needs the MLflow run."""
 RUN_STARTED, RUN_ENDED = "run_started", "run_ended"
 """Events of whoever starts a run: what the run is (name, command, params, tags, parent), and how it ended (status,
-recorded, tags, files, models). They are in one journal of a folder, that of SUPERVISOR, a script's too."""
+recorded, tags, files, models), which `runner.tracking.run_end` writes. They are in one journal of a folder, that of
+SUPERVISOR, a script's too."""
 SUPERVISOR = "supervisor"
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
@@ -294,6 +295,7 @@ class Journals:
 
 
 _TEXT_OR_NOTHING = (str, type(None))
+_WHOLE_OR_NOTHING = (int, type(None))
 _NUMBER = (int, float)
 _NEEDS: Mapping[str, Mapping[str, Any]] = {
     RUN_STARTED: {"time": _NUMBER, "name": str, "command": str, "params": dict, "tags": dict},
@@ -305,10 +307,11 @@ _NEEDS: Mapping[str, Mapping[str, Any]] = {
 """Event -> type of each of its fields without which nobody can use it."""
 _MAY_HAVE: Mapping[str, Any] = {
     "time": _NUMBER, "parent": _TEXT_OR_NOTHING, "description": _TEXT_OR_NOTHING, "files": list, "models": list,
+    "generation": _WHOLE_OR_NOTHING,
 }  # fmt: skip
 """Type of a field of any event, if it is there."""
 _WORDS = {str: "text", dict: "a mapping", list: "a list", int: "a whole number", _NUMBER: "a number",
-          _TEXT_OR_NOTHING: "text or null"}  # fmt: skip
+          _TEXT_OR_NOTHING: "text or null", _WHOLE_OR_NOTHING: "a whole number or null"}  # fmt: skip
 _LARGEST_STEP = 2**63 - 1
 _SHOWN = 60
 """Largest number of characters of a value in a message."""

@@ -16,7 +16,8 @@ RUN_FILE = "run.json"
 
 _WORDS: Mapping[Any, str] = {
     int: "a whole number", int | None: "a whole number or null", str | None: "text or null", bool: "true or false",
-    dict[str, int]: "a mapping of whole numbers", dict[str, str]: "a mapping", list[str]: "a list of texts",
+    dict[str, int]: "a mapping of whole numbers", dict[str, str]: "a mapping", dict[str, Any]: "a mapping",
+    list[str]: "a list of texts",
 }  # fmt: skip
 """Type of a field -> it in words; fields of other types are not checked."""
 
@@ -29,13 +30,17 @@ class RunRecord:
 
     Attributes:
       generation: number of starts of the run so far.
-      training: status of training: running, finished, failed or interrupted.
+      training: how the run ended, or that it is running: running, finished, failed or interrupted. It decides, as
+        `runner.tracking.run_end` says; None: nothing was trained.
       drawn_seed: the value that was drawn for `run.seed=null`; None: none was drawn yet.
+      ending: what the other files say of that end, which are written from it; {}: the run is running, or was of an
+        earlier version.
     """
 
     generation: int = 0
     training: str | None = None
     drawn_seed: int | None = None
+    ending: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:
@@ -148,4 +153,4 @@ def _has_type(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and all(type(item) is int for item in value.values())
     if kind == list[str]:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return isinstance(value, dict if kind == dict[str, str] else kind)
+    return isinstance(value, dict if kind in (dict[str, str], dict[str, Any]) else kind)

@@ -29,7 +29,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runner.config import saved_config, schema
+from runner.config import schema
 from runner.config.schema import TRACKERS, TRAINING_RUNS, ConfigError, TrackingConfig
 from runner.system.exit_codes import FINISHED, USER_ERROR
 from runner.system.files import DiskFullError, FolderLostError, HeldFolder, read_json, write_json
@@ -52,11 +52,11 @@ from runner.tracking.journal import (
     journal_path,
     journals_in,
     make_durable,
-    note_of_run,
     read_journal,
     starts_and_ends,
 )
 from runner.tracking.mlflow_tracker import MlflowTracker
+from runner.tracking.run_end import how_run_ended, settle, settle_files
 from runner.tracking.run_lock import LOCK_FILE, alone_in, has_tasks
 from runner.tracking.run_record import MLFLOW, Shipped
 from runner.tracking.shipping import (
@@ -70,7 +70,7 @@ from runner.tracking.shipping import (
     read_settings,
     ship_command,
 )
-from runner.tracking.summary import MLFLOW_STATUS, SUMMARY_FILE, close_summary
+from runner.tracking.summary import MLFLOW_STATUS
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe, points_of
 
 PERIOD_SECS, GLANCE_SECS = 2.0, 0.2
@@ -208,10 +208,8 @@ class RunShipper:
                 return True
             if has_tasks(self.folder):
                 return False
-            ended_at = max(path.stat().st_mtime for path in journals_in(self.folder))
             try:
-                files = [saved_config.FILE, SUMMARY_FILE, CURVES_FILE] if close_summary(self.folder) else []
-                note_of_run(self.folder, RUN_ENDED, time=ended_at, status="interrupted", recorded="KILLED", files=files)
+                settle(self.folder)
             except DiskFullError:  # its starter, if it lives, could not note the end for the same reason
                 self._is_full = True
         return True  # also if another start has the lock, which looks after the run
@@ -576,7 +574,10 @@ def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
         # once it is closed, `_of_a_killed_start` finds it no longer.
         shipped.belongs_to(run_id)
         shipped.save(model_dir, MLFLOW)
-    summary = close_summary(model_dir) if shipped.run_id == run_id else {}
+    summary = {}
+    if shipped.run_id == run_id:
+        settle_files(model_dir)
+        summary = how_run_ended(model_dir).summary
     status = str(summary.get("status", "interrupted"))  # finished: it ended but could no longer reach the tracker
     last_sign = max((path.stat().st_mtime for path in journals_in(model_dir)), default=time.time())
     tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, last_sign)

@@ -140,35 +140,24 @@ def after_reading(of_run: Mapping[str, Any], of_reader: Mapping[str, Any]) -> di
     # Results for another checkpoint stay out of the run's summary; they are in the command's own summary.
     is_other = bool(of_run_checkpoint) and names[0] != names[1]
     found["metrics"] = known if is_other else {**known, **found.get("metrics", {})}
-    return {**as_killed(of_run), **found}
+    return {**of_run, **found}
 
 
-def read_summary(path: Path) -> dict[str, Any]:
-    """Return the summary in the file `path`; {} if there is none. Values of a wrong type are left out and reported."""
+def read_summary(path: Path, *, is_quiet: bool = False) -> dict[str, Any]:
+    """Return the summary in the file `path`; {} if there is none. Values of a wrong type are left out and reported.
+
+    Args:
+      is_quiet: report nothing, because the file is read again for its facts.
+    """
     summary = read_json(path) or {}
     for name, wanted in _TYPES.items():
         value = summary.get(name)
         is_paths = name != "exports" or not isinstance(value, list) or all(isinstance(one, str) for one in value)
         if value is not None and not (isinstance(value, wanted) and is_paths):
-            say(f"{path}: {name}={value!r} is ignored, because a run writes no value of this type there.")
+            if not is_quiet:
+                say(f"{path}: {name}={value!r} is ignored, because a run writes no value of this type there.")
             del summary[name]
     return summary
-
-
-def as_killed(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a summary whose supervisor is dead: the status running becomes interrupted."""
-    if summary.get("status") != STILL_RUNNING.status:
-        return dict(summary)
-    return {**summary, "status": "interrupted", "error": "the supervisor was killed"}
-
-
-def close_summary(model_dir: Path) -> dict[str, Any]:
-    """Write and return the summary of a run whose supervisor is dead, as `as_killed` says; {} if there is none."""
-    summary = read_summary(model_dir / SUMMARY_FILE)
-    closed = as_killed(summary)
-    if closed != summary:
-        write_summary(model_dir, closed)
-    return closed
 
 
 def write_summary(model_dir: Path, summary: Mapping[str, Any], name: str = SUMMARY_FILE) -> None:

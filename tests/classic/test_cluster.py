@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.distribute.local_cluster import free_ports
-from runner.tracking.training_status import read_ending
+from runner.tracking.run_end import read_ending
 from tests.support.gang import environments
 from tests.support.messages import Messages
 

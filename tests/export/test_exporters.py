@@ -31,7 +31,7 @@ from runner.export.exporters import better
 from runner.export.saved_model import exports_in
 from runner.hooks.hook import Interrupted
 from runner.system.files import RUNNER_FILES
-from runner.tracking.training_status import write_ending
+from runner.tracking.run_end import write_ending
 from tests.support.messages import Messages
 from tests.support.models import classic, eval_input, train_input
 

@@ -36,7 +36,7 @@ from runner.task import commands
 from runner.task.commands import TaskContext
 from runner.task.stop_hook import StopRequest
 from runner.tracking.journal import NullJournal
-from runner.tracking.training_status import TrainingStatus, generation_in, read_ending, remove_ending, write_ending
+from runner.tracking.run_end import TrainingStatus, generation_in, read_ending, remove_ending, write_ending
 from tests.config.test_config import composed
 from tests.estimator.test_early_stopping import Interrupter, around_six
 from tests.support import jobs

@@ -30,12 +30,17 @@ from runner.config.schema import (
     TrackingConfig,
     TrainInputBlock,
 )
+from runner.distribute.cluster import ALONE
 from runner.launch import app, supervisor, task_group
+from runner.launch.api import Run
+from runner.launch.gang import GangResult
 from runner.launch.stop_requests import StopRequests
 from runner.system.child_process import NOTICES
 from runner.tracking import provenance, run_lock
+from runner.tracking.run_end import how_run_ended, read_ending
 from runner.tracking.run_record import RunRecord
-from tests.support.journal import recorded
+from tests.support.cuts import Cuts, Killed
+from tests.support.journal import Lines, events_in, recorded
 from tests.support.messages import Messages
 from tests.support.processes import wait_until
 from tests.support.screen import line_of
@@ -276,7 +281,10 @@ SUPERVISE = """
 import os, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
+from runner.distribute.cluster import ALONE
 from runner.launch import app, supervisor, task_group
+from runner.launch.api import Run
+from runner.launch.gang import GangResult
 from test_supervisor import config_of
 from runner.config.schema import TrackingConfig
 task_group.task_argv = lambda file: [sys.executable, {script!r}, str(file)]
@@ -625,10 +633,94 @@ def test_a_run_whose_supervisor_was_killed_is_interrupted_once_it_is_read(
     assert run(RESULT) == 0
     path = tmp_path / "run" / "summary.json"
     path.write_text(path.read_text().replace('"finished"', '"running"'))
+    RunRecord(1, "running").save(tmp_path / "run")
     assert run(RESULT, command="predict", input=PREDICTS) == 0
     summary = summary_in(tmp_path / "run")
     assert summary["status"] == "interrupted"
     messages.same("error", summary["error"])
+
+
+# --- a supervisor that is killed while it writes how the run ended -------------------------------------------------
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> Cuts:
+    return Cuts(monkeypatch)
+
+
+@pytest.fixture
+def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: Cuts) -> Callable[..., int]:
+    """Runs a supervisor whose tasks have ended with `code`, and kills it after so many writes from then on."""
+
+    def run_supervisor(code: int, writes: int | None, *, takes_steps: bool = True, **settings: Any) -> int:
+        def end(*_: Any) -> GangResult:
+            journal = Lines(tmp_path / "run")
+            if takes_steps:
+                journal.event("first_step", step=1)
+                journal.event("result", global_step=7, metrics={"eval/accuracy": 0.5}, checkpoint="c")
+            cuts.cut(writes)
+            return GangResult(code, ALONE, "it broke" if code == 1 else "")
+
+        monkeypatch.setattr(supervisor.Supervisor, "_run_tasks", end)
+        try:
+            return supervisor.run(config_of(tmp_path / "run", **settings), dict(os.environ)).code
+        finally:
+            cuts.cut(None)
+
+    return run_supervisor
+
+
+def answers(folder: Path) -> set[str | None]:
+    """What all say who read how the run ended, and what stands in its files but for the journal."""
+    record, summary = RunRecord.read(folder), summary_in(folder)
+    of_evaluator = read_ending(folder, record.generation).status
+    return {record.training, how_run_ended(folder).status, Run(folder).status, of_evaluator, summary["status"]}
+
+
+ENDS = {0: "finished", 1: "failed", 3: "interrupted"}
+
+
+@pytest.mark.parametrize("writes", range(5))
+@pytest.mark.parametrize("code", ENDS)
+def test_a_supervisor_that_is_killed_while_it_writes_the_end_leaves_one_answer(
+    code: int, writes: int, ends: Callable[..., int], cuts: Cuts, tmp_path: Path
+) -> None:
+    with pytest.raises(Killed):
+        ends(code, writes)
+        raise Killed  # after the last write there is nothing to cut
+    folder, expected = tmp_path / "run", ENDS[code] if writes else "running"
+    assert (how_run_ended(folder).status, Run(folder).status) == (expected, expected)
+    assert ends(0, None, takes_steps=False, command="predict", input=PREDICTS) == 0
+    expected = ENDS[code] if writes else "interrupted"
+    assert answers(folder) == {expected}
+    of_training, of_reader = events_in(folder, "run_ended", "supervisor")
+    assert (of_training["status"], of_reader["status"]) == (expected, "finished")
+    assert Run(folder).metrics == ({"eval/accuracy": 0.5} if writes else {})
+    assert ends(0, None) == 0
+    assert answers(folder) == {"finished"}
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_a_supervisor_that_is_killed_while_it_undoes_its_start_leaves_one_answer(
+    writes: int, ends: Callable[..., int], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert ends(0, None) == 0
+    for name in ("checkpoint", "model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"):
+        (folder / name).write_text('model_checkpoint_path: "model.ckpt-7"' if name == "checkpoint" else "")
+    before = summary_in(folder)
+    with pytest.raises(Killed):
+        ends(1, writes, takes_steps=False)
+        raise Killed
+    is_undone = writes >= 2  # summary.json is the second file that is put back
+    assert how_run_ended(folder).status == Run(folder).status == ("finished" if is_undone else "running")
+    assert ends(0, None, takes_steps=False, command="predict", input=PREDICTS) == 0
+    assert answers(folder) == {"finished" if is_undone else "interrupted"}
+    if is_undone:
+        assert {**summary_in(folder), "predictions": None} == before
+    (_, of_start, _) = events_in(folder, "run_ended", "supervisor")
+    assert of_start["status"] == ("finished" if is_undone else "interrupted")
+    assert of_start["is_kept"] == (writes == 4)  # run.json is the last, and then counts this start no longer
 
 
 @pytest.mark.alone

@@ -171,6 +171,16 @@ def test_the_same_sweep_again_skips_what_is_finished_and_resumes_what_is_broken(
             messages.same("stderr", line)
 
 
+def test_a_finished_job_whose_supervisor_was_killed_before_its_summary_keeps_its_place(
+    again: Callable[..., Outcome], finished: Outcome, tmp_path: Path
+) -> None:
+    for job in finished.jobs:
+        file = tmp_path / "outputs" / "sweeps" / finished.directory.name / job["folder"] / "summary.json"
+        started = {**json.loads(file.read_text()), "status": "running", "metrics": {}, "global_step": None}
+        file.write_text(json.dumps(started))
+    assert again().jobs == finished.jobs
+
+
 def test_a_job_whose_config_is_wrong_does_not_end_the_sweep(sweep: Callable[..., Outcome], messages: Messages) -> None:
     result = sweep("finish()", "train.max_steps=0,5")
     assert result.code == 2

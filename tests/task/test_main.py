@@ -20,7 +20,7 @@ from runner.system.child_process import STOP_SIGNALS
 from runner.system.heartbeat import HEARTBEAT, Heartbeat, HeartbeatMonitor
 from runner.task import commands, error_report, main, stop_hook
 from runner.tracking.journal import NullJournal
-from runner.tracking.training_status import GENERATION
+from runner.tracking.run_end import GENERATION
 from tests.support.jobs import config_file, endless, noted, results, run
 from tests.support.messages import Messages
 from tests.support.tiers import slow_but

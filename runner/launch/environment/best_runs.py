@@ -16,7 +16,8 @@ from runner.system.console import format_number, print_table, relative
 from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.secret_names import LIST
 from runner.system.suggestions import did_you_mean
-from runner.tracking.summary import SUMMARY_FILE, read_summary
+from runner.tracking.run_end import how_run_ended
+from runner.tracking.summary import SUMMARY_FILE
 
 
 def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
@@ -29,8 +30,9 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     folder, metric = Path(config.model_dir or "outputs"), config.sweep.metric or "eval/loss"
     files = sorted(folder.glob(f"**/{SUMMARY_FILE}"))
     # Without copies, as those in .unsent.
-    found = {file.parent: read_summary(file) for file in files if "/." not in f"/{file.relative_to(folder)}"}
-    runs = {relative(run): summary for run, summary in found.items() if summary.get("metrics")}
+    found = [file.parent for file in files if "/." not in f"/{file.relative_to(folder)}"]
+    summaries = {relative(run): how_run_ended(run).summary for run in found}
+    runs = {run: summary for run, summary in summaries.items() if summary.get("metrics")}
     values = {run: float(one["metrics"][metric]) for run, one in runs.items() if metric in one["metrics"]}
     if not values:
         names = sorted({name for one in runs.values() for name in one["metrics"]})

@@ -23,8 +23,9 @@ from runner.system.redaction import NO_LIST, mask_text, masked
 from runner.system.standard_streams import say
 from runner.tracking.artifacts import Artifacts, keeping, log_artifact
 from runner.tracking.curves import CURVES_FILE
-from runner.tracking.journal import RUN_ENDED, RUN_STARTED, Journal, Journals, note_of_run
+from runner.tracking.journal import RUN_STARTED, Journal, Journals, note_of_run
 from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.run_end import RunEnd, write_end
 from runner.tracking.run_lock import TIMEOUT_SECS, alone_in
 from runner.tracking.shipping import Shipping, write_settings
 from runner.tracking.summary import MLFLOW_STATUS
@@ -159,12 +160,16 @@ class ScriptRecord(NullRecord):
         models = exported_models(self._journals.events("exported").get("chief", ()), self.model_name)
         is_over_early = trains and status != "finished" and not self._journals.events("first_step")
         is_kept = is_over_early and self._had_checkpoint
-        files = [MODEL_SUMMARY_FILE, CURVES_FILE]
-        note_of_run(
-            self.model_dir, RUN_ENDED, status=status, recorded=MLFLOW_STATUS[status], is_kept=is_kept,
-            tags={"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}"} if is_kept else {},
-            files=files, models=[asdict(model) for model in models],
-        )  # fmt: skip
+        tags = {"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {status}"} if is_kept else {}
+        end = RunEnd(
+            status,
+            MLFLOW_STATUS[status],
+            tags=tags,
+            files=[MODEL_SUMMARY_FILE, CURVES_FILE],
+            models=[asdict(model) for model in models],
+            is_kept=is_kept,
+        )
+        write_end(self.model_dir, end)
         self._journals = None
         # After the line about the end: the next start, which waits for this lock, comes after it in the journal.
         self._held.close()
