@@ -515,9 +515,9 @@ def check_groups(overrides: Sequence[str]) -> None:
         raise NotAllowed(f"{written}: a run takes one option of the group {group!r}. {write}.")
 
 
-# --- params: the command line may set only those that a group or an experiment declares ------------------------------
+# --- params and vars: the command line may set only those that a group or an experiment declares ---------------------
 
-_PARAMS = re.compile(r"((?:model|input\.(?:train|predict|eval(?:\.(?!params\.)[^.]+)?))\.params)\.(.+)")
+_PARAMS = re.compile(r"((?:model|input\.(?:train|predict|eval(?:\.(?!params\.)[^.]+)?))\.params|vars)\.(.+)")
 
 _HANDED_OVER = ("batch_size", "shuffle_seed")
 """Names in an input's params that are keys of the input itself; `runner.config.validation` reports them."""
@@ -555,6 +555,9 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
     if match is None:
         return
     at, path = match[1], match[2].split(".")
+    if at == "vars":
+        _check_path(key, value, at, schema.value_at(declared, at) or {}, "the config")
+        return
     block = at.removesuffix(".params")
     # A named evaluation inherits the params of input.eval.
     blocks = [block, *(["input.eval"] if block.startswith("input.eval.") else [])]
@@ -565,15 +568,30 @@ def _check_declared(key: str, value: Any, declared: Mapping[str, Any], final: Ma
         node = {**node, **(schema.value_at(declared, f"{one}.params") or {})}
     if function != given or (path[0] in _HANDED_OVER and block != "model"):
         return
+    _check_path(key, value, at, node, f"the chosen {block.partition('.')[0]}")
+
+
+def _check_path(key: str, value: Any, at: str, node: Any, where: str) -> None:
+    """Check that a mapping that any names are allowed in has a key of the command line.
+
+    Args:
+      key, value: the key, and its value.
+      at: the key of the mapping.
+      node: the mapping, as it was before.
+      where: whose it is, for the message.
+
+    Raises:
+      UnknownKey: the mapping has others, but not this one.
+    """
+    path = key.removeprefix(f"{at}.").split(".")
     for depth, name in enumerate(path):
         is_table = depth > 0 and isinstance(node, Mapping) and all(isinstance(each, Mapping) for each in node.values())
         if not isinstance(node, Mapping) or not node or is_table:
             return
         if name not in node:
             owner = ".".join([at, *path[:depth]])
-            where = f"{owner} of the chosen {block.partition('.')[0]} has"
             raise UnknownKey(
-                f"{masked_override(f'{key}={as_typed(value)}')}: {where} no {name!r}."
+                f"{masked_override(f'{key}={as_typed(value)}')}: {owner} of {where} has no {name!r}."
                 f"{did_you_mean(name, node)} Declared: {', '.join(map(str, node))}. To add one, write +{key}=..."
             )
         node = node[name]

@@ -33,6 +33,7 @@ def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
       reads_a_run: the job reads the run in `model_dir`, so model_dir is part of the hash.
     """
     changed = _changed(tree, schema.Config())
+    changed.pop("vars", None)  # what they are for is in the keys that have their values
     if not reads_a_run:
         changed.pop("model_dir", None)
     return _hash(changed)

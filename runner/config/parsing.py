@@ -89,11 +89,11 @@ def load(path: Path) -> Config:
 def schema_node() -> Any:
     """Return the schema for OmegaConf. The callers share it and must not change it.
 
-    Every key is declared, except below `params`, `tags` and variable names, where any key is allowed.
+    Every key is declared, except below `vars`, `params`, `tags` and variable names, where any key is allowed.
     """
     node = thawed(OmegaConf.structured(Config))
     inputs = node.input
-    free = [node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
+    free = [node.vars, node.model.params, inputs.train.params, inputs.eval, inputs.predict.params, node.tracking.tags]
     for mapping in (*free, node.train.warm_start.rename, node.train.warm_start.vocabularies):
         OmegaConf.set_struct(mapping, False)
     return node

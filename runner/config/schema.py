@@ -454,6 +454,7 @@ class Config:
 
     command: str = setting("train_and_evaluate", choices=COMMANDS)
     model_dir: str | None = None
+    vars: dict[str, Any] = field(default_factory=dict)
     model: ModelConfig = field(default_factory=ModelConfig)
     input: InputConfig = field(default_factory=InputConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)

@@ -44,7 +44,7 @@ def shipped() -> dict[str, Any]:
 def test_every_setting_that_matters_is_in_the_name_and_no_other(shipped: dict[str, Any]) -> None:
     names = {key: job_id(with_value(shipped, key, "another")) for key in SETTINGS}
     shown = {key for key, name in names.items() if name == job_id(shipped)}
-    assert shown == {key for key in SETTINGS if is_shown_only(key)} | {"model_dir"}
+    assert shown == {key for key in SETTINGS if is_shown_only(key)} | {"model_dir", "vars"}
     assert len(set(names.values())) == len(SETTINGS) - len(shown) + 1
     assert {"run.progress", "run.secrets", "tracking.uri", "sweep.metric"} <= shown
     assert not {"run.seed", "run.eager", "train.hooks", "command", "new.path"} & shown

@@ -69,7 +69,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, li
     """(exit code, output, configs that would be run) of each command, in a project with the document's files."""
     project = tmp_path_factory.mktemp("project")
     files = re.findall(r"`\./(conf/\w+/\w+\.yaml)`(?:(?!\./conf/|```).)*```yaml\n(.*?)```", TEXT, re.DOTALL)
-    assert [name for name, _ in files] == ["conf/model/mine.yaml", "conf/input/mine.yaml", "conf/experiment/mine.yaml"]
+    names = ["model/mine", "input/mine", "experiment/mine", "experiment/elsewhere"]
+    assert [name for name, _ in files] == [f"conf/{name}.yaml" for name in names]
     files += [("model_fns/mine.py", "def model_fn(): ..."), ("input_fns/mine.py", "def input_fn(): ...")]
     files += [("outputs/mine/checkpoint", "")]
     for name, content in files:
@@ -110,6 +111,19 @@ def value_at(tree: Any, key: str) -> Any:
 def config_of(answers: list[Any], *words: str) -> dict[str, Any]:
     (config,) = answers[COMMANDS.index(list(words))][2]
     return dict(config)
+
+
+@pytest.mark.processes
+def test_values_of_a_users_own_are_taken_where_they_are_named(answers: list[Any]) -> None:
+    for words, folder in (
+        (["experiment=elsewhere"], "data"),
+        (["experiment=elsewhere", "vars.data_dir=/mnt/churn"], "/mnt/churn"),
+    ):
+        config = config_of(answers, *words)
+        assert config["input"]["train"]["params"]["path"] == f"{folder}/train"
+        assert config["input"]["eval"]["params"]["path"] == f"{folder}/held_out"
+        assert config["vars"] == {"data_dir": folder}
+        assert config["train"]["max_steps"] == 200
 
 
 @pytest.mark.processes
