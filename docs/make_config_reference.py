@@ -86,8 +86,14 @@ def described(entry: Entry, anchors: set[str]) -> str:
 
 
 def prose(text: str) -> str:
-    """Return a comment of YAML as Markdown: what looks like code as code, no other markup."""
-    return "".join(_marked(text))
+    """Return a comment of YAML as Markdown: what looks like code as code, pages as links, no other markup."""
+    return "".join(_marked(re.sub(r"--help (\w+\.md)", _page, text)))
+
+
+def _page(named: re.Match[str]) -> str:
+    """Return the path of a page that `--help` prints."""
+    (path,) = (ROOT / "docs").glob(f"*/{named[1]}")
+    return str(path.relative_to(ROOT))
 
 
 def _marked(text: str) -> Iterator[str]:

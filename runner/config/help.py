@@ -1,4 +1,5 @@
-"""The texts of `--help`, `--help` with a KEY, GROUP or WORD, and `--version`, taken from the comments of `conf/`.
+"""The texts of `--help`, `--help` with a KEY, GROUP, WORD or PAGE.md, and `--version`, taken from the comments of
+`conf/` and the pages of `docs/`.
 
 They need no composed config, and no Hydra, whose import takes longer than the answer.
 """
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import runner
 from runner.system.redaction import masked_override
+
+_PAGES = ("how_to", "tutorial", "explanation", "reference")
+"""Folders of pages that travel in the wheel."""
 
 _SHOWN_PACKAGES = ("tensorflow", "keras", "mlflow", "hydra-core")
 
@@ -118,11 +122,13 @@ def overview() -> str:
 
 
 def help_on(word: str) -> str:
-    """Return the help on a key, a group, or a word in keys or comments.
+    """Return the help on a key, a group, or a word in keys or comments; of `training.md#input`, that part of the page.
 
     Raises:
       ConfigError: nothing matches the word.
     """
+    if re.search(r"\.md(#|$)", word):
+        return page_on(word)
     from runner.config.mistakes import UnknownKey
     from runner.system.suggestions import did_you_mean
 
@@ -152,6 +158,56 @@ def help_on(word: str) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
+def page_on(word: str) -> str:
+    """Return a page of the documentation, or the part of it below a heading.
+
+    Args:
+      word: the page's name, and perhaps an anchor as in the address of the site: `training.md#input`.
+
+    Raises:
+      UnknownKey: there is no such page, or no such heading.
+    """
+    from runner.config.mistakes import UnknownKey
+    from runner.system.suggestions import did_you_mean
+
+    name, _, anchor = word.partition("#")
+    folder = _ours("docs")
+    pages = {path.name: path for kind in reversed(_PAGES) for path in sorted((folder / kind).glob("*.md"))}
+    if name.rpartition("/")[2] not in pages:
+        raise UnknownKey(
+            f"--help {word}: there is no such page.{did_you_mean(name, pages)} Pages: {', '.join(sorted(pages))}."
+        )
+    text = pages[name.rpartition("/")[2]].read_text(encoding="utf-8").rstrip()
+    if not anchor:
+        return text
+    parts = _parts_of(text)
+    if anchor not in parts:
+        raise UnknownKey(
+            f"--help {word}: the page has no such heading.{did_you_mean(anchor, parts)} It has {', '.join(parts)}."
+        )
+    return parts[anchor]
+
+
+def _parts_of(page: str) -> dict[str, str]:
+    """Return anchor -> text from a heading to the next one of its level or a higher one."""
+    lines = page.splitlines()
+    headings: list[tuple[int, int, str]] = []
+    is_code = False
+    for number, line in enumerate(lines):
+        if line.startswith("```"):
+            is_code = not is_code
+        marks = re.match(r"#+(?= )", line)
+        if marks and not is_code:  # else it is a comment
+            headings.append((number, len(marks[0]), line.lstrip("# ")))
+    parts = {}
+    for place, (start, level, title) in enumerate(headings):
+        after = [number for number, other, _ in headings[place + 1 :] if other <= level]
+        end = after[0] if after else len(lines)
+        anchor = re.sub(r"[^\w\s-]", "", title.lower()).strip()
+        parts[re.sub(r"\s+", "-", anchor)] = "\n".join(lines[start:end]).rstrip()
+    return parts
+
+
 def _texts(key: str, entries: Sequence[Entry]) -> str:
     """Return the help on a key; if the files of its group differ in it, one text for each."""
     texts: dict[str, str] = {}
@@ -173,14 +229,19 @@ def _groups(files: Sequence[Path]) -> list[str]:
 
 def _files() -> list[Path]:
     """Return the config files, the user's first. A user's file replaces the runner's of the same group and name."""
-    package = Path(runner.__file__).parent
-    ours = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
     found: dict[Path, Path] = {}
-    for folder in (ours, Path.cwd() / "conf"):
+    for folder in (_ours("conf"), Path.cwd() / "conf"):
         for path in [folder / "runner.yaml", *sorted(folder.glob("*/*.yaml"))]:
             if path.is_file():
                 found[path.relative_to(folder)] = path
     return list(found.values())
+
+
+def _ours(name: str) -> Path:
+    """Return a folder of the repository: it travels inside the package."""
+    package = Path(runner.__file__).parent
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name
 
 
 def _text_of(path: Path) -> str:

@@ -476,7 +476,8 @@ _INPUT_BOUND = 0.05
 
 
 def _input_bound(share: float | None) -> str | None:
-    """Return `38 %, see docs/how_to/training.md#input`; None if it was not measured."""
+    """Return `38 %; what to do: runner --help training.md#input`; None if it was not measured."""
     if share is None:
         return None
-    return f"{100 * share:.0f} %{', see docs/how_to/training.md#input' if share > _INPUT_BOUND else ''}"
+    written = f"{100 * share:.0f} %"
+    return f"{written}; what to do: runner --help training.md#input" if share > _INPUT_BOUND else written

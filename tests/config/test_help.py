@@ -13,8 +13,14 @@ import pytest
 
 import runner
 from runner.config import schema
-from runner.config.help import answer
+from runner.config.help import answer, page_on
+from runner.config.mistakes import ConfigError
 from tests.support.messages import Messages
+
+ROOT = Path(__file__).parents[2]
+FILES = [*sorted((ROOT / "conf").rglob("*.yaml")), *sorted((ROOT / "runner").rglob("*.py"))]
+SOURCES = "".join(path.read_text() for path in FILES)
+"""The comments and messages that a user may read, where the repository is not in sight."""
 
 
 def ask(*words: str) -> str:
@@ -124,3 +130,28 @@ def test_a_package_that_is_installed_by_another_name_is_left_out(monkeypatch: py
     version_of = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: version_of(f"{name}-of-tonight" if name == "keras" else name))
     assert "(tensorflow " in ask("--version") and "keras" not in ask("--version")
+
+
+def test_a_page_is_printed_whole_or_a_part_of_it() -> None:
+    page = (ROOT / "docs" / "how_to" / "training.md").read_text()
+    assert page_on("training.md") == page.rstrip()
+    part = page_on("training.md#input")
+    assert part.startswith("## Input\n") and part in page
+    below = page[page.index("## Learning rate") : page.index("## Precision")].rstrip()
+    assert page_on("docs/how_to/training.md#learning-rate") == below, "with the headings below it"
+
+
+def test_a_page_or_heading_that_is_not_there_is_refused_with_the_nearest(messages: Messages) -> None:
+    with messages.raised(ConfigError):
+        page_on("training.md#inptu")
+    with pytest.raises(ConfigError, match=r"Did you mean 'training\.md'"):
+        page_on("trainin.md")
+
+
+@pytest.mark.parametrize("page", sorted(set(re.findall(r"--help (\w+\.md(?:#[\w-]+)?)", SOURCES))))
+def test_a_page_that_a_comment_or_message_names_is_there(page: str) -> None:
+    assert page_on(page)
+
+
+def test_no_comment_or_message_names_a_file_that_only_the_repository_has() -> None:
+    assert not re.findall(r"docs/how_to/\S+|docs/reference/\S+", SOURCES)

@@ -40,6 +40,8 @@ def test_the_wheel_holds_config_and_examples_and_nothing_else(wheel: Path) -> No
     shipped = {f"runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert {name for name in shipped if "/local/" not in name} <= names
     template = [path.relative_to(ROOT) for path in (ROOT / "project_template").rglob("*") if path.is_file()]
+    pages = {f"runner/docs/{path.parent.name}/{path.name}" for path in (ROOT / "docs").glob("[hrte]*/*.md")}
+    assert {name for name in pages if not name.startswith("runner/docs/gallery")} <= names
     assert {f"runner/{path}" for path in template if "__pycache__" not in path.parts} <= names
     assert not {"model_fns/__init__.py", "input_fns/__init__.py"} & names
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -48,6 +50,7 @@ def test_the_wheel_holds_config_and_examples_and_nothing_else(wheel: Path) -> No
 def test_questions_are_answered_from_the_installed_config(installed: Path, tmp_path: Path) -> None:
     assert "pkg://runner.conf" in call(installed / "runner", "--info", "searchpath", cwd=tmp_path)
     assert "fn: model_fns.digits" in call(installed / "runner", "--cfg", "job", cwd=tmp_path)
+    assert call(installed / "runner", "--help", "training.md#input", cwd=tmp_path).startswith("## Input\n")
     where = call(installed / "python", "-c", "import runner; print(runner.__file__)", cwd=tmp_path)
     assert where.startswith(str(installed.parent))
 

@@ -13,7 +13,17 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "runner", "conf", "model_fns", "input_fns", "project_template")
+PARTS = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "runner",
+    "conf",
+    "docs",
+    "model_fns",
+    "input_fns",
+    "project_template",
+)
 ENV = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
