@@ -79,9 +79,15 @@ def test_the_address_of_the_last_lines_shows_the_best_run_first(pages: Pages, fo
     losses = {one.parent.name: json.loads(one.read_text())["metrics"]["eval/loss"] for one in summaries}
     sweep = json.loads(next(folder.glob("outputs/sweeps/*/sweep.json")).read_text())
     names = {"alone": "alone", **{job["folder"]: job["name"] for job in sweep["jobs"]}}
-    pages.open(path)
     first, *_ = sorted(losses, key=losses.__getitem__)
-    pages.see(f"//*[@role='row' and @row-index='0']{link(names[first])}")
+    for width in (1280, 1920):
+        pages.resize(width)
+        pages.open(path)
+        pages.see(f"//*[@role='row' and @row-index='0']{link(names[first])}")
+        for metric in ("eval/loss", "train/loss"):
+            header = pages.see(f"//*[@role='columnheader' and contains(., '{metric}')]")
+            right = pages.run("return arguments[0].getBoundingClientRect().right", header)
+            assert right < width, "in sight without scrolling"
 
 
 def test_the_page_of_a_run_shows_its_params_metrics_and_tags(pages: Pages, folder: Path) -> None:

@@ -96,6 +96,9 @@ class Pages:
         self._driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
         self._address = address
 
+    def resize(self, width: int, height: int = 1000) -> None:
+        self._driver.set_window_size(width, height)
+
     def open(self, path: str = "") -> None:
         self._driver.get(f"{self._address}/{path}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import importlib.machinery
+import json
 import math
 import os
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from runner.config.schema import TrackingConfig
 from runner.tracking.mlflow_tracker import MlflowTracker, experiment_name, sqlite_path, tracking_uri
@@ -59,23 +62,45 @@ def test_records_params_metrics_tags_files_and_the_status(uri: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("params", "order"),
+    ("params", "metric", "ascending"),
     [
-        ({}, "orderByKey=metrics.%60eval/loss%60&orderByAsc=true"),
-        ({"sweep.metric": "eval/accuracy@5"}, "orderByKey=metrics.%60eval/accuracy_5%60&orderByAsc=false"),
-        ({"checkpoint.keep_best.metric": "eval/auc"}, "orderByKey=metrics.%60eval/auc%60&orderByAsc=false"),
-        ({"sweep.metric": "eval/auc", "sweep.mode": "min"}, "orderByKey=metrics.%60eval/auc%60&orderByAsc=true"),
+        ({}, "eval/loss", True),
+        ({"sweep.metric": "eval/accuracy@5"}, "eval/accuracy_5", False),
+        ({"checkpoint.keep_best.metric": "eval/auc"}, "eval/auc", False),
+        ({"sweep.metric": "eval/auc", "sweep.mode": "min"}, "eval/auc", True),
     ],
     ids=["loss", "sweep", "best checkpoint", "mode"],
 )
-def test_the_address_shows_the_runs_of_the_experiment_best_first(params: dict[str, Any], order: str, uri: str) -> None:
+def test_the_address_shows_the_runs_of_the_experiment_best_first(
+    params: dict[str, Any], metric: str, ascending: bool, uri: str
+) -> None:
     tracker = MlflowTracker(uri, "addresses")
     assert tracker.address() is None
     run_id = tracker.start(None, "x", params, {})
     assert run_id is not None
     command, runs = (tracker.address() or "").splitlines()
     assert command == f"mlflow ui --backend-store-uri {uri}"
-    assert runs == f"http://127.0.0.1:5000/#/experiments/{run_of(tracker, run_id).info.experiment_id}/runs?{order}"
+    experiment = MlflowClient(uri).get_experiment(run_of(tracker, run_id).info.experiment_id)
+    page, _, key = runs.rpartition("=")
+    where = f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
+    assert page == f"{where}?workflowType=machine_learning&viewStateShareKey"
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{key}"])
+    assert (view["orderByKey"], view["orderByAsc"]) == (f"metrics.`{metric}`", ascending)
+    assert {f"metrics.`{metric}`", "metrics.`eval/loss`", "metrics.`train/loss`"} <= set(view["selectedColumns"])
+
+
+def test_where_an_experiment_cannot_be_changed_the_address_has_the_order(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise MlflowException("not yours", PERMISSION_DENIED)
+
+    monkeypatch.setattr(MlflowClient, "set_experiment_tag", refuse)
+    tracker = MlflowTracker(uri, "of others")
+    tracker.start(None, "x", {"sweep.metric": "eval/auc"}, {})
+    order = "orderByKey=metrics.%60eval/auc%60&orderByAsc=false"
+    assert (tracker.address() or "").endswith(f"/runs?workflowType=machine_learning&{order}")
 
 
 @pytest.mark.parametrize(
