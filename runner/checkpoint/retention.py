@@ -75,6 +75,14 @@ def metrics_of(path: str | os.PathLike[str]) -> dict[str, float]:
     return {name: float(value) for name, value in results.items() if isinstance(value, int | float)}
 
 
+def best_of(model_dir: Path, best: KeepBest) -> tuple[int, float] | None:
+    """Return (global step, value of the metric) of the best checkpoint; None: no checkpoint was evaluated by it."""
+    names = layout.list_names(model_dir)
+    for name in _best(model_dir, names, best)[:1]:
+        return layout.step_of(name) or 0, metrics_of(model_dir / name)[str(best.metric)]
+    return None
+
+
 @contextlib.contextmanager
 def lease(path: str | os.PathLike[str]) -> Iterator[None]:
     """Keep the checkpoint `path` from being deleted inside this context, which an evaluator enters to read it. The

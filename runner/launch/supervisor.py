@@ -21,6 +21,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any
 
+from runner.checkpoint.retention import best_of
 from runner.checkpoint_files import layout
 from runner.config import model_source, parsing, saved_config, schema
 from runner.config.schema import Config, StrategyConfig
@@ -541,10 +542,23 @@ class Supervisor:
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
         shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])
+        shown["best"] = self._best()
         where = url_or_path(self.model_dir)
         if change:
             where += f" ({change}: this start ended before its first step)"
-        console.print_summary(shown, where, prefix=self.member.prefix)
+        if self.member.parent is None:
+            console.print_summary(shown, where, prefix=self.member.prefix)
+        else:
+            console.print_job(shown, where, prefix=self.member.prefix)
+
+    def _best(self) -> str | None:
+        """Return the best checkpoint by `checkpoint.keep_best`, in words; None: none is kept for that."""
+        rule = self.config.checkpoint.keep_best
+        found = best_of(self.model_dir, rule) if self.trains else None
+        if found is None:
+            return None
+        step, value = found
+        return f"step {console.format_number(step)}, {rule.metric} {console.format_number(value)}"
 
     def _resume_command(self) -> str:
         """Return the command that resumes an interrupted run."""

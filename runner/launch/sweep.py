@@ -299,6 +299,8 @@ class Sweep:
         if sys.stdout.isatty() and console.table_width(headers, rows) > console.terminal_width(sys.stdout):
             headers[-1], rows = "folder", [(*row[:-1], job.folder) for row, job in zip(rows, ranked, strict=True)]
         console.print_table(title, headers, rows)
+        summaries = [how_run_ended(self.directory / job.folder).summary for job in ranked]
+        console.print_common([one for one in summaries if one])  # a job that was never started has none
         for job in ranked:
             if job.error:
                 print(f"{job.name}: {job.error}", flush=True)

@@ -332,6 +332,37 @@ def print_summary(summary: Mapping[str, Any], model_dir: str, stream: IO[str] | 
     stream.flush()
 
 
+def print_job(summary: Mapping[str, Any], model_dir: str, prefix: str = "") -> None:
+    """Print the end of a sweep's job in two lines, and what happened to this job alone.
+
+    Args:
+      prefix: precedes each line, if several jobs run at a time.
+    """
+    rows = dict(_summary_rows(summary))
+    found = [f"{name} {rows[name]}" for name in summary.get("metrics", {}) if name in rows]
+    secs = sum((summary.get("phases") or {}).values())
+    facts = [
+        ", ".join(found),
+        f"step {rows.get('global_step', 0)}",
+        format_secs(secs) if secs >= 60 else f"{secs:.1f} s",
+    ]
+    lines = [f"{rows['status']}: {', '.join(filter(None, facts))}"]
+    lines += [f"{name}: {rows[name]}" for name in _OF_ONE_JOB if name in rows]
+    for line in (*lines, f"model_dir: {model_dir}"):
+        print(f"{prefix}{line}")
+    sys.stdout.flush()
+
+
+def print_common(summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Print what is the same for all jobs of a sweep."""
+    rows = [dict(_summary_rows(summary)) for summary in summaries]
+    for name in _OF_ALL_JOBS:
+        values = {one.get(name) for one in rows}
+        if len(values) == 1 and values != {None}:
+            print(f"{name}: {values.pop()}")
+    sys.stdout.flush()
+
+
 def counted(count: int, what: str) -> str:
     """Return `1 server`, `2 servers`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
@@ -444,6 +475,23 @@ def relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+_OF_ONE_JOB = (
+    "best",
+    "error",
+    "asked to stop",
+    "stopped early",
+    "repeated_steps",
+    "lost workers",
+    "predictions",
+    "exports",
+    "resume",
+)
+"""Rows of a summary that the end of a sweep's job has, beside its metrics."""
+
+_OF_ALL_JOBS = ("strategy", "devices")
+"""Those that the end of a sweep has, where they are the same for all jobs."""
+
+
 def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return (name, value) rows for the summary."""
     step, replicas = summary.get("global_step"), summary.get("num_replicas")
@@ -458,6 +506,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("global_step", None if step is None else format_number(step)),
         # JSON has no NaN, so it is the text "nan".
         *((name, format_number(float(value))) for name, value in summary.get("metrics", {}).items()),
+        ("best", summary.get("best")),
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
         ("lost workers", summary.get("lost_workers")),
         ("input-bound", _input_bound(summary.get("input_bound"))),

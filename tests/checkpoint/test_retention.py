@@ -48,6 +48,9 @@ def test_the_best_are_never_removed_by_keep_max(tmp_path: Path) -> None:
         save(tmp_path, keep, step, hours=step, accuracy=accuracy)
     assert steps(tmp_path) == [2, 3, 5, 6]
     assert read_state(tmp_path).names == tuple(f"model.ckpt-{step}" for step in (2, 3, 5, 6))
+    assert retention.best_of(tmp_path, KeepBest("eval/accuracy")) == (2, 0.9)
+    assert retention.best_of(tmp_path, KeepBest("eval/auc")) is None
+    assert retention.best_of(tmp_path, KeepBest(None)) is None
     save(tmp_path, keep, 7, hours=7, accuracy=0.85)
     save(tmp_path, keep, 8, hours=8)
     assert steps(tmp_path) == [2, 7, 8], "3 is beaten, and goes with all its files"

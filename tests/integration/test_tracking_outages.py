@@ -165,7 +165,7 @@ def test_a_sweep_whose_server_was_away_is_completed(how: str, server: Server, tm
     server.signal(signal.SIGKILL)
     out, said = sweep.communicate(timeout=240)
     assert sweep.returncode == 0, said
-    assert out.count("status: finished") == 4
+    assert out.count("finished: ") == 4
     server.start()
     if how == "the same command":
         again = command(tmp_path, server.address, *SWEEP)

@@ -24,6 +24,8 @@ from runner.system.console import (
     format_bytes,
     format_number,
     format_secs,
+    print_common,
+    print_job,
     print_summary,
     print_table,
 )
@@ -194,6 +196,19 @@ def test_the_summary_off_a_terminal_is_name_and_value(messages: Messages) -> Non
     stream = io.StringIO()
     print_summary(SUMMARY, "outputs/x", stream)
     messages.same("screen", stream.getvalue())
+
+
+def test_a_job_of_a_sweep_ends_in_two_lines_and_what_happened_to_it_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = {**SUMMARY, "phases": {"build": 1.0, "train": 2.5}, "best": "step 600, eval/accuracy 0.99"}
+    print_job(summary, "outputs/x", "[a=1] ")
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("[a=1] finished: ") and first.endswith("eval/accuracy 0.9877, eval/loss 0.05, step 1,000, 3.5 s")
+    assert others == ["[a=1] best: step 600, eval/accuracy 0.99", "[a=1] model_dir: outputs/x"]
+
+
+def test_what_is_the_same_for_all_jobs_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    print_common([{**SUMMARY, "devices": "CPU, 2 cores"}, {**SUMMARY, "devices": "CPU, 4 cores"}])
+    assert capsys.readouterr().out == "strategy: mirrored, 2 replicas\n"
 
 
 def test_the_summary_on_a_terminal_is_a_table_with_the_same_values() -> None:
