@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
+import os
 import platform
 import re
 import textwrap
@@ -67,7 +69,8 @@ class Entry:
 
 
 def answer(words: Sequence[str]) -> str:
-    """Return the answer to `--version`, `--help` and `--help KEY`; '' to everything else.
+    """Return the answer to `--version`, `--help` and `--help KEY`, and to a shell that asks for the values of a key; ''
+    to everything else.
 
     `--help train.max_steps=5` is Hydra's: it shows the config with this value.
 
@@ -76,10 +79,43 @@ def answer(words: Sequence[str]) -> str:
     """
     if "--version" in words:
         return version()
+    shell = next((word.removeprefix("query=") for word in words if word.startswith("query=")), "")
+    if shell and words[0] in ("-sc", "--shell_completion"):
+        # Hydra completes keys and options. It knows no values of a key but its default.
+        return ("\n" if shell == "fish" else " ").join(values_for(os.environ.get("COMP_LINE", "")))
     asked = [word for word in words if word not in ("--help", "-h")]
     if len(asked) == len(words) or any("=" in word or word.startswith("-") for word in asked):
         return ""
     return "\n\n".join(map(help_on, asked)) or overview()
+
+
+def values_for(line: str) -> list[str]:
+    """Return `key=value` for each value with which the last word of a command line may go on; []: Hydra knows more."""
+    word = line.rpartition(" ")[2]
+    key, is_value, begun = word.partition("=")
+    if not is_value:
+        return []
+    values = _own_modules() if re.search(r"^(model|input\..+)\.fn$", key) else _choices(key)
+    return [f"{key}={value}" for value in values if value.startswith(begun)]
+
+
+def _choices(key: str) -> list[str]:
+    from runner.config import schema
+    from runner.config.settings.limits import limits_of
+
+    setting = schema.setting_at(key)
+    if setting is None:
+        return []
+    choices = [
+        str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in limits_of(setting).choices
+    ]
+    return [*choices, "null"] if choices and "None" in str(setting.type) else choices
+
+
+def _own_modules() -> list[str]:
+    """Return the dotted names of the modules in the folder where the user is, and in the folders of it."""
+    names = [".".join(path.with_suffix("").parts) for path in map(Path, [*glob.glob("*.py"), *glob.glob("*/*.py")])]
+    return sorted(name for name in names if not re.search(r"(^|\.)(_|tests?\b|conftest|setup$)", name))
 
 
 def version() -> str:

@@ -87,12 +87,17 @@ def test_the_users_file_wins_over_ours_and_is_checked_like_it(tmp_path: Path, me
 @pytest.mark.parametrize(
     ("line", "offered"),
     [("runner strategy=mir", "strategy=mirrored"), ("runner train.max_st", "train.max_steps="),
-     ("runner experiment=nig", "experiment=night")],
+     ("runner experiment=nig", "experiment=night"), ("runner command=ev", "command=evaluate"),
+     ("runner train.nan=", "train.nan=stop train.nan=rollback train.nan=ignore"),
+     ("runner strategy=mirrored model.fn=", "model.fn=model_fns.mine"),
+     ("runner input.train.fn=mod", "input.train.fn=model_fns.mine")],
 )  # fmt: skip
-def test_a_shell_completes_groups_keys_and_the_users_own_options(
+def test_a_shell_completes_groups_keys_values_and_what_is_the_users_own(
     line: str, offered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "conf" / "experiment" / "night.yaml", "# @package _global_\ntrain:\n  max_steps: 9\n")
+    write(tmp_path / "model_fns" / "mine.py", "")
+    write(tmp_path / "tests" / "test_mine.py", "")
     monkeypatch.setitem(ENV, "COMP_LINE", line)
     monkeypatch.setitem(ENV, "COMP_POINT", str(len(line)))
     assert ask("-sc", "query=bash", cwd=tmp_path) == f"{offered}\n"

@@ -202,7 +202,9 @@ def test_a_job_of_a_sweep_ends_in_two_lines_and_what_happened_to_it_alone(capsys
     summary = {**SUMMARY, "phases": {"build": 1.0, "train": 2.5}, "best": "step 600, eval/accuracy 0.99"}
     print_job(summary, "outputs/x", "[a=1] ")
     first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("[a=1] finished: ") and first.endswith("eval/accuracy 0.9877, eval/loss 0.05, step 1,000, 3.5 s")
+    assert first.startswith("[a=1] finished: ") and first.endswith(
+        "eval/accuracy 0.9877, eval/loss 0.05, step 1,000, 3.5 s"
+    )
     assert others == ["[a=1] best: step 600, eval/accuracy 0.99", "[a=1] model_dir: outputs/x"]
 
 
