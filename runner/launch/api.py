@@ -6,11 +6,14 @@ not import TensorFlow.
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,11 @@ from runner.config.schema import Config
 from runner.launch.app import MISTAKES, command_of
 from runner.launch.start_files import read_overrides
 from runner.remote.mirror import local_folder, remote_dir
+from runner.system.console import format_number
 from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.start_status import START_STATUS, is_for
+from runner.tracking.curves import CURVES_FILE, read_metrics
 from runner.tracking.run_end import how_run_ended
 from runner.tracking.summary import read_summary
 
@@ -88,6 +93,48 @@ class Run:
     def metrics(self) -> dict[str, float]:
         """The metrics of the last evaluations: name (`eval/accuracy`) -> value."""
         return dict(self.summary.get("metrics") or {})
+
+    def curve(self, *names: str) -> Any:
+        """Return what the run has recorded of metrics so far, of each step the last value.
+
+        Args:
+          names: names of metrics (`train/loss`, `eval/accuracy`); none: all.
+
+        Returns:
+          A pandas.DataFrame with a column for each metric and the global step as index; NaN where a step has no value.
+          Without pandas: name -> (steps, values), int64 and float64 arrays.
+
+        Raises:
+          KeyError: the run has not recorded a metric of this name; the message has those that it has.
+        """
+        found = read_metrics(self.model_dir)
+        for name in names:
+            if name not in found:
+                raise KeyError(f"{name!r} is no metric of {self.model_dir}. It has {', '.join(sorted(found))}.")
+        chosen = {name: found[name] for name in names or sorted(found)}
+        if find_spec("pandas") is None:
+            import numpy as np
+
+            arrays = {name: np.array(list(points), float).reshape(-1, 2) for name, points in chosen.items()}
+            return {name: (table[:, 0].astype(np.int64), table[:, 1]) for name, table in arrays.items()}
+        import pandas as pd
+
+        columns = {name: pd.Series(dict(points), dtype=float) for name, points in chosen.items()}
+        return pd.DataFrame(columns).sort_index().rename_axis("step")
+
+    def _repr_html_(self) -> str:
+        """Return how a notebook shows the run: its end or how far it is, its metrics, and its curves."""
+        summary = self.summary
+        facts = {"status": self.status, "global_step": summary.get("global_step"), "error": summary.get("error")}
+        facts |= {name: format_number(float(value)) for name, value in self.metrics.items()}
+        facts["model_dir"] = str(self.model_dir)
+        rows = [f"<tr><th>{escape(name)}</th><td>{escape(str(one))}</td></tr>" for name, one in facts.items() if one]
+        picture = self.model_dir / CURVES_FILE
+        shown = ""
+        if picture.is_file():
+            data = base64.b64encode(picture.read_bytes()).decode()
+            shown = f'<img alt="learning curves" style="max-width: 100%" src="data:image/png;base64,{data}">'
+        return f"<table>{''.join(rows)}</table>{shown}"
 
     @property
     def checkpoints(self) -> list[SavedCheckpoint]:

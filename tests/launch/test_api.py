@@ -66,6 +66,25 @@ def test_a_run_is_what_the_command_line_makes(finished: runner.Run) -> None:
     assert (sys.argv, dict(os.environ)) == before
 
 
+def test_a_run_gives_its_curves(finished: runner.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = finished.curve("eval/loss", "train/loss")
+    assert list(table.columns) == ["eval/loss", "train/loss"] and table.index.name == "step"
+    losses = table["eval/loss"].dropna()
+    assert list(losses.index) == [2, 4] and losses[4] == finished.metrics["eval/loss"]
+    assert set(table.columns) < set(finished.curve().columns)
+    with pytest.raises(KeyError, match="eval/loss"):
+        finished.curve("loss")
+    monkeypatch.setattr("runner.launch.api.find_spec", lambda name: None)
+    steps, values = finished.curve("eval/loss")["eval/loss"]
+    assert steps.tolist() == [2, 4] and values.tolist() == losses.tolist()
+
+
+def test_a_notebook_shows_a_run_with_its_metrics_and_curves(finished: runner.Run) -> None:
+    shown = finished._repr_html_()
+    assert "<th>status</th><td>finished</td>" in shown and "<th>eval/loss</th>" in shown
+    assert ("data:image/png;base64," in shown) == (finished.model_dir / "learning_curves.png").exists()
+
+
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "files", [("all.npz",), pytest.param(("all.npz", "all.parquet", "all.tfrecord"), marks=pytest.mark.slow)], ids=str
