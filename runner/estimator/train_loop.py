@@ -21,6 +21,7 @@ from runner.model_fn import ModeKeys
 from runner.programs.ema import AVERAGES
 from runner.tf_private import graphs
 from runner.tracing.adapted_layers import ADAPTED
+from runner.tracing.graph_operations import user_line_of
 from runner.tracing.numeric_checks import NotFiniteError
 from runner.tracing.trace import Trace
 
@@ -232,7 +233,7 @@ class TrainingRun:
         session_hooks = self._setup.session_hooks
         self._log.begin(None if math.isinf(self._target) else int(self._target))
         self._steps.begin()
-        _warn_of_random_numbers(program.trace)
+        _warn_of_lost_state(program.trace)
         session_hooks.session.begin(self, self._steps.take_batch)
         # In a session their variables are the graph's own: saved with the model, and restored with it.
         with self._setup.model.extended(program, self._setup.latest):
@@ -333,8 +334,14 @@ class TrainingRun:
             raise EmptyInputError(f"training: {why_empty(train_input.pipeline, ModeKeys.TRAIN, collectives)}")
 
 
-def _warn_of_random_numbers(trace: Trace) -> None:
-    """Warn of random numbers of model_fn whose state is in no checkpoint."""
+def _warn_of_lost_state(trace: Trace) -> None:
+    """Warn of state of model_fn that is in no checkpoint."""
+    for write in trace.table_writes()[:1]:
+        _log.warning(
+            "model_fn changes a lookup table%s. What it holds is in no checkpoint: a resumed run, evaluations, "
+            "predictions and exports begin with an empty one. Keep the values in a variable.",
+            user_line_of(write),
+        )
     random_ops = trace.kernel_random_ops()
     if random_ops:
         _log.warning(

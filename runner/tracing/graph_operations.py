@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.distribute.gradient_calls import writes_in
+from runner.tf_private.graphs import nodes_called_by
 from runner.tf_private.random_ops import KERNEL_RANDOM
 from runner.tf_private.variables import copies_of
 
@@ -44,6 +45,19 @@ def has_effect(operation: tf.Operation) -> bool:
     """
     pure = operation.type in _READS or operation.type in _SOURCES or operation.type in KERNEL_RANDOM
     return operation.op_def.is_stateful and not pure
+
+
+_TABLE_WRITES = frozenset({"LookupTableInsertV2", "LookupTableRemoveV2"})
+
+
+def table_writes(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Return those of `operations` that add to a lookup table or remove from it, or call a function that does."""
+    found = []
+    for operation in operations:
+        kinds = {operation.type, *(node.op for node in nodes_called_by(operation))}
+        if kinds & _TABLE_WRITES:
+            found.append(operation)
+    return found
 
 
 def needed(

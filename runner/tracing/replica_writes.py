@@ -20,7 +20,7 @@ from runner.distribute.reductions import Reductions
 from runner.distribute.replica_values import Kind, ReplicaValues
 from runner.tf_private.cluster import writes_of_replicas
 from runner.tf_private.replaced import replaced
-from runner.tracing.graph_operations import user_line_of
+from runner.tracing.graph_operations import table_writes, user_line_of
 
 v1 = tf.compat.v1
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -131,6 +131,11 @@ class ReplicaWrites:
         Raises:
           WriteError: one does not.
         """
+        for write in table_writes(self._graph.get_operations()):
+            raise WriteError(
+                f"model_fn changes a lookup table{user_line_of(write)}, and what a table holds is not merged over "
+                "replicas. Train on one replica, or keep the values in a variable."
+            )
         for write in writes_in(self._graph.get_operations(), names.keys()):
             others = [tensor for tensor in write.inputs if tensor.dtype != tf.resource]
             if write.type in _BRANCHES:

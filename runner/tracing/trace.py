@@ -24,6 +24,7 @@ from runner.tracing.graph_operations import (
     needed,
     operations,
     program_order,
+    table_writes,
 )
 from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.variable_store import RequestedVariables, VariableStore
@@ -163,6 +164,10 @@ class Trace:
             return writes
         writes += self._calls_with(variables)  # layers and optimizers that write inside a branch
         return list(dict.fromkeys([*writes, *filter(changes_state, self.requested.keras.written)]))
+
+    def table_writes(self) -> list[tf.Operation]:
+        """Return the operations that change a lookup table, whose contents are in no checkpoint."""
+        return table_writes(self.operations)
 
     def kernel_random_ops(self) -> list[str]:
         """Return the names of random operations with state in a kernel, which is not in checkpoints.

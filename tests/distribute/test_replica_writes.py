@@ -32,6 +32,7 @@ from tests.support.replica_programs import (
     refusal,
     some,
     spec_of,
+    table_of_counts,
     trained,
 )
 
@@ -105,6 +106,16 @@ def test_what_cannot_be_merged_is_refused_with_variable_line_and_cures(program: 
     assert repr(REFUSED[program]) in said and "replica_programs.py, line" in said
     assert "aggregation=" in said and "runner.all_gather" in said
     assert not list(tmp_path.glob("model.ckpt-*"))
+
+
+def test_a_lookup_table_that_changes_is_refused_on_replicas_and_said_to_be_lost_on_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = refusal(table_of_counts, tmp_path / "two", RunConfig(train_distribute=mirrored()))
+    assert "changes a lookup table (" in said and "replica_programs.py, line" in said
+    with caplog.at_level("WARNING"):
+        assert refusal(table_of_counts, tmp_path / "one", RunConfig()) == ""
+    assert "replica_programs.py, line" in caplog.text and "in no checkpoint" in caplog.text
 
 
 class OneCopy(Hook):

@@ -304,6 +304,15 @@ def bank_of_all_rows(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     return spec_of(mode, loss, train, bank[0].assign(bank[0] + 1.0), bank[1 : 1 + tf.shape(rows)[0]].assign(rows))
 
 
+def table_of_counts(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """Counts in a lookup table, to which each replica adds."""
+    counts = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 0.0)
+    keys = tf.cast(tf.round(features[:, 0]), tf.int64)
+    seen = counts.lookup(keys)
+    loss = tf.reduce_mean(tf.square(linear(features) - labels - seen))
+    return spec_of(mode, loss, v1.train.AdamOptimizer(0.05).minimize(loss), counts.insert(keys, seen + 1.0))
+
+
 def clipped(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     loss = tf.reduce_mean(tf.square(linear(features) - labels))
     weights = v1.trainable_variables()
