@@ -24,6 +24,7 @@ from runner.tracing.adapted_layers import ADAPTED
 from runner.tracing.graph_operations import user_line_of
 from runner.tracing.numeric_checks import NotFiniteError
 from runner.tracing.trace import Trace
+from runner.tracing.variable_store import VariableStore
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ class TrainingRun:
         session_hooks = self._setup.session_hooks
         self._log.begin(None if math.isinf(self._target) else int(self._target))
         self._steps.begin()
-        _warn_of_lost_state(program.trace)
+        _warn_of_lost_state(program.trace, self._setup.model.store)
         session_hooks.session.begin(self, self._steps.take_batch)
         # In a session their variables are the graph's own: saved with the model, and restored with it.
         with self._setup.model.extended(program, self._setup.latest):
@@ -334,8 +335,16 @@ class TrainingRun:
             raise EmptyInputError(f"training: {why_empty(train_input.pipeline, ModeKeys.TRAIN, collectives)}")
 
 
-def _warn_of_lost_state(trace: Trace) -> None:
+def _warn_of_lost_state(trace: Trace, store: VariableStore) -> None:
     """Warn of state of model_fn that is in no checkpoint."""
+    others = [one.name.partition(":")[0] for one in trace.variables_of_others(store)]
+    if others:
+        _log.warning(
+            "model_fn uses variables that were made outside of it (%s). No optimizer changes them, and no checkpoint "
+            "has them: a resumed run, evaluations and predictions use the values that the code gives them. Make the "
+            "layers inside model_fn if they are to be trained or kept.",
+            _some(others),
+        )
     for write in trace.table_writes()[:1]:
         _log.warning(
             "model_fn changes a lookup table%s. What it holds is in no checkpoint: a resumed run, evaluations, "
@@ -347,5 +356,10 @@ def _warn_of_lost_state(trace: Trace) -> None:
         _log.warning(
             "model_fn draws random numbers whose state is not in checkpoints (%s), so a resumed run differs from an "
             "undisturbed one. Use Keras layers or tf.random.stateless_*.",
-            ", ".join(random_ops[:3]) + (", ..." if len(random_ops) > 3 else ""),
+            _some(random_ops),
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names as text."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -89,6 +89,14 @@ def captured(graph: Any, variables: Iterable[Any], replica: int | None = None) -
     return {internal.name for external, internal in graph.captures if id(external) in mine}
 
 
+def variables_of_others(graph: Any, own: Iterable[Any]) -> list[Any]:
+    """Return the variables that a graph uses beside `own`: those that were made outside of model_fn."""
+    mine = {id(handle) for variable in own for handle in handles(variable)}
+    others = [one for one in graph.variables if mine.isdisjoint(map(id, handles(one)))]
+    # The state of a tf.random.Generator is told of by `Trace.kernel_random_ops`.
+    return sorted((one for one in others if not one.name.startswith("StateVar")), key=lambda one: one.name)
+
+
 def may_write(graph: Any, variables: Iterable[Any], elements: Iterable[Any]) -> bool:
     """Report whether an operation that `elements` need writes to one of `variables`, or may do so in a branch."""
     running = needed(graph, operations(elements))

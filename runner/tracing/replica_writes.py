@@ -20,7 +20,7 @@ from runner.distribute.reductions import Reductions
 from runner.distribute.replica_values import Kind, ReplicaValues
 from runner.tf_private.cluster import writes_of_replicas
 from runner.tf_private.replaced import replaced
-from runner.tracing.graph_operations import table_writes, user_line_of
+from runner.tracing.graph_operations import captured, table_writes, user_line_of
 
 v1 = tf.compat.v1
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -137,10 +137,10 @@ class ReplicaWrites:
                 "replicas. Train on one replica, or keep the values in a variable."
             )
         for write in writes_in(self._graph.get_operations(), names.keys()):
-            others = [tensor for tensor in write.inputs if tensor.dtype != tf.resource]
+            written = [tensor for tensor in write.inputs if tensor.dtype != tf.resource]
             if write.type in _BRANCHES:
-                others = others[:1]  # the condition; what is written was checked where it was written
-            for tensor in others:
+                written = written[:1]  # the condition; what is written was checked where it was written
+            for tensor in written:
                 if self._values.kind(tensor) is not Kind.SAME:
                     variables = [names[one.name] for one in write.inputs if one.name in names]
                     raise WriteError(_refusal(variables[0], write))
@@ -162,6 +162,20 @@ class ReplicaWrites:
         merged = _with_inputs(value, between, totals)
         self._values.are_same(merged)
         return merged
+
+
+def check_variables_of_others(graph: Any, others: Sequence[Any]) -> None:
+    """Check that model_fn does not write to variables that were made outside of it: all replicas have the same one.
+
+    Raises:
+      WriteError: it does.
+    """
+    for variable in others:
+        for write in writes_in(graph.get_operations(), captured(graph, [variable])):
+            raise WriteError(
+                f"model_fn writes to the variable {variable.name.partition(':')[0]!r}, which was made outside of it"
+                f"{user_line_of(write)}: each replica would do so. Make the variable inside model_fn."
+            )
 
 
 def _with_inputs(value: tf.Tensor, between: Sequence[tf.Operation], instead: dict[Any, tf.Tensor]) -> tf.Tensor:

@@ -25,9 +25,10 @@ from runner.tracing.graph_operations import (
     operations,
     program_order,
     table_writes,
+    variables_of_others,
 )
 from runner.tracing.numeric_checks import NumericChecks
-from runner.tracing.variable_store import RequestedVariables, VariableStore
+from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +165,11 @@ class Trace:
             return writes
         writes += self._calls_with(variables)  # layers and optimizers that write inside a branch
         return list(dict.fromkeys([*writes, *filter(changes_state, self.requested.keras.written)]))
+
+    def variables_of_others(self, store: VariableStore) -> list[Any]:
+        """Return the variables that model_fn uses, but did not request from `store`: those made outside of it."""
+        requested = [variable for variable, _ in self.requested.requests.values()]
+        return variables_of_others(self.graph, [*requested, store[GLOBAL_STEP]])
 
     def table_writes(self) -> list[tf.Operation]:
         """Return the operations that change a lookup table, whose contents are in no checkpoint."""

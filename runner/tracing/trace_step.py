@@ -30,7 +30,7 @@ from runner.tf_private.variables import initial_values_from_checkpoints, lookups
 from runner.tracing.adapted_layers import adapting_once
 from runner.tracing.graph_operations import captured, handles, needed
 from runner.tracing.random_state import Stream, drawing_from, moment, next_seed, seeded, stateless_random_ops
-from runner.tracing.replica_writes import ReplicaWrites
+from runner.tracing.replica_writes import ReplicaWrites, check_variables_of_others
 from runner.tracing.same_model import GraphVariable, check_same_messages, check_same_model, messages_of, uses_of
 from runner.tracing.trace import ReplicaCall, Trace
 from runner.tracing.variable_request import VariableSpec
@@ -312,7 +312,10 @@ def _trace_replicas(step: _Step, strategy: tf.distribute.Strategy, numbers: froz
         variables = _variables_in(wrapped.graph, step, traced["requested"])
         inputs = wrapped.inputs[: len(step.signature)]
         check_same_messages(messages_of(wrapped.graph, inputs, variables), step.workers)
-    return Trace(wrapped, calls, traced["requested"], traced["late"])
+    trace = Trace(wrapped, calls, traced["requested"], traced["late"])
+    if step.training and store.num_replicas > 1:
+        check_variables_of_others(trace.graph, trace.variables_of_others(store))
+    return trace
 
 
 @contextlib.contextmanager

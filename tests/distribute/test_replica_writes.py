@@ -118,6 +118,28 @@ def test_a_lookup_table_that_changes_is_refused_on_replicas_and_said_to_be_lost_
     assert "replica_programs.py, line" in caplog.text and "in no checkpoint" in caplog.text
 
 
+def test_what_was_made_outside_of_model_fn_is_named_and_no_replica_writes_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    frozen = keras.layers.Dense(4, name="frozen", dtype="float64")
+    frozen.build([None, 4])
+    counter = tf.Variable(0.0, name="counter")
+
+    def uses(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        return clipped(frozen(features), labels, mode)
+
+    def writes(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+        with tf.control_dependencies([counter.assign_add(1.0)]):
+            return clipped(tf.identity(features), labels, mode)
+
+    with caplog.at_level("WARNING"):
+        assert refusal(uses, tmp_path / "two", RunConfig(train_distribute=mirrored())) == ""
+    assert "(frozen/bias, frozen/kernel)" in caplog.text and "no checkpoint has them" in caplog.text
+    said = refusal(writes, tmp_path / "written", RunConfig(train_distribute=mirrored()))
+    assert "'counter'" in said and "test_replica_writes.py, line" in said
+    assert refusal(writes, tmp_path / "one", RunConfig()) == ""
+
+
 class OneCopy(Hook):
     """Changes one copy of a variable behind the runner's back."""
 

@@ -306,7 +306,7 @@ def bank_of_all_rows(features: Any, labels: Any, mode: str) -> EstimatorSpec:
 
 def table_of_counts(features: Any, labels: Any, mode: str) -> EstimatorSpec:
     """Counts in a lookup table, to which each replica adds."""
-    counts = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 0.0)
+    counts = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float64, 0.0, name="table_of_counts")
     keys = tf.cast(tf.round(features[:, 0]), tf.int64)
     seen = counts.lookup(keys)
     loss = tf.reduce_mean(tf.square(linear(features) - labels - seen))
