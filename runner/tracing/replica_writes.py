@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from runner.tracing.graph_operations import captured, table_writes, user_line_of
 
 v1 = tf.compat.v1
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_OF_OTHER_REPLICA = re.compile(r"(^|/)replica_[1-9]\d*/")
+"""In the name of an operation that was made for a replica beside the first one, and not for all of them."""
 _MERGED = (Kind.MEAN, Kind.SUM, Kind.OF_MEANS, Kind.OF_SUMS)
 
 
@@ -121,12 +124,13 @@ class ReplicaWrites:
             raise WriteError(_refusal(variable.name.partition(":")[0], getattr(of_replicas[-1], "op", None)))
         return self._recomputed(of_replicas)
 
-    def check(self, names: Mapping[str, str]) -> None:
+    def check(self, names: Mapping[str, str], *, has_one_copy: bool) -> None:
         """Check that all writes of the trace write the same on all replicas, also those that no variable was asked for:
         operations of `tf.raw_ops`, the scatter functions of TensorFlow 1, branches.
 
         Args:
           names: the name of the tensor that stands for the handle of a copy of a variable -> name of the variable.
+          has_one_copy: all replicas have the same copy of each variable.
 
         Raises:
           WriteError: one does not.
@@ -137,6 +141,13 @@ class ReplicaWrites:
                 "replicas. Train on one replica, or keep the values in a variable."
             )
         for write in writes_in(self._graph.get_operations(), names.keys()):
+            if has_one_copy and _OF_OTHER_REPLICA.search(write.name):
+                (name, *_) = (names[one.name] for one in write.inputs if one.name in names)
+                raise WriteError(
+                    f"model_fn writes to a slice of the variable {name!r}, or by tf.raw_ops{user_line_of(write)}. With "
+                    "central_storage all replicas have one copy, to which they would do so one after the other. Assign "
+                    "the whole variable, or train with strategy=mirrored."
+                )
             written = [tensor for tensor in write.inputs if tensor.dtype != tf.resource]
             if write.type in _BRANCHES:
                 written = written[:1]  # the condition; what is written was checked where it was written

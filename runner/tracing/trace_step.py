@@ -330,7 +330,7 @@ def _writing_alike(step: _Step, writes: ReplicaWrites, requested: RequestedVaria
     for name, (variable, _) in requested.requests.items():
         if not step.store.specs[name].is_of_replica:
             names.update(dict.fromkeys(captured(graph, [variable]), name))
-    writes.check(names)
+    writes.check(names, has_one_copy=step.store.has_one_copy)
 
 
 @contextlib.contextmanager

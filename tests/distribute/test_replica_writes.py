@@ -26,6 +26,7 @@ from tests.support.replica_programs import (
     FIRST,
     REFUSED,
     accumulation,
+    bank_of_all_rows,
     batches,
     clipped,
     linear,
@@ -64,8 +65,8 @@ def test_two_replicas_come_to_the_numbers_of_one_device(program: Program, alone:
     assert_equal(found, alone(program))
 
 
-OF_ONE_COPY = [program for program in FIRST if program is not accumulation]
-"""A variable of central storage has one copy, so it cannot be written in a branch, by each replica."""
+OF_ONE_COPY = [program for program in FIRST if program not in (accumulation, bank_of_all_rows)]
+"""A variable of central storage has one copy, so it cannot be written in a branch or by slices, by each replica."""
 
 SAVE = """
 import sys
@@ -106,6 +107,12 @@ def test_what_cannot_be_merged_is_refused_with_variable_line_and_cures(program: 
     assert repr(REFUSED[program]) in said and "replica_programs.py, line" in said
     assert "aggregation=" in said and "runner.all_gather" in said
     assert not list(tmp_path.glob("model.ckpt-*"))
+
+
+def test_slices_of_the_one_copy_of_central_storage_are_refused(tmp_path: Path) -> None:
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
+    said = refusal(bank_of_all_rows, tmp_path, RunConfig(train_distribute=strategy))
+    assert "'bank'" in said and "replica_programs.py, line" in said and "central_storage" in said
 
 
 def test_a_lookup_table_that_changes_is_refused_on_replicas_and_said_to_be_lost_on_one(
