@@ -88,6 +88,7 @@ def test_the_address_of_the_last_lines_shows_the_best_run_first(pages: Pages, fo
             header = pages.see(f"//*[@role='columnheader' and contains(., '{metric}')]")
             right = pages.run("return arguments[0].getBoundingClientRect().right", header)
             assert right < width, "in sight without scrolling"
+    pages.resize()  # as the other tests have it
 
 
 def test_the_page_of_a_run_shows_its_params_metrics_and_tags(pages: Pages, folder: Path) -> None:

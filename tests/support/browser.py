@@ -96,7 +96,7 @@ class Pages:
         self._driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
         self._address = address
 
-    def resize(self, width: int, height: int = 1000) -> None:
+    def resize(self, width: int = 1500, height: int = 1250) -> None:
         self._driver.set_window_size(width, height)
 
     def open(self, path: str = "") -> None:
