@@ -145,7 +145,7 @@ def test_a_page_or_heading_that_is_not_there_is_refused_with_the_nearest(message
     with messages.raised(ConfigError):
         page_on("training.md#inptu")
     with pytest.raises(ConfigError, match=r"Did you mean 'training\.md'"):
-        page_on("trainin.md")
+        page_on("trainings.md")
 
 
 @pytest.mark.parametrize("page", sorted(set(re.findall(r"--help (\w+\.md(?:#[\w-]+)?)", SOURCES))))
