@@ -163,7 +163,8 @@ class RunCheckpoints:
         self._is_logged = is_logged
 
         def begin(values: Mapping[str, Any]) -> str:
-            snapshot, may_wait = Snapshot(step, values, extra), asynchronous and bool(self._asynchronous)
+            snapshot = Snapshot(step, values, extra)
+            may_wait = asynchronous and bool(self._asynchronous)
             if may_wait and self._asynchronous == "auto":
                 # At the first save the memory that a step needs is not known; its gradients may be as large as the
                 # variables.

@@ -48,15 +48,15 @@ class Predicted(NamedTuple):
 class PredictProgram(Program):
     """Prediction by one model_fn on inputs of one structure, traced once.
 
-    Attributes:
-      changes_model: a prediction may write to variables of the model, whose values are to be restored after it.
-
     Args:
       model: the model_fn and its variables.
       pipeline: the input.
       keys: names of what is computed, in this order; empty: all predictions.
       with_features: each key is the name of a prediction or a feature; False: of a prediction, and other names are
         ignored beside one, as in tf.estimator.
+
+    Attributes:
+      changes_model: a prediction may write to variables of the model, whose values are to be restored after it.
 
     Raises:
       ValueError: a key names neither, or both a prediction and another feature.

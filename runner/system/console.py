@@ -341,11 +341,7 @@ def print_job(summary: Mapping[str, Any], model_dir: str, prefix: str = "") -> N
     rows = dict(_summary_rows(summary))
     found = [f"{name} {rows[name]}" for name in summary.get("metrics", {}) if name in rows]
     secs = sum((summary.get("phases") or {}).values())
-    facts = [
-        ", ".join(found),
-        f"step {rows.get('global_step', 0)}",
-        format_secs(secs) if secs >= 60 else f"{secs:.1f} s",
-    ]
+    facts = [", ".join(found), f"step {rows.get('global_step', 0)}", _format_short(secs)]
     lines = [f"{rows['status']}: {', '.join(filter(None, facts))}"]
     lines += [f"{name}: {rows[name]}" for name in _OF_ONE_JOB if name in rows]
     for line in (*lines, f"model_dir: {model_dir}"):
@@ -510,7 +506,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
         ("lost workers", summary.get("lost_workers")),
         ("input-bound", _input_bound(summary.get("input_bound"))),
-        ("time", ", ".join(f"{name} {format_secs(s) if s >= 60 else f'{s:.1f} s'}" for name, s in phases.items())),
+        ("time", ", ".join(f"{name} {_format_short(secs)}" for name, secs in phases.items())),
         ("strategy", None if replicas is None else strategy),
         ("devices", summary.get("devices")),
         *((name, summary.get(name)) for name in ("checkpoint", "predictions", "exports", "mlflow_run_id")),
@@ -518,6 +514,11 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("resume", summary.get("resume")),
     ]
     return [(name, str(value)) for name, value in rows if value]
+
+
+def _format_short(secs: float) -> str:
+    """Return a duration with tenths of a second if it is shorter than a minute."""
+    return format_secs(secs) if secs >= 60 else f"{secs:.1f} s"
 
 
 _INPUT_BOUND = 0.05

@@ -54,6 +54,9 @@ def table_writes(operations: Iterable[tf.Operation]) -> list[tf.Operation]:
     """Return those of `operations` that add to a lookup table or remove from it, or call a function that does."""
     found = []
     for operation in operations:
+        uses_resource = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+        if not uses_resource or operation.type in _READS:  # of most operations, whose definitions take long to read
+            continue
         kinds = {operation.type, *(node.op for node in nodes_called_by(operation))}
         if kinds & _TABLE_WRITES:
             found.append(operation)
@@ -87,14 +90,6 @@ def captured(graph: Any, variables: Iterable[Any], replica: int | None = None) -
     """Return the names of the tensors that stand for the handles of `variables` in the graph."""
     mine = {id(handle) for variable in variables for handle in handles(variable, replica)}
     return {internal.name for external, internal in graph.captures if id(external) in mine}
-
-
-def variables_of_others(graph: Any, own: Iterable[Any]) -> list[Any]:
-    """Return the variables that a graph uses beside `own`: those that were made outside of model_fn."""
-    mine = {id(handle) for variable in own for handle in handles(variable)}
-    others = [one for one in graph.variables if mine.isdisjoint(map(id, handles(one)))]
-    # The state of a tf.random.Generator is told of by `Trace.kernel_random_ops`.
-    return sorted((one for one in others if not one.name.startswith("StateVar")), key=lambda one: one.name)
 
 
 def may_write(graph: Any, variables: Iterable[Any], elements: Iterable[Any]) -> bool:

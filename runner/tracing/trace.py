@@ -25,7 +25,6 @@ from runner.tracing.graph_operations import (
     operations,
     program_order,
     table_writes,
-    variables_of_others,
 )
 from runner.tracing.numeric_checks import NumericChecks
 from runner.tracing.variable_store import GLOBAL_STEP, RequestedVariables, VariableStore
@@ -168,8 +167,11 @@ class Trace:
 
     def variables_of_others(self, store: VariableStore) -> list[Any]:
         """Return the variables that model_fn uses, but did not request from `store`: those made outside of it."""
-        requested = [variable for variable, _ in self.requested.requests.values()]
-        return variables_of_others(self.graph, [*requested, store[GLOBAL_STEP]])
+        own = [store[GLOBAL_STEP], *(variable for variable, _ in self.requested.requests.values())]
+        mine = {id(handle) for variable in own for handle in handles(variable)}
+        others = [one for one in self.graph.variables if mine.isdisjoint(map(id, handles(one)))]
+        # The state of a tf.random.Generator is told of by `kernel_random_ops`.
+        return sorted((one for one in others if not one.name.startswith("StateVar")), key=lambda one: one.name)
 
     def table_writes(self) -> list[tf.Operation]:
         """Return the operations that change a lookup table, whose contents are in no checkpoint."""

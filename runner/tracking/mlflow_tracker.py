@@ -128,6 +128,7 @@ class MlflowTracker(Tracker):
         self._system_metrics = system_metrics
         self._client: Any = None
         self._experiment_id: str | None = None
+        self._experiment_tags: Mapping[str, str] = {}
         self._run_id: str | None = None
         self._found: tuple[str, int | None] | None = None  # status and end time of the run before it was opened
         self._started_at = time.time() if started_at is None else started_at
@@ -220,10 +221,9 @@ class MlflowTracker(Tracker):
         key = f"runner-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         # MLflow 3 takes an experiment that does not say so for one of language models, whose pages show no metrics.
         tags = {_VIEW + key: text, "mlflow.experimentKind": "custom_model_development"}
-        there = self._client.get_experiment(self._experiment_id).tags
         with _allowing("PERMISSION_DENIED"):  # then the address has the order, without columns
             for name, value in tags.items():
-                if name not in there:
+                if name not in self._experiment_tags:
                     self._client.set_experiment_tag(self._experiment_id, name, value)
             self._view = key
 
@@ -422,6 +422,7 @@ class MlflowTracker(Tracker):
             where = experiment.artifact_location
             raise ModuleNotFoundError(f"The MLflow experiment {name!r} keeps files in {where}. Do: pip install boto3")
         self._experiment_id = str(experiment.experiment_id)
+        self._experiment_tags = experiment.tags
 
     def _opened(self, run_id: str | None) -> Any:
         """Return the run, which this tracker records from now on; None if there is none here, or it was deleted."""

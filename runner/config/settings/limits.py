@@ -106,6 +106,12 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
             choices = [*map(as_typed, limits.choices)]
             hint = did_you_mean(one, choices)
             raise NotAllowed(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
+    _check_bounds(limits, value, written)
+    for one in values:
+        _check_size(limits, one, written)
+
+
+def _check_bounds(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
     # The comparisons are written so that they refuse NaN, for which every comparison is false.
     if limits.minimum is not None and not value >= limits.minimum:
         raise OutOfRange(f"{written(value)} must be at least {limits.minimum}.")
@@ -116,12 +122,14 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
     if not (is_above and is_below):
         bounds = f"more than {above}" if below is None else f"more than {above} and less than {below}"
         raise OutOfRange(f"{written(value)} must be {bounds}.")
-    for one in values:
-        if isinstance(one, float) and not math.isfinite(one):
-            raise OutOfRange(f"{written(one)} is not finite. Use a number, or null if that is allowed.")
-        if isinstance(one, int) and abs(one) > limits.maximum:
-            shown = one if one.bit_length() <= 80 else f"a number of {one.bit_length()} bits"
-            raise OutOfRange(f"{written(shown)} is too large: at most {limits.maximum}.")
+
+
+def _check_size(limits: Limits, value: Any, written: Callable[[Any], str]) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OutOfRange(f"{written(value)} is not finite. Use a number, or null if that is allowed.")
+    if isinstance(value, int) and abs(value) > limits.maximum:
+        shown = value if value.bit_length() <= 80 else f"a number of {value.bit_length()} bits"
+        raise OutOfRange(f"{written(shown)} is too large: at most {limits.maximum}.")
 
 
 def check_fields(values: Any) -> None:
