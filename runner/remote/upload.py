@@ -123,15 +123,19 @@ class Uploader:
             before_each()
             self._put(name, left[name], states)
         self._existing.check()
-        if not waiting:  # the newest checkpoint first
-            for name in sorted(gone - left.keys(), key=upload_order, reverse=True):  # a step may have been saved again
-                self._delete(name)
-                del self._note.files[name]
-                self._note.gone.remove(name)
+        if not waiting:
+            self._remove(gone - left.keys())  # a step may have been saved again
         self._note.save(self.folder)
         shutil.rmtree(copies, ignore_errors=True)
         is_changing = bool(unverified - self.damaged)
         return not changed and not is_changing and (bool(waiting) or not self._note.gone)
+
+    def _remove(self, names: Collection[str]) -> None:
+        """Remove files from the bucket, those of the newest checkpoint first."""
+        for name in sorted(names, key=upload_order, reverse=True):
+            self._delete(name)
+            del self._note.files[name]
+            self._note.gone.remove(name)
 
     def _note_gone(self) -> set[str]:
         """Note what has vanished since the beginning because the run has deleted it. Return what had at the last look,
