@@ -113,11 +113,11 @@ def loss_of(model: Any, batch: Batch, *, training: bool) -> Any:
     return loss
 
 
-def loss_and_metrics(model: Any, batch: Batch) -> tuple[Any, dict[str, Any]]:
+def loss_and_metrics(model: Any, batch: Batch, *, training: bool) -> tuple[Any, dict[str, Any]]:
     """Return (loss, name -> metric), the metrics in a form of `eval_metric_ops`."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
-    loss = loss_of(model, batch, training=False)
+    loss = loss_of(model, batch, training=training)
     returns_its_own = _defines(model, "compute_metrics") or _defines(model, "get_metrics_result")
     if not returns_its_own:
         model.compute_metrics(*batch)

@@ -328,11 +328,10 @@ def spec_of_keras_model(model: Any, features: Any, labels: Any, mode: str, sampl
     batch = keras_model.Batch(features, labels, predictions, sample_weight)
     if is_training:
         keras_model.say_what_has_no_effect(model)
-        loss = keras_model.loss_of(model, batch, training=True)
-        return EstimatorSpec(mode, predictions=predictions, loss=loss, optimizer=model.optimizer)
-    loss, metrics = keras_model.loss_and_metrics(model, batch)
+    loss, metrics = keras_model.loss_and_metrics(model, batch, training=is_training)
     of_user = {name: metric for name, metric in metrics.items() if name not in _RESERVED_METRICS}
-    return EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=of_user)
+    spec = EstimatorSpec(mode, predictions=predictions, loss=loss, eval_metric_ops=of_user)
+    return spec._replace(optimizer=model.optimizer) if is_training else spec
 
 
 def _validated(spec: Any, mode: str, name: str) -> EstimatorSpec:

@@ -164,7 +164,8 @@ class TrainInput:
         """Note how much a loop has read, and return whether the data has ended.
 
         Args:
-          num_steps, examples, data_ended, repeated_steps: as in `runner.programs.train_loop.LoopResult`.
+          num_steps, data_ended, repeated_steps: as in `runner.programs.train_loop.LoopResult`.
+          examples: the number of examples of these steps, over all replicas of all workers.
 
         Raises:
           ValueError: as in `check_examples`.

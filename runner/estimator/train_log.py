@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
+from runner.estimator.train_window import WINDOW, TrainWindow
 from runner.hooks.hook import Every
 from runner.model_log import StepLog
-from runner.programs.train_loop import NO_RECORDS, Outputs, Schedule
+from runner.programs.train_loop import NO_RECORDS, LoopResult, Outputs, Schedule
 from runner.programs.train_scalars import RESERVED, over_workers
 from runner.system.console import Epochs, LoopReport
 from runner.tracking import tensorboard
@@ -51,16 +52,12 @@ class TrainLog:
         self._write_every = Every(self._config.save_summary_steps or None, offset=offset)
         self._summary_every, self._metrics_every = Every(), Every()
         self._scalars = setup.program.scalars
-        self._keys: tuple[Sequence[str], Sequence[str]] = ([], [])
-        # Sums and weights of the metrics since the last point that was logged.
-        self._window = np.zeros(2 * len(self._scalars.metrics))
+        self._summary_keys: Sequence[str] = []
         self._has_said_too_large = False
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
         taken = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
         writer = functools.partial(tensorboard.EventWriter, summary_writer)
         self.of_hooks = StepLog("train", context.journal.metrics, writer, taken, context.is_chief)
-        # Twice: the numbers of a step are all sums, then all weights.
-        self._is_at_step = np.tile(self._scalars.is_at_step, 2)
 
     def begin(self, target: int | None) -> None:
         """Start the progress line.
@@ -80,10 +77,26 @@ class TrainLog:
             self._summary_every = self._write_every
         # All workers use the chief's names, in its order: `over_workers` sums vectors, which have no names.
         names = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
-        self._keys = json.loads(self._context.collectives.broadcast_text(names))
+        self._summary_keys, metrics = json.loads(self._context.collectives.broadcast_text(names))
+        self._window = TrainWindow(["loss", *metrics], self._config.log_step_count_steps or None)
+        number_of = {name: number for number, name in enumerate(self._scalars.metrics)}
+        # In the numbers of a step, which are all sums and then all weights; the last place is that of a 0.
+        nowhere = 2 * len(number_of)
+        self._places = [number_of.get(name, nowhere) for name in metrics]
+        self._places_of_weights = [min(place + len(number_of), nowhere) for place in self._places]
+        is_at_step = [name in number_of and self._scalars.is_at_step[number_of[name]] for name in metrics]
+        self._is_at_step = np.array([False, *is_at_step, False, *is_at_step], bool)
         if self._program.kept_metrics:
             self._metrics_every = Every(self._config.log_step_count_steps or None)
             self._program.kept_metrics.reset()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores of the log; `restore` reads it. All workers must call this together."""
+        return self._window.state(self._context.collectives)
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Go on after a checkpoint. Args: facts: what it stores beside the variables."""
+        self._window.restore(facts.get(WINDOW, {}), is_chief=self._context.is_chief)
 
     @property
     def has_summaries(self) -> bool:
@@ -120,18 +133,19 @@ class TrainLog:
         has_first_point = self._is_new and step == self._first_step and self._metrics_every.steps is not None
         return min(summaries, self._metrics_every.steps_until_due(step), 1 if has_first_point else math.inf)
 
-    def note(self, result: StepResult, metrics: np.ndarray, *, logs_speed: bool = True) -> None:
+    def note(self, result: StepResult, taken: LoopResult, *, logs_speed: bool = True) -> None:
         """Log a loop of at least one step. All workers must call this together.
 
         Args:
-          result: the loop's outcome.
-          metrics: floats `[steps, 2 * number of metrics]`, the metrics' sums and weights in each step.
+          result: the loop's outcome, with the losses over all workers.
+          taken: what the loop returned in this process. Its `metrics`, if there are any, are floats
+            `[steps, 2 * number of metrics]`: their sums and then their weights in each step.
           logs_speed: False: the speed is not logged, because the loop had an overhead that other loops do not have. The
             progress line then repeats the speed of an earlier loop.
         """
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
         # Before workers other than the chief return: it sums over all of them.
-        points = self._metrics_at(steps, metrics)
+        points = self._points_at(steps, result, taken)
         if result.first_step == self._first_step + 1:  # note when the start of the run was over
             self._context.journal.event("first_step", step=result.first_step)
         if not self._config.is_chief:
@@ -142,12 +156,11 @@ class TrainLog:
                 "train/examples_per_sec": result.examples / result.secs,
             }
         speed = self._speed if logs_speed else {}
-        logged = self._at(Every(self._config.log_step_count_steps), steps, result.losses, first=self._is_new)
-        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if logged else {}
+        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if points else {}
         every = self._config.log_step_count_steps or 0
         lines: list[tuple[int, Mapping[str, float]]] = []
-        for step, loss in logged:
-            values = {"train/loss": loss, **rates, **points.get(step, {})}
+        for step, values in points.items():
+            values |= rates
             lines.append((step, {**values, **speed} if step + every > result.last_step else values))
         if lines:
             self._context.journal.metrics_of_steps(lines)
@@ -157,9 +170,14 @@ class TrainLog:
                 scalars |= {"loss": loss} if self._writes_loss else {}
                 self._write_numbers(scalars, step)
             if self._config.save_summary_steps:
-                self._write_numbers_of({step: {**rates, **points.get(step, {})} for step, _ in logged})
+                # `loss` is written already, the loss of one step as by tf.estimator.
+                others = {
+                    step: {name: value for name, value in values.items() if name != "train/loss"}
+                    for step, values in points.items()
+                }
+                self._write_numbers_of(others)
         steps_per_sec, examples_per_sec = self._speed.values()
-        loss, shown = float(result.losses[-1]), {**self._shown(metrics[-1]), **self.of_hooks.shown}
+        loss, shown = float(result.losses[-1]), {**self._shown(taken), **self.of_hooks.shown}
         self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
 
     def repeated(self, step: int, asked: int, twice: int) -> None:
@@ -177,47 +195,54 @@ class TrainLog:
             asked, "step was" if asked == 1 else "steps were", twice,
         )  # fmt: skip
 
-    def _metrics_at(self, steps: np.ndarray, metrics: np.ndarray) -> dict[int, dict[str, float]]:
+    def _points_at(self, steps: np.ndarray, result: StepResult, taken: LoopResult) -> dict[int, dict[str, float]]:
         """Return step -> train/<name> -> value for each step at which a point is due.
 
-        The value is the mean over the steps since the last point, or the value of that step for values that model_fn
-        logs.
+        The value is the mean since the last multiple of `train.log_steps`: of the loss over the steps, weighted by
+        their examples unless it is a sum over them; of metrics over the examples. What model_fn logs, and what the
+        runner reports of a step, is the value of that step. On other workers than the chief there is no loss.
         """
-        if not self._scalars.metrics and not self._keys[1] and not self._program.kept_metrics:
-            return {}
+        rows = self._rows(result, taken)
+        has_first_point = self._is_new and result.first_step == self._first_step + 1
+        of_steps = np.where(self._is_at_step, 0.0, rows)
+        places, sums = self._window.cut(steps, of_steps, has_first_point=has_first_point)
+        at_points = np.where(self._is_at_step, rows[places], sums)
         points: dict[int, dict[str, float]] = {}
-        first = 0
-        places = {int(step): place for place, step in enumerate(steps)}
-        due = [step for step, _ in self._at(Every(self._config.log_step_count_steps), steps, steps, first=self._is_new)]
-        if (
-            self._scalars.is_at_step.all()
-            and self._context.collectives.num_workers == 1
-            and not self._program.kept_metrics
-            and due
-        ):
-            rows = metrics[[places[step] for step in due]]
-            sums, weights = np.split(rows, 2, axis=1)
-            if weights.all():
-                names = [f"train/{name}" for name in self._scalars.metrics]
-                means = zip(due, (sums / weights).tolist(), strict=True)
-                return {step: dict(zip(names, row, strict=True)) for step, row in means}
-        for step in due:
-            last = places[step] + 1
-            self._add(metrics[first:last])
-            row = np.where(self._is_at_step, metrics[last - 1], self._window) if metrics.size else self._window
-            sums, weights = np.split(row, 2)
-            pairs = dict(zip(self._scalars.metrics, zip(sums.tolist(), weights.tolist(), strict=True), strict=True))
-            totals = over_workers(pairs, self._keys[1], self._context.collectives)
-            points[step] = {f"train/{name}": total / weight for name, (total, weight) in totals.items() if weight}
-            self._window = np.zeros_like(self._window)
-            first = last
-        self._add(metrics[first:])
-        if due and due[-1] == steps[-1] and self._program.kept_metrics:
+        names = self._window.names
+        for place, row in zip(places, self._over_workers(at_points).tolist(), strict=True):
+            numbers = zip(names, row[: len(names)], row[len(names) :], strict=True)
+            points[int(steps[place])] = {f"train/{name}": total / weight for name, total, weight in numbers if weight}
+        is_read = bool(points) and steps[-1] in points
+        if is_read and self._program.kept_metrics:
             kept = {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
-            values = tensorboard.scalars(kept)
             self._say_too_large(tensorboard.too_large(kept))
-            points[due[-1]] |= {f"train/{name}": value for name, value in values.items()}
+            of_metrics = {f"train/{name}": value for name, value in tensorboard.scalars(kept).items()}
+            points[int(steps[-1])].update(of_metrics)
         return points
+
+    def _rows(self, result: StepResult, taken: LoopResult) -> np.ndarray:
+        """Return the numbers of each step and then their weights, the loss first: float64 `[steps, 2 * numbers]`."""
+        weights = np.zeros([result.num_steps, 1])
+        if self._context.is_chief:  # it has the loss over all workers
+            weights[:, 0] = 1.0 if self._program.loss_is_sum else taken.examples
+        losses = np.where(weights > 0, result.losses[:, None].astype(np.float64) * weights, 0.0)
+        packed = taken.values.get("metrics", np.zeros([result.num_steps, 0]))
+        # A number that this worker lacks counts with weight 0.
+        padded = np.pad(packed, [(0, 0), (0, 1)])
+        sums_of_metrics, weights_of_metrics = padded[:, self._places], padded[:, self._places_of_weights]
+        return np.concatenate([losses, sums_of_metrics, weights, weights_of_metrics], axis=1)
+
+    def _over_workers(self, rows: np.ndarray) -> np.ndarray:
+        """Return the sums and weights of points over all workers; the loss is the chief's already.
+
+        Args:
+          rows: the sums and weights of this worker, a row for each point.
+        """
+        collectives = self._context.collectives
+        has_only_loss = len(self._window.names) == 1
+        if collectives.num_workers == 1 or has_only_loss or not len(rows):
+            return rows
+        return np.reshape(collectives.sum(rows.ravel().tolist()), rows.shape)
 
     def _say_too_large(self, metrics: Sequence[str]) -> None:
         """Say, once for a run, which metrics are not reported because of their size."""
@@ -228,18 +253,13 @@ class TrainLog:
                 tensorboard.MAX_ELEMENTS, ", ".join(metrics),
             )  # fmt: skip
 
-    def _shown(self, metrics: np.ndarray) -> dict[str, float]:
+    def _shown(self, taken: LoopResult) -> dict[str, float]:
         """Return the values that the progress line shows: those that model_fn logs, at one step in this process."""
         if not self._scalars.on_progress:
             return {}
-        names, (sums, weights) = list(self._scalars.metrics), np.split(metrics, 2)
+        names, (sums, weights) = list(self._scalars.metrics), np.split(taken.values["metrics"][-1], 2)
         pairs = {name: (sums[names.index(name)], weights[names.index(name)]) for name in self._scalars.on_progress}
         return {name: float(total / weight) for name, (total, weight) in pairs.items() if weight}
-
-    def _add(self, metrics: np.ndarray) -> None:
-        if metrics.size:
-            # Added one by one, so that the result does not depend, to the last bit, on the length of loops.
-            self._window = np.cumsum(np.concatenate([self._window[None], metrics]), axis=0)[-1]
 
     def _write_numbers(self, scalars: Mapping[str, float], step: int) -> None:
         tf.summary.experimental.write_raw_pb(_summary_of(scalars), step=step)
@@ -274,7 +294,7 @@ class TrainLog:
         """Write the summaries of `step`, of which these are the outputs. All workers must call this together."""
         packed, of_v1 = outputs.get("scalars"), outputs.get("protos", ())
         sums = {} if packed is None else self._scalars.summary_sums(packed)
-        totals = over_workers(sums, self._keys[0], self._context.collectives) if self._keys[0] else {}
+        totals = over_workers(sums, self._summary_keys, self._context.collectives) if self._summary_keys else {}
         if not self._config.is_chief:
             return
         protos: list[tuple[int, bytes]] = [(step, proto) for proto in of_v1]

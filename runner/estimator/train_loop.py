@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from runner.checkpoint.reader import Reader
 from runner.data.inputs import EmptyInputError, why_empty
 from runner.estimator.checkpointing import RunCheckpoints
 from runner.estimator.context import EstimatorContext
@@ -16,6 +17,7 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.estimator.train_steps import TrainSteps
+from runner.estimator.train_window import WINDOW
 from runner.hooks.hook import WhenDue
 from runner.model_fn import ModeKeys
 from runner.programs.ema import AVERAGES
@@ -186,7 +188,7 @@ class TrainingRun:
                 result = steps.take(self._next.num_steps, self._target)
                 # After the log, so that the journal has the loss because of which the run ends or goes back.
                 if self._nan.check(self, result, steps.advance):
-                    steps.locate()
+                    self._follow_rollback()
                 self._setup.input.pipeline.stream.check_once()
                 if result.num_steps:  # no step was taken if the data had ended
                     for hook in due:
@@ -233,6 +235,7 @@ class TrainingRun:
         program = self._setup.program
         session_hooks = self._setup.session_hooks
         self._log.begin(None if math.isinf(self._target) else int(self._target))
+        self._log.restore(self._setup.resumed)
         self._steps.begin()
         _warn_of_lost_state(program.trace, self._setup.model.store)
         session_hooks.session.begin(self, self._steps.take_batch)
@@ -283,7 +286,7 @@ class TrainingRun:
         setup.model.show_weights()  # a hook may have loaded another checkpoint, to predict with it
         path = self._checkpoints.save(self, self._extra(), self._nan.accepts_values, asynchronous=asynchronous)
         if path is None:  # variables are not finite, and the last checkpoint was restored
-            self._steps.locate()
+            self._follow_rollback()
             return str(self._checkpoints.latest)
         self._is_end_saved = setup.input.ended
         calls = self._after_save if not self._next.interrupted else ()
@@ -291,6 +294,11 @@ class TrainingRun:
             for call in calls:
                 call(self)
         return path
+
+    def _follow_rollback(self) -> None:
+        """Read global step and log of the last checkpoint, whose variables have been restored."""
+        self._steps.locate()
+        self._log.restore(Reader(str(self._checkpoints.latest)).extra())
 
     def _extra(self) -> dict[str, Any]:
         """Return the facts that a checkpoint of this step stores beside the variables."""
@@ -302,6 +310,7 @@ class TrainingRun:
         is_evaluated = step > self._steps.first_step and (self._next.saves or is_end)
         extra: dict[str, Any] = {"input": train_input.as_extra(), "evaluate": is_evaluated}
         extra["rollbacks"] = self._nan.rollbacks
+        extra[WINDOW] = self._log.state()
         extra.update(self._facts())
         if self._setup.model.store.adapted:
             extra[ADAPTED] = self._setup.model.store.adapted

@@ -143,7 +143,7 @@ class TrainSteps:
             first_step=before + 1,
             last_step=self.global_step,
             losses=np.asarray(losses, taken.losses.dtype),  # the sum over workers is in float64
-            examples=taken.examples,
+            examples=int(taken.examples.sum()),
             secs=time.perf_counter() - started,
         )
         logs_speed, share = self._pace.took(plan, taken.num_steps, result.secs)
@@ -154,8 +154,7 @@ class TrainSteps:
                 with self._data_may_end():
                     session_hooks.after_run(outputs.get("fetches", ()))
         if taken.num_steps:
-            rows = taken.values.get("metrics", np.zeros([taken.num_steps, 0]))
-            self._log.note(result, rows, logs_speed=logs_speed)
+            self._log.note(result, taken, logs_speed=logs_speed)
         if share is not None:
             self._context.journal.metrics(self.global_step, {"train/input_bound": share})
         return result
@@ -199,12 +198,11 @@ class TrainSteps:
 
     def _note_read(self, result: LoopResult) -> None:
         """Note what a loop has read of the input."""
-        has_ended = self._setup.input.advance(
-            result.num_steps, result.examples, result.data_ended, result.repeated_steps
-        )
+        examples = int(result.examples.sum())
+        has_ended = self._setup.input.advance(result.num_steps, examples, result.data_ended, result.repeated_steps)
         if has_ended:
             self._request_stop("the training input ended")
-        self.examples += result.examples
+        self.examples += examples
 
     def _note_taken(self, result: LoopResult) -> None:
         """Read the global step after a loop, and compute the number that a step adds to it."""

@@ -93,9 +93,14 @@ class GlobalRows:
 
 
 class WholeBatch:
-    """The scaling for a model_fn that sees the whole batch: losses stay as they are."""
+    """The scaling for a model_fn that sees the whole batch: losses stay as they are.
+
+    Attributes:
+      has_sum: a loss was recognised as a sum over examples. The loss of a step is then no mean.
+    """
 
     is_whole = True
+    has_sum = False
     sums: Sequence[tf.Tensor] = ()
     """The sums over all replicas that `of_mean` computed, in the order of its calls."""
     totals: Sequence[tuple[tf.Tensor, tf.Tensor]] = ()
@@ -111,7 +116,8 @@ class WholeBatch:
         Args:
           total: scalar, the sum over the replica's examples.
         """
-        return total
+        self.has_sum = True
+        return self._as_share(total)
 
     def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         """Return the replica's loss, scaled so that the step's loss is the weighted mean over the global batch.
@@ -123,6 +129,10 @@ class WholeBatch:
           weight: scalar, the sum of the weights of the replica's examples.
         """
         return tf.math.divide_no_nan(total, weight)
+
+    def _as_share(self, part: tf.Tensor) -> tf.Tensor:
+        """Return the replica's loss whose share in the step's loss is `part`."""
+        return part
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the rows of `tensor` (`[rows, ...]`) of all replicas."""
@@ -139,7 +149,7 @@ class WholeBatch:
         return [without_duplicates(gradient) for gradient, _ in grads_and_vars]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class PartOfStep(WholeBatch):
     """The scaling for a replica that sees a part of the batch, in a step in which all replicas communicate.
 
@@ -166,13 +176,13 @@ class PartOfStep(WholeBatch):
     def share(self, dtype: tf.DType) -> tf.Tensor:
         return self.weights.share(self.replica, dtype)
 
-    def of_sum(self, total: tf.Tensor) -> tf.Tensor:
-        return tf.math.divide_no_nan(total, self.share(total.dtype))
+    def _as_share(self, part: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(part, self.share(part.dtype))
 
     def of_mean(self, total: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         if v1.get_default_graph() is not self.graph:
             return super().of_mean(total, weight)
-        return self.of_sum(tf.math.divide_no_nan(total, self._over_all(weight)))
+        return self._as_share(tf.math.divide_no_nan(total, self._over_all(weight)))
 
     def global_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> list[Any]:
         return [gradient for gradient, _ in self.all_reduce(list(grads_and_vars))]
@@ -207,7 +217,7 @@ _NOT_IN_PARTS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class PartOfUpdate(PartOfStep):
     """The scaling for a replica that sees a micro-batch, in a program that does not communicate.
 
@@ -223,11 +233,11 @@ class PartOfUpdate(PartOfStep):
     def offset(self, rows: tf.Tensor) -> tf.Tensor:
         raise ValueError(_NOT_IN_PARTS)
 
-    def of_sum(self, total: tf.Tensor) -> tf.Tensor:
+    def _as_share(self, part: tf.Tensor) -> tf.Tensor:
         with self.graph.as_default():  # a loss in a branch has a graph of its own, in which nothing can be fed
             own = tf.cast(self.weights.counts[self.replica], tf.float64)
             factor = tf.math.divide_no_nan(self._over_all(own), own)
-        return total * tf.cast(factor, total.dtype)
+        return part * tf.cast(factor, part.dtype)
 
     def _over_all(self, weight: tf.Tensor) -> tf.Tensor:
         own = tf.cast(weight * self.weights.presence(self.replica, weight.dtype), tf.float64)
@@ -313,11 +323,14 @@ def _reduced(own: Callable[..., tf.Tensor], values: tf.Tensor, *args: Any, **kwa
     """Return the loss of Keras for losses that are already multiplied by their weights."""
     arguments = inspect.signature(own).bind(values, *args, **kwargs).arguments
     part, loss, weights = batch_part(), own(values, *args, **kwargs), arguments.get("sample_weight")
-    if part.is_whole or values.shape.rank == 0:  # a loss that is a scalar already is what its author made of the batch
+    reduction = arguments.get("reduction")
+    if values.shape.rank == 0:  # a loss that is a scalar already is what its author made of the batch
         return loss
-    if arguments.get("reduction") == "mean_with_sample_weight" and weights is not None:
+    if reduction == "sum":
+        return part.of_sum(loss)
+    if reduction == "mean_with_sample_weight" and weights is not None and not part.is_whole:
         return part.of_mean(tf.reduce_sum(values), tf.reduce_sum(weights))
-    return part.of_sum(loss) if arguments.get("reduction") == "sum" else loss
+    return loss
 
 
 _MEANS = ("sum_over_batch_size", "mean", "auto")
@@ -350,7 +363,10 @@ def _weighted_loss(
     part = batch_part()
     is_sum = reduction == _Reduction.SUM
     is_mean = reduction in (_Reduction.MEAN, _Reduction.SUM_BY_NONZERO_WEIGHTS) and not isinstance(weights, int | float)
-    if part.is_whole or not (is_sum or is_mean):
+    if part.is_whole:
+        loss = own(losses, weights, scope, loss_collection, reduction)
+        return part.of_sum(loss) if is_sum else loss
+    if not (is_sum or is_mean):
         return own(losses, weights, scope, loss_collection, reduction)
     # Into no collection: the scaled loss is added to it below.
     each = own(losses, weights, scope, None, _Reduction.NONE)

@@ -122,7 +122,8 @@ class EagerLoop:
 
     def __call__(self, iterator: Any, plan: Steps) -> LoopResult:
         outputs: list[Outputs] = []
-        examples, ended, is_fine = 0, False, True
+        examples: list[int] = []
+        ended, is_fine = False, True
         while len(outputs) < plan.number and is_fine:
             with self._pipeline.reading():
                 element = iterator.get_next_as_optional()
@@ -131,10 +132,11 @@ class EagerLoop:
                     break
                 batches, count = self._pipeline.division.replica_batches(element.get_value(), iterator)
             outputs.append(self._step.take(batches, count, plan.values))
-            examples += int(count)
+            examples.append(int(count))
             is_fine = not self._stop_at_nan or bool(np.isfinite(outputs[-1]["loss"]))
         steps = tf.nest.map_structure(lambda *each: np.stack(each), *outputs) if outputs else {"loss": np.zeros(0)}
-        return LoopResult(len(outputs), steps.pop("loss"), examples, steps, data_ended=ended)
+        losses = steps.pop("loss")
+        return LoopResult(len(outputs), losses, np.array(examples, np.int64), steps, data_ended=ended)
 
 
 class EagerTrainProgram(TrainProgram):

@@ -19,7 +19,7 @@ from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
 from runner.programs.evaluate import EvalProgram, EvalResult, on_host
 from runner.programs.program import ModelToTrace
-from runner.programs.train_loop import LoopResult, Outputs, Step, Steps, empty_arrays, written_at
+from runner.programs.train_loop import EXAMPLES, LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
 
@@ -233,6 +233,7 @@ class RangeLoop:
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, coordinator: Coordinator, stop_at_nan: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
+        self._specs = {**step.specs, "examples": EXAMPLES}
         self._requests = Requests(coordinator, self._range, self._element)
 
     def __call__(self, iterator: RangeIterator, plan: Steps) -> LoopResult:
@@ -247,42 +248,41 @@ class RangeLoop:
                 "take the steps, and hooks cannot feed them. Pass the values through input_fn."
             )
         results, ended = self._requests.take(iterator, plan.number)
-        outputs = _joined(results, self._step.specs)
+        outputs = _joined(results, self._specs)
         losses = outputs.pop("loss")
+        examples = outputs.pop("examples")
         # A loss that is not finite ended its range. It must end the loop, so it becomes the last of the losses.
         if self._stop_at_nan:
-            losses = losses[np.argsort(~np.isfinite(losses), kind="stable")]
-        examples = sum(int(result["examples"]) for result in results)
+            finite_first = np.argsort(~np.isfinite(losses), kind="stable")
+            losses = losses[finite_first]
+            examples = examples[finite_first]
         return LoopResult(len(losses), losses, examples, outputs, ended, self._requests.repeated_steps)
 
     # --- what a worker does ---------------------------------------------------------------------------------------
 
     def _element(self, element: Any, number: tf.Tensor) -> dict[str, Any]:
         del number
-        examples, outputs = self._take(element, None)
         return {
             **of_one_element(),
-            "examples": examples,
-            "stacked": tf.nest.map_structure(lambda value: value[None], outputs),
+            "stacked": tf.nest.map_structure(lambda value: value[None], self._take(element, None)),
         }
 
     def _range(self, iterator: Any, first: tf.Tensor, count: tf.Tensor) -> dict[str, Any]:
         """Take up to `count` steps from batch `first`; none if the iterator is past it or has ended."""
 
-        def step(element: Any, taken: tf.Tensor, examples: tf.Tensor, arrays: Outputs) -> Any:
-            count, outputs = self._take(element, iterator)
+        def step(element: Any, taken: tf.Tensor, arrays: Outputs) -> Any:
+            outputs = self._take(element, iterator)
             fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
-            return fine, (examples + count, written_at(taken, arrays, outputs))
+            return fine, (written_at(taken, arrays, outputs),)
 
-        start = (tf.constant(0, tf.int64), empty_arrays(self._step.specs, count))
-        (examples, arrays), facts = over_range(iterator, first, count, step, start)
+        (arrays,), facts = over_range(iterator, first, count, step, (empty_arrays(self._specs, count),))
         stacked = tf.nest.map_structure(lambda array: array.stack(), arrays)
-        return {**facts, "examples": examples, "stacked": stacked}
+        return {**facts, "stacked": stacked}
 
-    def _take(self, element: Any, iterator: Any) -> tuple[tf.Tensor, Outputs]:
-        """Take one step; return (its number of examples, its outputs)."""
+    def _take(self, element: Any, iterator: Any) -> Outputs:
+        """Take one step; return its outputs, and its number of examples among them."""
         batches, count = self._pipeline.division.replica_batches(element, iterator)
-        return batches[0].count, self._step.take(batches, count, ())
+        return {**self._step.take(batches, count, ()), "examples": batches[0].count}
 
 
 def _joined(results: Sequence[dict[str, Any]], specs: Outputs) -> dict[str, Any]:

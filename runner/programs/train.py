@@ -50,6 +50,7 @@ class TrainedReplica(TracedReplica):
 
     Attributes:
       loss: scalar, the replica's part of the loss of the step; the parts sum to the mean over the global batch.
+      loss_is_sum: the loss was recognised as a sum over the examples of the global batch; it is no mean then.
       v2_summaries: operations of `tf.summary`.
       summaries: scalars that model_fn summarizes.
       images: images that model_fn summarizes with `tf.summary`.
@@ -64,6 +65,7 @@ class TrainedReplica(TracedReplica):
     """
 
     loss: tf.Tensor
+    loss_is_sum: bool
     v2_summaries: Sequence[tf.Operation]
     summaries: Sequence[SummaryScalar]
     images: Sequence[SummaryImage]
@@ -113,6 +115,8 @@ class TrainProgram(Program):
             self.trace.checks = NumericChecks(self.trace.graph, self.trace.inputs, pipeline.replica_spec)
         self.is_native = self.spec.optimizer is not None
         """Report whether the runner owns the gradients (`optimizer=`)."""
+        self.loss_is_sum = self.outputs[0].loss_is_sum
+        """Report whether the loss of a step is a sum over its examples, and no mean."""
         self.summaries = self._found_summaries()
         scalars, values = [output.scalars for output in self.outputs], self._values_of_step()
         self.scalars = StepScalars(scalars, self.summaries.scalars, values, may_lack=self.loss_scale is not None)
@@ -440,18 +444,18 @@ def train_replica(
     metrics = spec.eval_metric_ops if is_reported else None
     scalars = replica_scalars(collected.scalars, metrics, logged if is_logged else None, replica)
     v2 = [write for one in operations(v1.summary.all_v2_summary_ops() or []) for write in _writes_of(one)]
-    summaries = (v2, tuple(collected.scalars), tuple(collected.images), scalars)
+    of_model_fn = (part.has_sum, v2, tuple(collected.scalars), tuple(collected.images), scalars)
     if spec.optimizer is None:
         # After model_fn: operations on a variable run in program order, so the averages follow the new weights.
         moved = ema.update(replica, config.ema_decay)
         counted = advance(replica, spec.train_op)
         together = part.sums if spans_processes(tf.distribute.get_strategy()) else ()
-        return TrainedReplica(spec, loss, *summaries, None, [*moved, *together], counted)
+        return TrainedReplica(spec, loss, *of_model_fn, None, [*moved, *together], counted)
     if not is_cut:
         update = apply_update(spec, gradients_of(tape, loss, spec.optimizer, replica), loss, replica, config)
-        return TrainedReplica(spec, update.loss, *summaries, update)
+        return TrainedReplica(spec, update.loss, *of_model_fn, update)
     cut = trace_cut(tape, spec, replica, config)
-    return TrainedReplica(spec, cut.made.loss, *summaries, cut.made, cut=cut, totals=part.totals)
+    return TrainedReplica(spec, cut.made.loss, *of_model_fn, cut.made, cut=cut, totals=part.totals)
 
 
 def _part(replica: Replica, pipeline: InputPipeline, *, is_cut: bool) -> WholeBatch:

@@ -41,7 +41,7 @@ class LoopResult:
     Attributes:
       num_steps: number of steps taken; fewer than requested if the data ended or a loss was not finite.
       losses: floats `[num_steps]`.
-      examples: number of examples of those steps, over all replicas of all workers.
+      examples: int64 `[num_steps]`, number of examples of each step, over all replicas of all workers.
       values: the other outputs that each step has, `[num_steps, ...]`.
       data_ended: the input has no further element.
       records: for each step with summaries or fetches: (number of steps of this call before it, those outputs).
@@ -50,7 +50,7 @@ class LoopResult:
 
     num_steps: int
     losses: Any
-    examples: int
+    examples: np.ndarray
     values: Outputs
     data_ended: bool
     repeated_steps: int = 0
@@ -90,8 +90,11 @@ class Steps(NamedTuple):
 
 
 State = Sequence[Any]
-"""(steps taken: int32, examples: int64, whether the loop goes on: bool, arrays of the outputs of each step; then what a
-part of the loop adds)."""
+"""(steps taken: int32, whether the loop goes on: bool, arrays of the outputs of each step; then what a part of the loop
+adds)."""
+
+EXAMPLES = tf.TensorSpec([], tf.int64)
+"""The spec of a step's number of examples, which a loop returns beside the outputs of the step, as `examples`."""
 
 
 class Source(NamedTuple):
@@ -160,7 +163,7 @@ class Loop:
         except tf.errors.OutOfRangeError:
             if not self._pipeline.division.ends_together:
                 raise
-            return LoopResult(0, np.zeros(0), 0, {}, data_ended=True)  # no replica has any example
+            return LoopResult(0, np.zeros(0), np.zeros(0, np.int64), {}, data_ended=True)  # no replica has any example
         taken = int(result["taken"])
         steps = tf.nest.map_structure(lambda value: value.numpy()[:taken], result["steps"])
         recorded = tf.nest.map_structure(lambda value: value.numpy(), result["records"])
@@ -176,7 +179,7 @@ class Loop:
             for number, place in enumerate(plan.schedule.places)
             if place < taken
         ]
-        return LoopResult(taken, losses, int(result["examples"]), steps, data_ended, records=records)
+        return LoopResult(taken, losses, steps.pop("examples"), steps, data_ended, records=records)
 
     def prepare(self, iterator: Any) -> None:
         """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
@@ -185,8 +188,9 @@ class Loop:
     def _run(
         self, iterator: Any, num_steps: tf.Tensor, schedule: tf.Tensor, values: Sequence[tf.Tensor], *, may_end: bool
     ) -> dict[str, Any]:
-        steps, more = self._step.specs, {}
-        state: State = (tf.constant(0), tf.constant(0, tf.int64), tf.constant(True), empty_arrays(steps, num_steps))
+        steps = {**self._step.specs, "examples": EXAMPLES}
+        more: Outputs = {}
+        state: State = (tf.constant(0), tf.constant(True), empty_arrays(steps, num_steps))
         take: Callable[..., State] = functools.partial(self._plain, values)
         if self._recorded is not None:
             first, every, number = tf.unstack(schedule)
@@ -198,11 +202,11 @@ class Loop:
             state = self._over_groups(iterator, num_steps, take, state)
         else:
             state = take(Source(lambda _: iterator, may_end), num_steps, state)
-        taken, examples, goes_on, arrays, *of_records = state
+        taken, goes_on, arrays, *of_records = state
         stacked = _stacked(arrays, steps, taken)
         _, number, recorded = of_records or (None, taken, {})
         records = _stacked(recorded, more, number)
-        return {"taken": taken, "examples": examples, "goes_on": goes_on, "steps": stacked, "records": records}
+        return {"taken": taken, "goes_on": goes_on, "steps": stacked, "records": records}
 
     def _over_groups(self, iterator: Any, num_steps: tf.Tensor, take: Callable[..., State], state: State) -> State:
         """Take the steps of all groups; `take` takes those of one group, called like `_plain`."""
@@ -211,8 +215,8 @@ class Loop:
         def body(first: tf.Tensor, *state: Any) -> State:
             group = groups.get_next()
             source = Source(lambda taken: group.elements_of(taken - first), may_end=False)
-            taken, examples, goes_on, *others = take(source, first + group.num_steps, (first, *state))
-            return (taken, examples, goes_on & ~group.is_last, *others)
+            taken, goes_on, *others = take(source, first + group.num_steps, (first, *state))
+            return (taken, goes_on & ~group.is_last, *others)
 
         return _while_before(num_steps, body, state)
 
@@ -238,7 +242,8 @@ class Loop:
                 is_taken = after[0] - before[0]  # 0 if the data ended
                 return (*after, due + every * is_taken, number + is_taken, more)
 
-            is_due = (before[0] == due) & (before[0] < end) & before[2]
+            taken, goes_on, _ = before
+            is_due = (taken == due) & (taken < end) & goes_on
             return tf.cond(is_due, record, lambda: (*before, due, number, recorded))
 
         return _while_before(end, body, state)
@@ -250,7 +255,7 @@ class Loop:
           values: values of the placeholders that the steps are fed.
           source: the batches.
           end: number of steps of the loop after the last of them.
-          state: (steps taken, examples, whether the loop goes on, arrays of the outputs).
+          state: (steps taken, whether the loop goes on, arrays of the outputs).
         """
         return _while_before(end, self._body(self._step, source, values), state, self._parallel_iterations)
 
@@ -260,12 +265,12 @@ class Loop:
         """
         division = self._pipeline.division
 
-        def body(taken: tf.Tensor, examples: tf.Tensor, goes_on: tf.Tensor, *arrays: Any) -> State:
+        def body(taken: tf.Tensor, goes_on: tf.Tensor, *arrays: Any) -> State:
             del goes_on
             iterator = source.elements_of(taken)
 
             def at_end() -> State:
-                return (taken, examples, tf.constant(False), *arrays)
+                return (taken, tf.constant(False), *arrays)
 
             def on(element: Any) -> State:
                 # Once in a loop: in each step of a tiny model it took 4 % of the time.
@@ -273,10 +278,10 @@ class Loop:
                 batches, count = division.replica_batches(element, iterator)
 
                 def take() -> State:
-                    outputs = step.take(batches, count, values)
+                    outputs = {**step.take(batches, count, values), "examples": count}
                     fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
                     written = [written_at(*each, outputs) for each in zip((taken, *places), arrays, strict=True)]
-                    return (taken + 1, examples + count, fine, *written)
+                    return (taken + 1, fine, *written)
 
                 return tf.cond(count > 0, take, at_end) if division.ends_together else take()
 
@@ -319,7 +324,7 @@ class SplitLoop:
         return LoopResult(
             sum(part.num_steps for part in parts),
             np.concatenate([part.losses for part in parts]),
-            sum(part.examples for part in parts),
+            np.concatenate([part.examples for part in parts]),
             {"metrics": np.concatenate(metrics)} if metrics else {},
             last.data_ended,
             sum(part.repeated_steps for part in parts),
@@ -330,7 +335,7 @@ class SplitLoop:
 def _while_before(end: tf.Tensor, body: Callable[..., State], state: State, parallel_iterations: int = 1) -> State:
     """Run `body` until `end` steps have been taken, or until the loop does not go on."""
     after: State = tf.while_loop(
-        lambda taken, _, goes_on, *__: (taken < end) & goes_on, body, state, parallel_iterations=parallel_iterations
+        lambda taken, goes_on, *_: (taken < end) & goes_on, body, state, parallel_iterations=parallel_iterations
     )
     return after
 
