@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from runner.estimator.context import EstimatorContext
 from runner.estimator.train_setup import TrainSetup
-from runner.estimator.train_window import WINDOW, TrainWindow
 from runner.hooks.hook import Every
 from runner.model_log import StepLog
 from runner.programs.train_loop import NO_RECORDS, LoopResult, Outputs, Schedule
-from runner.programs.train_scalars import RESERVED, over_workers
+from runner.programs.train_scalars import RESERVED, WINDOW, TrainWindow, over_workers
 from runner.system.console import Epochs, LoopReport
 from runner.tracking import tensorboard
 from runner.tracking.artifacts import current

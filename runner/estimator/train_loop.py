@@ -17,10 +17,10 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.estimator.train_steps import TrainSteps
-from runner.estimator.train_window import WINDOW
 from runner.hooks.hook import WhenDue
 from runner.model_fn import ModeKeys
 from runner.programs.ema import AVERAGES
+from runner.programs.train_scalars import WINDOW
 from runner.tf_private import graphs
 from runner.tracing.adapted_layers import ADAPTED
 from runner.tracing.graph_operations import user_line_of
