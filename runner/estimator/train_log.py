@@ -77,17 +77,23 @@ class TrainLog:
         # All workers use the chief's names, in its order: `over_workers` sums vectors, which have no names.
         names = json.dumps([list(self._scalars.summaries), list(self._scalars.metrics)])
         self._summary_keys, metrics = json.loads(self._context.collectives.broadcast_text(names))
-        self._window = TrainWindow(["loss", *metrics], self._config.log_step_count_steps or None)
-        number_of = {name: number for number, name in enumerate(self._scalars.metrics)}
-        # In the numbers of a step, which are all sums and then all weights; the last place is that of a 0.
-        nowhere = 2 * len(number_of)
-        self._places = [number_of.get(name, nowhere) for name in metrics]
-        self._places_of_weights = [min(place + len(number_of), nowhere) for place in self._places]
-        is_at_step = [name in number_of and self._scalars.is_at_step[number_of[name]] for name in metrics]
-        self._is_at_step = np.array([False, *is_at_step, False, *is_at_step], bool)
+        self._begin_window(metrics)
         if self._program.kept_metrics:
             self._metrics_every = Every(self._config.log_step_count_steps or None)
             self._program.kept_metrics.reset()
+
+    def _begin_window(self, metrics: Sequence[str]) -> None:
+        """Begin the sums of the loss and of `metrics`, the chief's, in its order."""
+        self._window = TrainWindow(["loss", *metrics], self._config.log_step_count_steps or None)
+        own = list(self._scalars.metrics)
+        number_of = {name: number for number, name in enumerate(own)}
+        # In the numbers of a step, which are all sums and then all weights; the last place is that of a 0.
+        nowhere = 2 * len(own)
+        self._places = [number_of.get(name, nowhere) for name in metrics]
+        self._places_of_weights = [min(place + len(own), nowhere) for place in self._places]
+        at_step = {name for name, is_at_step in zip(own, self._scalars.is_at_step, strict=True) if is_at_step}
+        flags = [False, *(name in at_step for name in metrics)]
+        self._is_at_step = np.array([*flags, *flags], bool)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores of the log; `restore` reads it. All workers must call this together."""
@@ -155,29 +161,42 @@ class TrainLog:
                 "train/examples_per_sec": result.examples / result.secs,
             }
         speed = self._speed if logs_speed else {}
-        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if points else {}
-        every = self._config.log_step_count_steps or 0
-        lines: list[tuple[int, Mapping[str, float]]] = []
+        self._note_points(points, speed)
+        self._write_events(steps, result, points, speed)
+        steps_per_sec, examples_per_sec = self._speed.values()
+        loss = float(result.losses[-1])
+        shown = {**self._shown(taken), **self.of_hooks.shown}
+        self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
+
+    def _note_points(self, points: Mapping[int, Mapping[str, float]], speed: Mapping[str, float]) -> None:
+        """Write the points of a loop to the journal; the last of them has its speed."""
+        if not points:
+            return
+        last = max(points)
+        lines = []
         for step, values in points.items():
-            values |= rates
-            lines.append((step, {**values, **speed} if step + every > result.last_step else values))
-        if lines:
-            self._context.journal.metrics_of_steps(lines)
+            of_loop = speed if step == last else {}
+            lines.append((step, {**values, **of_loop}))
+        self._context.journal.metrics_of_steps(lines)
+
+    def _write_events(
+        self,
+        steps: np.ndarray,
+        result: StepResult,
+        points: Mapping[int, Mapping[str, float]],
+        speed: Mapping[str, float],
+    ) -> None:
+        """Write the losses, the speed and the points of a loop to the event file."""
+        of_speed: dict[str, float] = {}
+        if speed:
+            of_speed["global_step/sec"] = speed["train/steps_per_sec"]
         with self._summary_writer.as_default():
             for step, loss in self._at(self._write_every, steps, result.losses, first=True):
-                scalars = {"global_step/sec": speed["train/steps_per_sec"]} if logs_speed else {}
-                scalars |= {"loss": loss} if self._writes_loss else {}
-                self._write_numbers(scalars, step)
+                of_loss = {"loss": loss} if self._writes_loss else {}
+                self._write_numbers({**of_speed, **of_loss}, step)
             if self._config.save_summary_steps:
-                # `loss` is written already, the loss of one step as by tf.estimator.
-                others = {
-                    step: {name: value for name, value in values.items() if name != "train/loss"}
-                    for step, values in points.items()
-                }
-                self._write_numbers_of(others)
-        steps_per_sec, examples_per_sec = self._speed.values()
-        loss, shown = float(result.losses[-1]), {**self._shown(taken), **self.of_hooks.shown}
-        self._context.progress.update(LoopReport(result.last_step, loss, steps_per_sec, examples_per_sec, shown))
+                # Not the mean loss: event files have that of a step, as those of tf.estimator.
+                self._write_numbers_of({step: _without_loss(values) for step, values in points.items()})
 
     def repeated(self, step: int, asked: int, twice: int) -> None:
         """Log that steps were requested again because a worker was lost.
@@ -205,31 +224,40 @@ class TrainLog:
         has_first_point = self._is_new and result.first_step == self._first_step + 1
         of_steps = np.where(self._is_at_step, 0.0, rows)
         places, sums = self._window.cut(steps, of_steps, has_first_point=has_first_point)
-        at_points = np.where(self._is_at_step, rows[places], sums)
+        at_points = self._over_workers(np.where(self._is_at_step, rows[places], sums))
+        totals, weights = np.split(at_points, 2, axis=1)
+        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if places else {}
         points: dict[int, dict[str, float]] = {}
-        names = self._window.names
-        for place, row in zip(places, self._over_workers(at_points).tolist(), strict=True):
-            numbers = zip(names, row[: len(names)], row[len(names) :], strict=True)
-            points[int(steps[place])] = {f"train/{name}": total / weight for name, total, weight in numbers if weight}
-        is_read = bool(points) and steps[-1] in points
-        if is_read and self._program.kept_metrics:
+        for step, *of_point in zip(steps[places].tolist(), totals.tolist(), weights.tolist(), strict=True):
+            points[step] = {**self._means(*of_point), **rates}
+        last = int(steps[-1])
+        if last in points and self._program.kept_metrics:
             kept = {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}
             self._say_too_large(tensorboard.too_large(kept))
-            of_metrics = {f"train/{name}": value for name, value in tensorboard.scalars(kept).items()}
-            points[int(steps[-1])].update(of_metrics)
+            points[last].update({f"train/{name}": value for name, value in tensorboard.scalars(kept).items()})
         return points
+
+    def _means(self, totals: Sequence[float], weights: Sequence[float]) -> dict[str, float]:
+        """Return train/<name> -> mean at a point; a number without any weight is left out."""
+        means: dict[str, float] = {}
+        for name, total, weight in zip(self._window.names, totals, weights, strict=True):
+            if weight:
+                means[f"train/{name}"] = total / weight
+        return means
 
     def _rows(self, result: StepResult, taken: LoopResult) -> np.ndarray:
         """Return the numbers of each step and then their weights, the loss first: float64 `[steps, 2 * numbers]`."""
         weights = np.zeros([result.num_steps, 1])
+        losses = np.zeros([result.num_steps, 1])
         if self._context.is_chief:  # it has the loss over all workers
             weights[:, 0] = 1.0 if self._program.loss_is_sum else taken.examples
-        losses = np.where(weights > 0, result.losses[:, None].astype(np.float64) * weights, 0.0)
+            losses[:, 0] = result.losses.astype(np.float64) * weights[:, 0]
         packed = taken.values.get("metrics", np.zeros([result.num_steps, 0]))
         # A number that this worker lacks counts with weight 0.
         padded = np.pad(packed, [(0, 0), (0, 1)])
-        sums_of_metrics, weights_of_metrics = padded[:, self._places], padded[:, self._places_of_weights]
-        return np.concatenate([losses, sums_of_metrics, weights, weights_of_metrics], axis=1)
+        metrics = padded[:, self._places]
+        weights_of_metrics = padded[:, self._places_of_weights]
+        return np.concatenate([losses, metrics, weights, weights_of_metrics], axis=1)
 
     def _over_workers(self, rows: np.ndarray) -> np.ndarray:
         """Return the sums and weights of points over all workers; the loss is the chief's already.
@@ -256,7 +284,8 @@ class TrainLog:
         """Return the values that the progress line shows: those that model_fn logs, at one step in this process."""
         if not self._scalars.on_progress:
             return {}
-        names, (sums, weights) = list(self._scalars.metrics), np.split(taken.values["metrics"][-1], 2)
+        names = list(self._scalars.metrics)
+        sums, weights = np.split(taken.values["metrics"][-1], 2)
         pairs = {name: (sums[names.index(name)], weights[names.index(name)]) for name in self._scalars.on_progress}
         return {name: float(total / weight) for name, (total, weight) in pairs.items() if weight}
 
@@ -353,6 +382,10 @@ class TrainLog:
             return []
         chosen = ((steps - every.offset) % every.steps == 0) | (first & (steps == self._first_step + 1))
         return [(int(step), float(loss)) for step, loss in zip(steps[chosen], losses[chosen], strict=True)]
+
+
+def _without_loss(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name != "train/loss"}
 
 
 def _summary_of(scalars: Mapping[str, float]) -> bytes:

@@ -336,8 +336,8 @@ class TrainWindow:
         with_rest = np.concatenate([self._sums[None], rows])  # what was added before is one row more
         sums = _sums_up_to(with_rest, ends + 2)
         first_left = ends[-1] + 2 if len(ends) else 0
-        left = with_rest[first_left:]
-        self._sums = _sums_up_to(left, np.array([len(left)]))[0] if len(left) else self._nothing()
+        num_left = len(with_rest) - first_left
+        self._sums = _sums_up_to(with_rest[first_left:], np.array([num_left]))[0]
         places = ends.tolist()
         if has_first_point and 0 not in places:
             return [0, *places], np.concatenate([rows[:1], sums])
@@ -354,7 +354,10 @@ class TrainWindow:
             # As after a resume, so that the sums of a resumed run are the same to the last bit.
             self._sums = totals if collectives.is_chief else self._nothing()
         sums, weights = np.split(self._sums, 2)
-        numbers = {name: [sums[n], weights[n]] for n, name in enumerate(self.names) if weights[n]}
+        numbers: dict[str, list[float]] = {}
+        for name, total, weight in zip(self.names, sums.tolist(), weights.tolist(), strict=True):
+            if weight:
+                numbers[name] = [total, weight]
         return {"every": self._every, "numbers": numbers}
 
     def restore(self, state: Mapping[str, Any], *, is_chief: bool) -> None:
@@ -368,10 +371,10 @@ class TrainWindow:
         is_cut_alike = bool(state) and state["every"] == self._every
         if not is_chief or not is_cut_alike:
             return
-        number_of = {name: number for number, name in enumerate(self.names)}
-        for name, (total, weight) in state["numbers"].items():
-            if name in number_of:
-                self._sums[[number_of[name], len(self.names) + number_of[name]]] = total, weight
+        for place, name in enumerate(self.names):
+            total, weight = state["numbers"].get(name, (0.0, 0.0))
+            self._sums[place] = total
+            self._sums[len(self.names) + place] = weight
 
 
 def _sums_up_to(rows: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -382,6 +385,7 @@ def _sums_up_to(rows: np.ndarray, ends: np.ndarray) -> np.ndarray:
     lengths = np.diff(ends, prepend=0)
     longest = max(lengths, default=0)
     is_row = np.arange(longest) < lengths[:, None]
-    padded = np.zeros([len(ends), longest, rows.shape[1]])
-    padded[is_row] = rows[: ends[-1]] if len(ends) else rows[:0]
-    return np.cumsum(padded, axis=1)[:, -1] if longest else padded.sum(axis=1)
+    # A first row of zeros, so that there is a last sum even of no rows.
+    padded = np.zeros([len(ends), 1 + longest, rows.shape[1]])
+    padded[:, 1:][is_row] = rows[: lengths.sum()]
+    return np.cumsum(padded, axis=1)[:, -1]
