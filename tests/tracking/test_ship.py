@@ -715,7 +715,7 @@ def test_a_run_that_was_killed_is_closed_in_mlflow_by_the_next_one(
     assert client.get_run(run_id).info.status == "RUNNING"
     with FileLock(second / ".lock"):
         own_id = str(go_on(second, MlflowTracker(uri, "runner")))
-    assert client.get_run(run_id).info.status == "KILLED"
+    assert client.get_run(run_id).info.status == "SCHEDULED"
     assert client.get_run(run_id).data.tags["status"] == "interrupted"
     assert json.loads((first / "summary.json").read_text())["status"] == "interrupted"
     assert client.get_run(own_id).info.status == "RUNNING"
