@@ -58,7 +58,8 @@ class Pictures:
 
     def take_all(self, home: Path) -> None:
         sweep, jobs = sweep_in(home)
-        self.take_runs(sweep, jobs)
+        self.take_runs(home)
+        self.take_curves(sweep, jobs)
         self.take_run()
         self.take_metrics()
         self.take_image()
@@ -66,7 +67,16 @@ class Pictures:
         self.take_plots(sweep)
         self.take_model()
 
-    def take_runs(self, sweep: str, jobs: list[str]) -> None:
+    def take_runs(self, home: Path) -> None:
+        """Take the page to which the last lines of the sweep lead."""
+        of_job, *_ = (home / "outputs" / "sweeps").glob("*/*/shipped.mlflow.json")
+        self._pages.open(json.loads(of_job.read_text())["address"].split(":5000/")[1])
+        for metric in ("eval/accuracy", "eval/loss", "train/loss"):
+            self._pages.see(f"//*[@role='columnheader' and contains(., '{metric}')]")
+        self._pages.see(link("first"))
+        self._keep("mlflow.png", height=700)
+
+    def take_curves(self, sweep: str, jobs: list[str]) -> None:
         pages = self._pages
         pages.open()
         pages.click(link("runner"))
@@ -78,7 +88,7 @@ class Pictures:
         self._search("^eval|^train/loss")
         for name in ("eval/accuracy", "eval/loss"):  # what is below the edge of the page is not drawn
             pages.see(curve(name))
-        self._keep("mlflow.png")
+        self._keep("mlflow_curves.png")
 
     def take_run(self) -> None:
         self._pages.open_run("first")
