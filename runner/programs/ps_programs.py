@@ -322,7 +322,7 @@ class RangeEvaluation(EvalProgram):
             self._requests = Requests(coordinator, self._range, self._element)
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
-        reason = self._reason if in_loops else "a session hook looks at each batch"
+        reason = self._reason if in_loops else "a hook looks at each batch"
         if reason is None:
             return RangeIterator(PsDataset([dataset], self._coordinator.workers))
         if reason not in self._said:

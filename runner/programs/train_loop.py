@@ -19,7 +19,8 @@ from runner.tracing import numeric_checks, xla
 
 Outputs = Mapping[str, Any]
 """What a step returns: `loss`, `metrics` if there are any; `scalars`, `protos` and `images` of a step with summaries;
-`fetches` of hooks. Each is a tensor or a list of tensors; a name without any is left out."""
+`fetches` of session hooks, and `examples` that native hooks fetch. Each is a tensor or a list of tensors; a name
+without any is left out."""
 
 
 class Step(NamedTuple):
