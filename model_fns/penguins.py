@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from input_fns import penguins
-from model_fns.text_classification import ConfusionMatrix
 from runner import EstimatorSpec, ModeKeys, Params
 
 
@@ -35,12 +34,14 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     logits = keras.layers.Dense(len(params.species), name="logits")(hidden)
 
     classes = tf.argmax(logits, axis=1)
+    name_of = keras.layers.StringLookup(vocabulary=params.species, num_oov_indices=0, invert=True)
+    predictions = {"species": name_of(classes), "probabilities": tf.nn.softmax(logits)}
     if mode == ModeKeys.PREDICT:
-        name_of = keras.layers.StringLookup(vocabulary=params.species, num_oov_indices=0, invert=True)
-        return EstimatorSpec(mode, predictions={"species": name_of(classes), "probabilities": tf.nn.softmax(logits)})
+        return EstimatorSpec(mode, predictions=predictions)
     weights = tf.gather(tf.constant(params.class_weights), labels)
     return EstimatorSpec(
         mode,
+        predictions=predictions,
         loss=weights * tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits),
         loss_weight=weights,  # the loss of a batch is divided by the sum of its weights
         optimizer=keras.optimizers.Adam(params.learning_rate),
@@ -48,7 +49,6 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
             "accuracy": tf.cast(tf.equal(classes, labels), tf.float32),
             "recall": tf.compat.v1.metrics.mean_per_class_accuracy(labels, classes, len(params.species)),
         },
-        evaluation_hooks=[ConfusionMatrix(labels, classes, params.species, "species")],
     )
 
 

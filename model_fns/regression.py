@@ -34,18 +34,20 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
         x = keras.layers.Dropout(params.dropout)(x, training=mode == ModeKeys.TRAIN)
     scaled = keras.layers.Dense(1, name="progression")(x)[:, 0]  # standardized to mean 0 and deviation 1
     predicted = mean + scale * scaled
+    predictions = {"progression": predicted, "id": features["id"]}
     if mode == ModeKeys.PREDICT:
-        return EstimatorSpec(mode, predictions={"progression": predicted, "id": features["id"]})
+        return EstimatorSpec(mode, predictions=predictions)
 
     return EstimatorSpec(
         mode,
+        predictions=predictions,
         loss=tf.square(scaled - (labels - mean) / scale),  # per example
         optimizer=keras.optimizers.AdamW(params.learning_rate, params.weight_decay),
         eval_metric_ops={
             "rmse": _rmse(labels, predicted),
             "baseline_rmse": _rmse(labels, tf.fill(tf.shape(labels), mean)),  # error of always predicting the mean
         },
-        evaluation_hooks=[PredictedAgainstTrue(labels, predicted)],
+        evaluation_hooks=[PredictedAgainstTrue()],
     )
 
 
@@ -56,28 +58,18 @@ def _rmse(labels: tf.Tensor, predicted: tf.Tensor) -> keras.Metric:
     return metric
 
 
-class PredictedAgainstTrue(tf.compat.v1.train.SessionRunHook):
-    """Draws predicted against true values at each evaluation, and saves the figure in the run's folder and MLflow.
+class PredictedAgainstTrue(runner.Hook):
+    """Draws predicted against true values at each evaluation."""
 
-    With several replicas it shows the examples of the first one.
+    fetches = ("labels", "predictions/progression")
 
-    Args:
-      labels, predicted: float32 `[batch]`.
-    """
-
-    def __init__(self, labels: tf.Tensor, predicted: tf.Tensor) -> None:
-        self._tensors = (labels, predicted)
-
-    def begin(self) -> None:
+    def begin(self, run: Any) -> None:
         self._batches: list[Any] = []
 
-    def before_run(self, run_context: Any) -> Any:
-        return tf.compat.v1.train.SessionRunArgs(self._tensors)
+    def after_examples(self, run: Any, values: Any) -> None:
+        self._batches.append([values[name] for name in self.fetches])  # each float32 [examples]
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        self._batches.append(run_values.results)
-
-    def end(self, session: Any) -> None:
+    def end(self, run: Any) -> None:
         from matplotlib.figure import Figure
 
         labels, predicted = np.concatenate(self._batches, axis=1)
@@ -86,4 +78,4 @@ class PredictedAgainstTrue(tf.compat.v1.train.SessionRunHook):
         axes.plot([0, 350], [0, 350], color="grey", linewidth=1)
         axes.scatter(labels, predicted, s=14)
         axes.set(xlabel="progression of the disease", ylabel="predicted", xlim=(0, 350), ylim=(0, 350), aspect="equal")
-        runner.log_figure(figure, "predicted")
+        run.log({"predicted": figure})

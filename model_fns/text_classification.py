@@ -1,15 +1,10 @@
-"""A small Transformer that classifies texts, and a hook that draws the confusion matrix of each evaluation."""
+"""A small Transformer that classifies texts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import keras
-import numpy as np
 import tensorflow as tf
 
-import runner
 from runner import EstimatorSpec, ModeKeys, Params
 
 
@@ -40,7 +35,6 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
         loss=losses,
         optimizer=keras.optimizers.Adam(params.learning_rate) if mode == ModeKeys.TRAIN else None,
         eval_metric_ops={"accuracy": tf.cast(tf.equal(classes, labels), tf.float32)},
-        evaluation_hooks=[ConfusionMatrix(labels, classes, packages)],
     )
 
 
@@ -77,40 +71,3 @@ def _transformer(tokens: tf.Tensor, params: Params, training: bool) -> tf.Tensor
     x = keras.layers.LayerNormalization(name="norm")(x)
     x = keras.layers.GlobalAveragePooling1D()(x, mask=is_word)
     return keras.layers.Dense(len(params.packages), name="logits")(x)
-
-
-class ConfusionMatrix(tf.compat.v1.train.SessionRunHook):
-    """Draws the confusion matrix of each evaluation, and saves the figure in the run's folder and MLflow.
-
-    With several replicas it shows the examples of the first one.
-
-    Args:
-      labels, classes: int64 `[batch]`, the true and the predicted class.
-      names: of the classes.
-      what: a class is, for the axis.
-    """
-
-    def __init__(self, labels: tf.Tensor, classes: tf.Tensor, names: Sequence[str], what: str = "package") -> None:
-        self._tensors, self._names, self._what = (labels, classes), names, what
-        self._counts = np.zeros([len(names), len(names)], int)
-
-    def before_run(self, run_context: Any) -> Any:
-        return tf.compat.v1.train.SessionRunArgs(self._tensors)
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        np.add.at(self._counts, tuple(run_values.results), 1)
-
-    def end(self, session: Any) -> None:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 5.4), layout="constrained")
-        axes = figure.subplots()
-        shares = self._counts / np.maximum(self._counts.sum(axis=1, keepdims=True), 1)
-        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        for (row, column), count in np.ndenumerate(self._counts):
-            axes.text(column, row, count, ha="center", va="center", color="white" if shares[row, column] > 0.5 else "k")
-        places = range(len(self._names))
-        axes.set(xticks=places, yticks=places, yticklabels=self._names, xlabel="model says", ylabel=self._what)
-        axes.set_xticks(places, self._names, rotation=40, ha="right")
-        runner.log_figure(figure, "confusion_matrix")
-        self._counts[:] = 0

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from runner.export.receivers import build_raw_supervised_input_receiver_fn as build_raw_supervised_input_receiver_fn
     from runner.hooks.hook import Every as Every
     from runner.hooks.hook import Hook as Hook
+    from runner.hooks.plots import ConfusionMatrix as ConfusionMatrix
+    from runner.hooks.plots import ScorePlots as ScorePlots
     from runner.launch.api import Run as Run
     from runner.launch.api import RunError as RunError
     from runner.launch.api import load as load

@@ -252,16 +252,18 @@ class StepRequest:
       fetches: tensors and operations of the step's trace to evaluate.
       feeds: placeholders of the step's trace to feed.
       values: the tensors for `feeds`, in the same order.
+      names: what native hooks fetch of each example of all replicas, such as `predictions/probabilities`.
     """
 
     fetches: Sequence[type_of_tensor] = ()
     feeds: Sequence[type_of_tensor] = ()
     values: Sequence[type_of_tensor] = ()
+    names: Sequence[str] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.fetches)
+        return bool(self.fetches or self.names)
 
     @property
-    def key(self) -> tuple[tuple[int, ...], ...]:
+    def key(self) -> tuple[tuple[Any, ...], ...]:
         """Return a key that is equal for requests that differ only in `values`."""
-        return tuple(map(id, self.fetches)), tuple(map(id, self.feeds))
+        return tuple(map(id, self.fetches)), tuple(map(id, self.feeds)), tuple(self.names)

@@ -21,13 +21,15 @@ def model_fn(features: dict[str, tf.Tensor], labels: tf.Tensor, mode: str, param
     x = keras.layers.Dropout(params.dropout)(x, training=mode == ModeKeys.TRAIN)
     logits = keras.layers.Dense(params.num_classes, name="logits")(x)
     classes = tf.argmax(logits, axis=1)
+    predictions = {"class": classes, "probabilities": tf.nn.softmax(logits)}
     if mode == ModeKeys.PREDICT:
-        return EstimatorSpec(mode, predictions={"class": classes, "probabilities": tf.nn.softmax(logits)})
+        return EstimatorSpec(mode, predictions=predictions)
 
     # One loss per example, not their mean: the runner averages over all replicas and workers.
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     return EstimatorSpec(
         mode,
+        predictions=predictions,
         loss=losses,
         optimizer=keras.optimizers.Adam(params.learning_rate),
         eval_metric_ops={"accuracy": tf.cast(tf.equal(classes, labels), tf.float32)},

@@ -74,8 +74,10 @@ def _parse(tree: Mapping[str, Any]) -> Config:
     run = dataclasses.replace(config.run, secrets=_with_inherited(config.run.secrets, evals))
     config = dataclasses.replace(config, run=run, input=inputs)
     warm_start = dataclasses.replace(config.train.warm_start, vocabularies=_vocabularies(config.train.warm_start))
-    hooks = _hooks(config.train.hooks)
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, warm_start=warm_start, hooks=hooks))
+    train_hooks = _hooks("train.hooks", config.train.hooks)
+    train = dataclasses.replace(config.train, warm_start=warm_start, hooks=train_hooks)
+    evaluation = dataclasses.replace(config.eval, hooks=_hooks("eval.hooks", config.eval.hooks))
+    config = dataclasses.replace(config, train=train, eval=evaluation)
     check(config)
     return debugged(config)
 
@@ -172,12 +174,12 @@ def _with_inherited(secrets: list[str] | None, evals: Mapping[str, Any]) -> list
     return list(entries)
 
 
-def _hooks(blocks: Sequence[Any]) -> list[HookConfig]:
+def _hooks(key: str, blocks: Sequence[Any]) -> list[HookConfig]:
     for place, block in enumerate(blocks):
         if not isinstance(block, Mapping) or not block.get("fn"):
-            shown = masked_override(f"train.hooks[{place}]={block!r}")
-            raise Malformed(f"{shown} is not a hook. Write train.hooks=[{{fn: package.module.Class, params: {{}}}}]")
-    return [_merge(HookConfig, block, f"train.hooks[{place}]") for place, block in enumerate(blocks)]
+            shown = masked_override(f"{key}[{place}]={block!r}")
+            raise Malformed(f"{shown} is not a hook. Write {key}=[{{fn: package.module.Class, params: {{}}}}]")
+    return [_merge(HookConfig, block, f"{key}[{place}]") for place, block in enumerate(blocks)]
 
 
 def _vocabularies(settings: WarmStartConfig) -> dict[str, VocabularyConfig]:

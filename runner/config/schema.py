@@ -7,7 +7,7 @@ Hydra merges them into this schema, and `runner.config.parsing` checks the resul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -246,7 +246,7 @@ class WarmStartConfig:
 
 @dataclass(frozen=True)
 class HookConfig:
-    """A training hook: the dotted name of a class or function, called with `params` by name."""
+    """A hook: the dotted name of a class or function, called with `params` by name."""
 
     fn: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
@@ -292,6 +292,7 @@ class EvalConfig:
     Attributes:
       checkpoint: for command=evaluate: the checkpoint to evaluate; None: the newest.
       name: for command=evaluate: the name under which results are recorded.
+      hooks: a list of HookConfigs, in a parsed config.
     """
 
     steps: int | None = setting(None, minimum=1)
@@ -300,6 +301,7 @@ class EvalConfig:
     at_start: bool = False
     checkpoint: str | None = None
     name: str | None = None
+    hooks: list[Any] = field(default_factory=list)
 
     def recorded_name(self, own: str) -> str:
         """Return the name under which the evaluation `own` of `input.eval` is recorded."""
@@ -514,9 +516,11 @@ class Config:
         found = [("model.fn", str(self.model.fn), "model_fn")]
         found += [(f"{key}.fn", str(block.fn), "input_fn") for key, block in inputs.items()]
         if self.command in TRAINING_COMMANDS:
-            found += [(f"train.hooks[{place}].fn", str(hook.fn), "Hook") for place, hook in enumerate(self.train.hooks)]
+            found += _functions_of_hooks("train.hooks", self.train.hooks)
             if self.run.preemption_notice not in (None, *CLOUDS):
                 found.append(self.notice_function(str(self.run.preemption_notice)))
+        if self.command in EVALUATING_COMMANDS and self.input.evals:
+            found += _functions_of_hooks("eval.hooks", self.eval.hooks)
         if self.exports and self.export.receiver_fn:
             found.append(("export.receiver_fn", self.export.receiver_fn, "serving_input_receiver_fn"))
         return found
@@ -525,6 +529,10 @@ class Config:
     def notice_function(name: str) -> tuple[str, str, str]:
         """Return (config key, dotted name, default function) of a user's `run.preemption_notice`, as in `functions`."""
         return ("run.preemption_notice", name, "preemption_notice")
+
+
+def _functions_of_hooks(key: str, hooks: Sequence[HookConfig]) -> list[tuple[str, str, str]]:
+    return [(f"{key}[{place}].fn", str(hook.fn), "Hook") for place, hook in enumerate(hooks)]
 
 
 def eval_key(name: str) -> str:

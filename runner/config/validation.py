@@ -295,6 +295,8 @@ def _check_evaluation(config: Config) -> Iterator[ConfigError]:
     yield from _check_evaluation_name(config)
     if config.eval.at_start and not config.input.evals:
         yield NoEffect("eval.at_start=true, but input.eval is empty: there is nothing to evaluate.")
+    if config.eval.hooks and not config.input.evals:
+        yield NoEffect("eval.hooks is set, but input.eval is empty: there is nothing to evaluate.")
 
 
 def _check_evaluation_name(config: Config) -> Iterator[ConfigError]:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ _FEWEST = 16
 
 # No timeout: the other workers wait in a sum while one writes a checkpoint or evaluates. Heartbeats detect lost peers.
 _PATIENT_SECS = 1e9
+
+_WORD = np.dtype("<u4")
+"""As what bytes are added."""
 
 _LOST = tuple(getattr(tf.errors, name) for name in OF_A_LOST_PEER)
 # Words in the errors about a peer that ended while others waited for it; TensorFlow 2.21 has no error code for them.
@@ -75,6 +78,21 @@ class Collectives:
     def gather_texts(self, text: str) -> list[str]:
         """Return the text of each worker, in their order."""
         return [text]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of each worker, in their order."""
+        return [data]
+
+    def gather_arrays(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Return the arrays of each worker by their names, in the order of the workers.
+
+        Args:
+          arrays: NumPy arrays of any dtype that TensorFlow has, strings as objects. Each worker may have other names
+            and shapes.
+        """
+        if self.num_workers == 1:
+            return [dict(arrays)]
+        return [_unpacked(data) for data in self.gather_bytes(_packed(arrays))]
 
     def differing_texts(self, text: str) -> list[str]:
         """Return the text of each worker, in their order, if they are not all the same; else []. This is cheap if they
@@ -123,6 +141,10 @@ class WorkerCollectives(Collectives):
         self._functions: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def sum(self, values: Sequence[float]) -> list[float]:
+        return self._total(values).tolist()
+
+    def _total(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        """Return the sums over the workers, float64 `[values]`."""
         size = max(_FEWEST, 1 << (len(values) - 1).bit_length())
         padded = np.zeros(size)
         padded[: len(values)] = values
@@ -130,7 +152,7 @@ class WorkerCollectives(Collectives):
             sum_of_size = functools.partial(self._sum, options=self._patient)
             self._functions[size] = tf.function(sum_of_size, autograph=False)
         with self.noticing_lost_peers():
-            total: list[float] = self._functions[size](tf.constant(padded, tf.float64)).numpy().tolist()
+            total: np.ndarray = self._functions[size](tf.constant(padded, tf.float64)).numpy()
         return total[: len(values)]
 
     def part(self) -> None:
@@ -156,18 +178,21 @@ class WorkerCollectives(Collectives):
         return self.sum(mine)
 
     def gather_texts(self, text: str) -> list[str]:
-        codes = text.encode()
-        sizes = [int(size) for size in self.gather(len(codes))]
-        begin = sum(sizes[: self.worker_index])
-        # Each worker fills its own part, so that the sum has the texts of all, one after the other.
-        mine = [0.0] * sum(sizes)
-        mine[begin : begin + len(codes)] = codes
-        together = bytes(map(int, self.sum(mine)))
-        texts = []
-        for size in sizes:
-            texts.append(together[:size].decode())
-            together = together[size:]
-        return texts
+        return [data.decode() for data in self.gather_bytes(text.encode())]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        sizes = [int(size) for size in self.gather(len(data))]
+        lengths = [-(-size // _WORD.itemsize) for size in sizes]
+        begin = sum(lengths[: self.worker_index])
+        # Each worker fills its own part, so that the sum has the bytes of all, one after the other. A number of 32 bits
+        # is exact in float64.
+        words = np.zeros(sum(lengths))
+        own = data + bytes(-len(data) % _WORD.itemsize)
+        words[begin : begin + lengths[self.worker_index]] = np.frombuffer(own, _WORD)
+        together = self._total(words).astype(_WORD)
+        ends = np.cumsum(lengths)[:-1]
+        parts = np.split(together, ends)
+        return [part.tobytes()[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def sum_in_graph(self, value: tf.Tensor) -> tf.Tensor:
         return self._sum(value, None)
@@ -223,6 +248,20 @@ def collectives_of(strategy: tf.distribute.Strategy | None) -> Collectives:
 def _of_workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> WorkerCollectives:
     # Each object traces the functions of its sums anew, which took a twentieth of the start of two workers.
     return WorkerCollectives(strategy)
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return arrays with their names, dtypes and shapes as bytes, in messages of TensorFlow."""
+    message = tf.compat.v1.NameAttrList()
+    for name, array in arrays.items():
+        message.attr[name].tensor.CopyFrom(tf.make_tensor_proto(array, tf.as_dtype(array.dtype)))
+    packed: bytes = message.SerializeToString()
+    return packed
+
+
+def _unpacked(data: bytes) -> dict[str, np.ndarray]:
+    message = tf.compat.v1.NameAttrList.FromString(data)
+    return {name: tf.make_ndarray(value.tensor) for name, value in message.attr.items()}
 
 
 def is_loss_of_peer(error: BaseException) -> bool:

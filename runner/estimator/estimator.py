@@ -35,6 +35,7 @@ from runner.export import saved_model
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
 from runner.hooks.builtin_hooks import checked
 from runner.hooks.evaluation_hooks import EvaluationHooks
+from runner.hooks.fetches import fetches_of
 from runner.hooks.hook import Hook, PassContext
 from runner.hooks.model_summary import ModelSummary
 from runner.hooks.profiler import Profiling
@@ -305,8 +306,8 @@ class Estimator:
         Args:
           input_fn: an input function or an `Input`: (features, labels) batches, tensors `[batch, ...]`.
           steps: number of global batches, or without a batch_size of batches per replica; None: all.
-          hooks: native hooks, whose begin, after_batches and end are called; session hooks, which are called for each
-            batch.
+          hooks: native hooks, whose begin, after_batches, after_examples and end are called; session hooks, which are
+            called for each batch.
           checkpoint_path: the checkpoint; None: the latest.
           name: distinguishes several evaluations; its events go to `eval_<name>`.
 
@@ -340,9 +341,11 @@ class Estimator:
             setup = self.prepare_evaluation(input_fn, name, steps)
         given = [*hooks, *setup.program.spec.evaluation_hooks]
         evaluation.check_ends(setup.pipeline, steps, given)
+        setup.program.check_fetches(given)
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
-            eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label)
+            workers = setup.model.collectives
+            eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label, workers)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
             # Before the report, because TensorBoard reads only the newer of two event files in a folder.
             eval_hooks.end()
@@ -377,14 +380,31 @@ class Estimator:
             )
         return EvalSetup(model, pipeline, program)
 
+    def check_evaluation_hooks(self, input_fn: InputFn, name: str | None, hooks: Sequence[Any]) -> None:
+        """Check, before an evaluation, that it has what its hooks fetch. With several workers, all must call this
+        together.
+
+        Raises:
+          ValueError: it has not.
+        """
+        fetch = any(fetches_of(hook) for hook in hooks)
+        # Tracing is common to all workers, and hooks may differ between them.
+        if self.collectives.any(fetch) and self._evaluates_here:
+            self.prepare_evaluation(input_fn, name).program.check_fetches(hooks)
+
+    @property
+    def _evaluates_here(self) -> bool:
+        """Report whether this worker takes part in evaluations."""
+        of_all = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
+        return of_all or self.collectives.is_chief
+
     def names_of_metrics(self, input_fn: InputFn, name: str | None) -> list[str]:
         """Return the names of the metrics of an evaluation; an empty list on a worker that does not evaluate.
 
         With several workers, all must call this together. A metric with several values is reported under names that
         begin with the returned one.
         """
-        of_all = self._models.for_evaluation.collectives.num_workers == self.collectives.num_workers
-        if not of_all and not self.collectives.is_chief:
+        if not self._evaluates_here:
             return []
         program = self.prepare_evaluation(input_fn, name).program
         metrics = dict.fromkeys([*program.sum_names, *(program.spec.eval_metric_ops or {})])
@@ -500,9 +520,17 @@ class Estimator:
                 f"restored from the checkpoint ({program.spec.mode})."
             )
 
-    def _begun_hooks(self, hooks: Sequence[Any], model: Model, program: Any, path: str, what: str) -> EvaluationHooks:
+    def _begun_hooks(
+        self,
+        hooks: Sequence[Any],
+        model: Model,
+        program: Any,
+        path: str,
+        what: str,
+        workers: Collectives | None = None,
+    ) -> EvaluationHooks:
         """Return the hooks of an evaluation or prediction of the checkpoint `path`, which the model has; `begin` of
-        session hooks has been called.
+        session hooks has been called. `workers` as in EvaluationHooks.
         """
         step = model.store.global_step
         session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
@@ -514,7 +542,7 @@ class Estimator:
         count = functools.partial(self._context.progress.count, what)
         run = PassContext(self.model_dir, step, log=log)
         session.begin(run)
-        begun = EvaluationHooks(hooks, session, run, writers, count)
+        begun = EvaluationHooks(hooks, session, run, writers, count, workers)
         with model.extended(program, path):
             begun.session.begin()
         return begun

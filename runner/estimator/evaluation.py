@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -169,38 +170,50 @@ def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collecti
 
 
 def run(setup: EvalSetup, hooks: EvaluationHooks) -> EvalResult:
-    """Evaluate all batches: in loops, or one by one if there are session hooks, which see each batch.
+    """Evaluate all batches: in loops, or one by one if hooks look at each batch.
 
     Workers may have different numbers of batches, and loops of different lengths. After each loop all workers, even
     those without further batches, agree whether to continue. So when a worker is asked to stop, it need not wait until
-    the others have evaluated their last batch.
+    the others have evaluated their last batch. If hooks fetch values of examples, all workers take one batch of each
+    replica at a time.
 
     Raises:
       Interrupted: a hook ended the evaluation early, on any worker.
     """
     total, given_up = EvalResult(), ""
-    program, session, collectives = setup.program, hooks.session, setup.model.collectives
-    iterator = program.iterate(setup.pipeline.dataset, in_loops=session.is_empty)
-    length = LoopLength(None if session.is_empty else 1)
-    loops = _loops(program, iterator, length, hooks, each=not session.is_empty, max_steps=setup.pipeline.max_steps)
-    while True:
-        result = None
+    program, collectives = setup.program, setup.model.collectives
+    each = hooks.see_each_batch
+    iterator = program.iterate(setup.pipeline.dataset, in_loops=not each)
+    length = LoopLength(1 if each else None)
+    loops = _loops(program, iterator, length, hooks, each=each, max_steps=setup.pipeline.max_steps)
+
+    @contextlib.contextmanager
+    def given_up_together() -> Iterator[None]:
+        nonlocal given_up
         try:
-            result = next(loops, None)
-            if result is not None:
-                total = result
-                hooks.after_batches(total.examples)
+            yield
         except Interrupted as stopped:
             # With several workers, raise it only after the sum, in which the others wait for this one.
             if collectives.num_workers == 1:
                 raise
             given_up = str(stopped)
+
+    while True:
+        result = None
+        with given_up_together():
+            if not given_up:
+                result = next(loops, None)
+            if result is not None:
+                total = dataclasses.replace(result, fetched={})  # so that no batch is kept beside the next
+                hooks.after_batches(total.examples)
         others, stops = collectives.sum([result is not None, bool(given_up)])
         if stops:
             collectives.part()
             raise Interrupted(given_up or "another worker ended the evaluation early")
         if not others:
             return total.over(collectives, program.sum_names)
+        with given_up_together():
+            hooks.after_examples({} if result is None else result.fetched)
 
 
 def _loops(
@@ -220,7 +233,7 @@ def _loops(
       iterator: the iterator over the batches.
       length: the length of the loops.
       hooks: the hooks. A session hook that runs what depends on a batch takes the next one: it is no step.
-      each: each batch is a call of its own, which session hooks see.
+      each: each batch is a call of its own, at which hooks look.
     """
     taken, read, session = 0, itertools.count(), hooks.session
     hooks.start(lambda request: program.fetch(iterator, next(read), request))
@@ -231,7 +244,7 @@ def _loops(
             result = program.run(iterator, taken, num_steps)
         else:
             try:
-                request = session.request(taken + 1)
+                request = dataclasses.replace(session.request(taken + 1), names=hooks.names)
                 result, values = program.run_one(iterator, next(read), request)
                 session.after_run(values)
             except tf.errors.OutOfRangeError:  # there is no further batch, for the step or for a hook

@@ -266,11 +266,11 @@ class RunEvaluations(Evaluations):
                 history.resume(reader.checkpoint_step(latest), latest)
 
     def begin(self, run: Run) -> None:
-        """Check before training that the metrics of the rules exist, and that the learning rate can be reduced if a
-        rule asks.
+        """Check before training that the metrics of the rules and what hooks fetch exist, and that the learning rate
+        can be reduced if a rule asks.
 
         Raises:
-          ValueError: an evaluation lacks such a metric, or the learning rate cannot be reduced.
+          ValueError: an evaluation lacks such a metric or value, or the learning rate cannot be reduced.
         """
         assert isinstance(run, TrainingRun)
         self._rate.check(run)
@@ -279,6 +279,7 @@ class RunEvaluations(Evaluations):
         watched["checkpoint.keep_best.metric"] = best.metric if best else None
         keys = {key: metric for key, metric in watched.items() if metric is not None}
         for spec in self._specs:
+            self._estimator.check_evaluation_hooks(spec.input_fn, spec.name, spec.hooks)
             metrics = {key: metric for key, metric in keys.items() if evaluation_of(metric) == spec.key}
             names = self._estimator.names_of_metrics(spec.input_fn, spec.name) if metrics else []
             for key, metric in metrics.items():

@@ -17,6 +17,7 @@ from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.estimator.train_steps import TrainSteps
+from runner.hooks.fetches import ExampleHooks
 from runner.hooks.hook import WhenDue
 from runner.model_fn import ModeKeys
 from runner.programs.ema import AVERAGES
@@ -177,10 +178,11 @@ class TrainingRun:
         steps = self._steps
         checkpoints = self._checkpoints
         due = [WhenDue(hook) for hook in hooks]
+        examples = ExampleHooks(hooks, self._context.collectives)
         # From now on perhaps no checkpoint has the values, so an evaluation keeps them in memory.
         model.is_trained = True
         try:
-            self._begin()
+            self._begin(examples.names)
             self._agree(saves=False)
             while self.goes_on:
                 for hook in due:
@@ -191,6 +193,9 @@ class TrainingRun:
                     self._follow_rollback()
                 self._setup.input.pipeline.stream.check_once()
                 if result.num_steps:  # no step was taken if the data had ended
+                    went_on = self.global_step == result.last_step  # not back to the last checkpoint
+                    if steps.fetched is not None and went_on:
+                        examples.call(self, steps.fetched)
                     for hook in due:
                         hook.after_step(self, result)
                 checkpoints.poll()
@@ -230,13 +235,13 @@ class TrainingRun:
         """Report whether a further step is to be taken, as far as this process knows; after `_agree`, all know."""
         return self.global_step < self._target and self.stop_reason is None
 
-    def _begin(self) -> None:
-        """Begin log, listeners and hooks; a new run saves."""
+    def _begin(self, names: Sequence[str]) -> None:
+        """Begin log, listeners and hooks; a new run saves. Args: names: as in `TrainSteps.begin`."""
         program = self._setup.program
         session_hooks = self._setup.session_hooks
         self._log.begin(None if math.isinf(self._target) else int(self._target))
         self._log.restore(self._setup.resumed)
-        self._steps.begin()
+        self._steps.begin(names)
         _warn_of_lost_state(program.trace, self._setup.model.store)
         session_hooks.session.begin(self, self._steps.take_batch)
         # In a session their variables are the graph's own: saved with the model, and restored with it.
@@ -273,6 +278,7 @@ class TrainingRun:
         cadences = [
             self._checkpoints.every,
             self._setup.session_hooks,
+            self._steps,
             *(hook.every for hook in self._setup.hooks if hasattr(hook, "every")),
         ]
         logged = self._log.steps_until_due(step, in_loops=self._steps.records_in_loops)

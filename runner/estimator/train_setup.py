@@ -112,6 +112,7 @@ class TrainSetupBuilder:
         spec = program.spec
         chief_hooks = spec.training_chief_hooks if context.is_chief else ()
         overrides, native, session = split_hooks([*(hooks or ()), *spec.training_hooks, *chief_hooks])
+        program.check_fetches(native)
         for note in overrides.notes:
             _log.warning("%s", note)
         writers = tensorboard.EventWriters(is_on=context.is_chief, own={context.model_dir: self.summary_writer})

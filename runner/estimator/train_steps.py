@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from runner.estimator.loop_boundary import LoopLength, Pace
 from runner.estimator.nan_loss import NanPolicy
 from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
+from runner.hooks.fetches import joined
+from runner.hooks.hook import Every
 from runner.programs.train_loop import LoopResult, Steps
 from runner.types import StepRequest, StepResult
 
@@ -35,6 +38,8 @@ class TrainSteps:
       first_step, global_step: the global step before the first step, and now.
       advance: the number that a step adds to the global step; two optimizers that share it add 2.
       examples: number of examples that were read, over all replicas of all workers.
+      fetched: the values of examples that native hooks fetch of the last step, in this process; None: none are
+        due, on any worker.
     """
 
     def __init__(
@@ -54,28 +59,42 @@ class TrainSteps:
         self.global_step = self.first_step
         self.advance = 1
         self.examples = 0
+        self.fetched: Mapping[str, np.ndarray] | None = None
         self._always_splits = False
+        self._names: Sequence[str] = ()
+        self._fetch_every = Every()
         # Only the chief measures the wait for input, because it decides the length of loops.
         is_timed = context.is_chief and setup.input.pipeline.is_timeable and setup.program.loops_in_graph
         length = LoopLength(1 if nan.needs_single_steps else setup.config.steps_per_loop)
         self._pace = Pace(length, self._can_group, WaitTimer(is_on=is_timed))
 
-    def begin(self) -> None:
-        """Agree with the other workers on the kind of loops. All workers must call this together, before the first."""
+    def begin(self, names: Sequence[str]) -> None:
+        """Agree with the other workers on the kind of loops. All workers must call this together, before the first.
+
+        Args:
+          names: what native hooks fetch of each example, the same on all workers.
+        """
+        self._names = names
+        if names:
+            self._fetch_every = Every(self._setup.config.log_step_count_steps or None)
         # If the chief has session hooks, they split the loops of all workers, because all must run the same functions.
         collectives = self._context.collectives
         if collectives.num_workers > 1:
             self._always_splits = collectives.any(not self._setup.session_hooks.is_empty)
 
+    def steps_until_due(self, step: int) -> float:
+        """Return the number of steps from global step `step` to the next of which native hooks fetch values."""
+        return self._fetch_every.steps_until_due(step)
+
     @property
     def records_in_loops(self) -> bool:
         """Report whether loops continue through steps with summaries.
 
-        They do if no session hook is set, and each step adds one to the global step.
+        They do if no hook fetches of a step, and each step adds one to the global step.
         """
         program = self._setup.program
-        has_session_hooks = not self._setup.session_hooks.is_empty
-        return program.records_in_loops and not has_session_hooks and self.advance == 1 and self._log.has_summaries
+        have_fetches = bool(self._names) or not self._setup.session_hooks.is_empty
+        return program.records_in_loops and not have_fetches and self.advance == 1 and self._log.has_summaries
 
     @property
     def secs(self) -> float:
@@ -128,6 +147,8 @@ class TrainSteps:
             request = session_hooks.request(before + num_steps * self.advance)
         if train_input.ended and not request:
             num_steps = 0  # a hook asked for a batch after the last one, so no step is taken
+        if self._fetch_every.due(before, before + num_steps * self.advance):
+            request = dataclasses.replace(request, names=self._names)
         plan = self._pace.next_loop(num_steps, min(target - before, train_input.remaining_steps))
         schedule = self._log.schedule(before, num_steps, self.advance, in_loops=self.records_in_loops)
         records = self.records_in_loops or schedule.number > 0
@@ -147,10 +168,14 @@ class TrainSteps:
             secs=time.perf_counter() - started,
         )
         logs_speed, share = self._pace.took(plan, taken.num_steps, result.secs)
+        self.fetched = None
         for place, outputs in taken.records:
             if records:
                 self._log.summaries(outputs, before + (place + 1) * self.advance)
-            if request:
+            if request.names:
+                counts, *values = outputs["examples"]
+                self.fetched = joined(request.names, counts.tolist(), values)
+            if request.fetches:
                 with self._data_may_end():
                     session_hooks.after_run(outputs.get("fetches", ()))
         if taken.num_steps:

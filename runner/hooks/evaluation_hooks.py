@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from runner.distribute.collectives import Collectives
 from runner.hooks.builtin_hooks import split_hooks
+from runner.hooks.fetches import ExampleHooks
 from runner.hooks.hook import PassContext
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
@@ -24,6 +28,8 @@ class EvaluationHooks:
       run: the evaluation or prediction, as hooks see it.
       writers: as in SessionHooks.
       count: called with the number of examples seen so far, before each call of the hooks.
+      workers: those that evaluate together, and make this object together. None: a prediction, whose examples hooks do
+        not fetch.
     """
 
     def __init__(
@@ -33,10 +39,22 @@ class EvaluationHooks:
         run: PassContext,
         writers: EventWriters,
         count: Callable[[int], None],
+        workers: Collectives | None = None,
     ) -> None:
         _, native, v1_hooks = split_hooks(hooks)
+        self._examples = None if workers is None else ExampleHooks(native, workers)
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
         self._hooks, self._run, self._count = native, run, count
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What native hooks fetch of each example, the same on all workers."""
+        return () if self._examples is None else self._examples.names
+
+    @property
+    def see_each_batch(self) -> bool:
+        """Report whether each batch is to be a call of its own."""
+        return bool(self.names) or not self.session.is_empty
 
     def start(self, take_batch: Callable[[StepRequest], Sequence[Any]]) -> None:
         """Call what precedes the first batch, after `session.begin()`. Args: take_batch: as in `TraceSession.begin`."""
@@ -52,6 +70,18 @@ class EvaluationHooks:
         """
         self._count(examples)
         self._call("after_batches", examples)
+
+    def after_examples(self, values: Mapping[str, np.ndarray]) -> None:
+        """Pass the values of a batch of each replica to the hooks that fetch them. All workers must call this together.
+
+        Args:
+          values: those of this worker; {}: it had no further batch.
+
+        Raises:
+          Interrupted: a hook ended the evaluation early.
+        """
+        if self._examples is not None:
+            self._examples.call(self._run, values)
 
     def end(self) -> None:
         self.session.end()

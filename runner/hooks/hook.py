@@ -109,9 +109,14 @@ class Hook:
     the loop. A subclass with a cadence sets `every`: with `Every(steps=50)`, it is called at the global steps 50, 100,
     ..., with all steps since its last call. Steps after the last call are not reported to `after_step`; only `end` is
     called.
+
+    A subclass that sets `fetches` gets values of the examples, in evaluations and in training; see `after_examples`.
     """
 
     every: Every = Every()
+    fetches: Sequence[str] = ()
+    """What `after_examples` gets: `predictions`, `labels` or `features`, or an item of one that is a dict, such as
+    `predictions/probabilities`."""
 
     def begin(self, run: Run) -> None:
         """Called before the first step, or before an evaluation or prediction, when variables already have their
@@ -128,6 +133,18 @@ class Hook:
 
     def after_step(self, run: Run, result: StepResult) -> None:
         """Called after a loop if the cadence is due; `result.losses` is `[steps]`."""
+
+    def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
+        """Called on the chief with the values that `fetches` names: after each batch of an evaluation, and after each
+        training step that is a multiple of `train.log_steps`; not in predictions.
+
+        The rows are the examples of all replicas and workers, in the order of the input and each once: in an evaluation
+        those of one batch of each replica, in training those of the global batch of step `run.global_step`.
+
+        Args:
+          run: the run.
+          values: name -> NumPy array `[examples, ...]` for each name in `fetches`; strings are bytes, of dtype object.
+        """
 
     def after_batches(self, run: Run, examples: int) -> None:
         """Called after some batches of an evaluation or prediction; `examples` have been seen so far."""

@@ -21,10 +21,11 @@ from runner.data.iterators import iterate
 from runner.data.replica_batches import ReplicaBatch
 from runner.distribute.collectives import SINGLE_PROCESS
 from runner.distribute.reductions import Reductions, ReplicaWeights
-from runner.model_fn import EstimatorSpec
+from runner.hooks import fetches
+from runner.model_fn import EstimatorSpec, ModeKeys
 from runner.programs.batch_losses import losses_over_batches
 from runner.programs.mixed_precision import ModelCall
-from runner.programs.program import ModelToTrace, replica_inputs, step_inputs
+from runner.programs.program import ModelToTrace, named_values, replica_inputs, step_inputs
 from runner.programs.train import TrainedReplica, TrainProgram, train_replica
 from runner.programs.train_loop import LoopResult, Outputs, Step, Steps
 from runner.programs.train_scalars import StepSummaries
@@ -170,10 +171,28 @@ class EagerTrainProgram(TrainProgram):
             )
 
         def take(batches: Sequence[ReplicaBatch], global_count: tf.Tensor, values: Sequence[tf.Tensor]) -> Outputs:
-            taken, collected = self._eager_step(step_inputs(batches, global_count), summaries=summaries)
-            return self._outputs_of(taken, collected if summaries else None)
+            inputs = step_inputs(batches, global_count)
+            taken, collected = self._eager_step(inputs, summaries=summaries)
+            outputs = self._outputs_of(taken, collected if summaries else None)
+            if not request.names:
+                return outputs
+            return {**outputs, "examples": self._values_of(request.names, taken, inputs)}
 
         return Step(take, {})
+
+    def _values_of(self, names: Sequence[str], taken: TrainedReplica, inputs: Sequence[tf.Tensor]) -> list[Any]:
+        """Return what native hooks fetch of a step, as `TrainProgram._examples` has its tensors.
+
+        Raises:
+          ValueError: a value is not there, or is no tensor `[batch, ...]`.
+        """
+        there = named_values(self._pipeline, inputs, 0, taken.spec.predictions)
+        values = [inputs[-2].numpy()]
+        for name in names:
+            # Once more: a Python branch of model_fn may predict other names in a later step.
+            fetches.check(f"A hook fetches {name!r}", name, there, ModeKeys.TRAIN)
+            values.append(there[name].numpy())
+        return values
 
     def _outputs_of(self, taken: TrainedReplica, collected: Collector | None) -> Outputs:
         """Return the values of a step, packed as those of a traced one."""

@@ -6,14 +6,16 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from runner.data.inputs import InputPipeline
 from runner.data.iterators import iterate
 from runner.data.replica_batches import RoundRobin
 from runner.distribute.collectives import Collectives
+from runner.hooks.fetches import joined
 from runner.model_fn import ModeKeys
 from runner.programs.optimizer_step import loss_sum
 from runner.programs.program import (
@@ -42,6 +44,7 @@ class EvalResult:
       examples: number of examples counted.
       data_ended: the input has no further element.
       num_bytes: the size of what a loop returns, which does not grow with its steps.
+      fetched: name -> rows of the examples of the last step in this process, if hooks have fetched them.
     """
 
     num_bytes: ClassVar[int] = 0
@@ -49,6 +52,7 @@ class EvalResult:
     sums: Sums = dataclasses.field(default_factory=dict)
     examples: int = 0
     data_ended: bool = False
+    fetched: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def means(self) -> dict[str, float]:
         """Return name -> mean over the counted examples; NaN if their weights sum to zero."""
@@ -148,22 +152,34 @@ class EvalProgram(Program):
 
     def run_one(self, iterator: Any, step: int, request: StepRequest) -> tuple[EvalResult, list[Any]]:
         """Take step number `step`, from 0, like `run`; also return the values of the tensors among the fetches of
-        `request`.
+        `request`. The result has those of its names.
 
         Raises:
           tf.errors.OutOfRangeError: there is no further batch; nothing has been added to the state of a metric.
+          ValueError: a value that `request` names has not a row for each example.
         """
 
         def build() -> Callable[..., Any]:
-            functions = [
-                self._replica_function(index, () if index else request.fetches, request.feeds)
-                for index in range(len(self.outputs))
-            ]
-            return lambda iterator, *others: self._add_step(functions, iterator, next(iterator), *others)
+            functions = []
+            named: list[tf.Tensor] = []
+            for index in range(len(self.outputs)):
+                named = self.tensors_named(request.names, index)
+                own = [] if index else list(request.fetches)
+                functions.append(self._replica_function(index, [*own, *named], request.feeds))
+
+            def take(iterator: Any, *arguments: Any) -> Any:
+                return self._add_step(functions, iterator, next(iterator), *arguments, named=named)
+
+            return take
 
         start = self._start(self._so_far)
-        (examples, sums), values = self._called(request.key, build, iterator, step, start, *request.values)
-        return self._counted(on_host(sums), int(examples), data_ended=False), [value.numpy() for value in values]
+        (examples, sums), fetched = self._called(request.key, build, iterator, step, start, *request.values)
+        counts = [int(count) for count in fetched.counts]
+        values = [value.numpy() for value in fetched.values]
+        num_own = len(values) - len(request.names) * len(counts)
+        rows = joined(request.names, counts, values[num_own:])
+        result = self._counted(on_host(sums), int(examples), data_ended=False)
+        return dataclasses.replace(result, fetched=rows), values[:num_own]
 
     def fetch(self, iterator: Any, step: int, request: StepRequest) -> list[Any]:
         self._check_no_collective(request.fetches)
@@ -190,30 +206,36 @@ class EvalProgram(Program):
         step: tf.Tensor,
         before: tuple[tf.Tensor, Any],
         *fed: tf.Tensor,
-    ) -> tuple[tuple[tf.Tensor, Any], list[tf.Tensor]]:
-        """Return ((examples, sums), fetches of the first replica) after adding the batches of all replicas of this
-        step.
+        named: Sequence[tf.Tensor] = (),
+    ) -> tuple[tuple[tf.Tensor, Any], _Fetched]:
+        """Return ((examples, sums), what was fetched) after adding the batches of all replicas of this step.
 
         Args:
           step: int64 scalar, the number of steps before.
           before: (examples, sums) before this step.
           fed: values of placeholders.
+          named: tensors like those of the examples that each function fetches last.
         """
         examples, sums = before
         zeros = tf.nest.map_structure(tf.zeros_like, sums)
         batches, inputs = self._read_batches(element, iterator, step)
-        fetched: list[tf.Tensor] = []
+        fetched = _Fetched([], [])
         for batch, function in zip(batches, functions, strict=False):  # one batch, if one replica evaluates
 
             def present(function: Any = function) -> Any:
                 more, values = function(*inputs, *fed)
-                fetched.extend(values)  # fetches of the first replica only
-                return in_float64(more)
+                return in_float64(more), values
+
+            def absent() -> Any:
+                return zeros, [_without_rows(one) for one in named]
 
             # Batches are dealt in turn, so the first replica has one in each step, and needs no branch.
-            more = present() if batch is batches[0] else tf.cond(batch.count > 0, present, lambda: zeros)
+            is_first = batch is batches[0]
+            more, values = present() if is_first else tf.cond(batch.count > 0, present, absent)
             sums = tf.nest.map_structure(tf.add, sums, more)
             examples += batch.count
+            fetched.counts.append(batch.count)
+            fetched.values.extend(values)
         return (examples, sums), fetched
 
     def values(self) -> dict[str, Any]:
@@ -253,6 +275,24 @@ class EvalProgram(Program):
 
         _, ended, counted = over_elements(iterator, max_steps, evaluate, start)
         return counted, ended
+
+
+class _Fetched(NamedTuple):
+    """What hooks fetch of one step, tensors.
+
+    Attributes:
+      counts: the number of examples of each replica.
+      values: fetches of session hooks from the first replica; then what native hooks fetch, of each replica.
+    """
+
+    counts: list[tf.Tensor]
+    values: list[tf.Tensor]
+
+
+def _without_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """Return a tensor of the same dtype and rank without elements."""
+    rank = tensor.shape.rank or 1
+    return tf.zeros([0] * rank, tensor.dtype)
 
 
 def on_host(sums: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[float, float]]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from runner.data.dataset_adapter import as_given
 from runner.data.inputs import InputPipeline
 from runner.data.replica_batches import ReplicaBatch, RoundRobin
+from runner.hooks import fetches
 from runner.model_fn import EstimatorSpec
 from runner.programs.batch_losses import losses_over_batches
 from runner.programs.mixed_precision import ModelCall
@@ -19,7 +20,7 @@ from runner.run_config import RunConfig
 from runner.tf_private.v1 import gradients_in_loops, metrics_of_replica, summaries_of_v1
 from runner.tracing.trace_step import Replica, trace_step
 from runner.tracing.variable_store import VariableStore
-from runner.types import StepRequest
+from runner.types import StepRequest, WeightedLabels
 
 v1 = tf.compat.v1
 
@@ -98,6 +99,29 @@ class Program:
         """Report whether variables may change when a step of EVAL or PREDICT computes these tensors."""
         # Writes inside branches, such as those of BatchNorm, cannot be pruned. Others run if these tensors need them.
         return self.trace.may_write_in_branches or self.trace.changes_variables([computed])
+
+    def named_values(self, replica: int) -> dict[str, Any]:
+        """Return name -> tensor of the traced graph: what hooks can fetch of the examples of a local replica."""
+        predictions = self.outputs[replica].spec.predictions
+        return named_values(self._pipeline, self.trace.inputs, replica, predictions)
+
+    def tensors_named(self, names: Sequence[str], replica: int) -> list[tf.Tensor]:
+        """Return those of `named_values` that `names` name."""
+        if not names:
+            return []
+        there = self.named_values(replica)
+        return [there[name] for name in names]
+
+    def check_fetches(self, hooks: Sequence[Any]) -> None:
+        """Check that the step has what native hooks fetch of each example.
+
+        Raises:
+          ValueError: it lacks a name, or a value is no tensor `[batch, ...]`.
+        """
+        for hook in hooks:
+            for name in fetches.fetches_of(hook):
+                written = f"{type(hook).__name__} fetches {name!r}"
+                fetches.check(written, name, self.named_values(0), self.spec.mode)
 
     def reset(self) -> None:
         """Reset metrics, and restart random numbers from the seed; called before each evaluation or prediction."""
@@ -227,11 +251,31 @@ def replica_inputs(pipeline: InputPipeline, replica: Replica) -> tuple[Any, Any]
     """
     for name in (v1.GraphKeys.GLOBAL_STEP, v1.GraphKeys.GLOBAL_VARIABLES):
         v1.add_to_collection(name, replica.global_step)
-    flat = (len(replica.inputs) // pipeline.num_replicas) * replica.index
+    return _packed_inputs(pipeline, replica.inputs, replica.index)
+
+
+def named_values(pipeline: InputPipeline, inputs: Sequence[tf.Tensor], index: int, predictions: Any) -> dict[str, Any]:
+    """Return name -> value: what hooks can fetch of a replica's examples.
+
+    Args:
+      pipeline: the input.
+      inputs: the flat inputs of the step, in the order of `step_signature`.
+      index: the replica's index in this process.
+      predictions: what its model_fn predicts.
+    """
+    # Not those that model_fn got: it may have removed some.
+    features, labels = _packed_inputs(pipeline, inputs[:-3], index)
+    labels = labels.labels if isinstance(labels, WeightedLabels) else labels
+    return fetches.named(predictions=predictions, labels=labels, features=features)
+
+
+def _packed_inputs(pipeline: InputPipeline, inputs: Sequence[tf.Tensor], index: int) -> tuple[Any, Any]:
+    """Return (features, labels) of the replica `index` of this process, given the flat tensors of all of them."""
+    flat = (len(inputs) // pipeline.num_replicas) * index
     parts = []
     for spec in pipeline.replica_spec:
         size = 0 if spec is None else len(tf.nest.flatten(spec, expand_composites=True))
-        part = list(replica.inputs[flat : flat + size])
+        part = list(inputs[flat : flat + size])
         packed = None if spec is None else tf.nest.pack_sequence_as(spec, part, expand_composites=True)
         parts.append(as_given(packed))
         flat += size

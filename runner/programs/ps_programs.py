@@ -19,7 +19,7 @@ from runner.data.ps_ranges import PsDataset, RangeIterator
 from runner.distribute.collectives import collectives_of
 from runner.programs.evaluate import EvalProgram, EvalResult, on_host
 from runner.programs.program import ModelToTrace
-from runner.programs.train_loop import EXAMPLES, LoopResult, Outputs, Step, Steps, empty_arrays, written_at
+from runner.programs.train_loop import NUM_EXAMPLES, LoopResult, Outputs, Step, Steps, empty_arrays, written_at
 from runner.tf_private import parameter_server
 from runner.tracing.graph_operations import needed, operations
 
@@ -233,7 +233,7 @@ class RangeLoop:
 
     def __init__(self, step: Step, pipeline: InputPipeline, *, coordinator: Coordinator, stop_at_nan: bool) -> None:
         self._step, self._pipeline, self._stop_at_nan = step, pipeline, stop_at_nan
-        self._specs = {**step.specs, "examples": EXAMPLES}
+        self._specs = {**step.specs, "num_examples": NUM_EXAMPLES}
         self._requests = Requests(coordinator, self._range, self._element)
 
     def __call__(self, iterator: RangeIterator, plan: Steps) -> LoopResult:
@@ -250,7 +250,7 @@ class RangeLoop:
         results, ended = self._requests.take(iterator, plan.number)
         outputs = _joined(results, self._specs)
         losses = outputs.pop("loss")
-        examples = outputs.pop("examples")
+        examples = outputs.pop("num_examples")
         # A loss that is not finite ended its range. It must end the loop, so it becomes the last of the losses.
         if self._stop_at_nan:
             finite_first = np.argsort(~np.isfinite(losses), kind="stable")
@@ -282,7 +282,7 @@ class RangeLoop:
     def _take(self, element: Any, iterator: Any) -> Outputs:
         """Take one step; return its outputs, and its number of examples among them."""
         batches, count = self._pipeline.division.replica_batches(element, iterator)
-        return {**self._step.take(batches, count, ()), "examples": batches[0].count}
+        return {**self._step.take(batches, count, ()), "num_examples": batches[0].count}
 
 
 def _joined(results: Sequence[dict[str, Any]], specs: Outputs) -> dict[str, Any]:
@@ -322,7 +322,7 @@ class RangeEvaluation(EvalProgram):
             self._requests = Requests(coordinator, self._range, self._element)
 
     def iterate(self, dataset: tf.data.Dataset, *, in_loops: bool) -> Any:
-        reason = self._reason if in_loops else "a session hook looks at each batch"
+        reason = self._reason if in_loops else "a hook looks at each batch"
         if reason is None:
             return RangeIterator(PsDataset([dataset], self._coordinator.workers))
         if reason not in self._said:

@@ -259,7 +259,8 @@ class TrainProgram(Program):
 
     def _step(self, request: StepRequest, *, summaries: bool) -> Step:
         tensors, effects = split_fetches(request.fetches)
-        fetched = Fetched(self.scalars, self.summaries if summaries else None, tensors)
+        examples = self._examples(request.names)
+        fetched = Fetched(self.scalars, self.summaries if summaries else None, tensors, examples)
         losses = [output.loss for output in self.outputs]
         specs = {"loss": tf.TensorSpec([], losses[0].dtype), **fetched.specs}
         effects = [*self._effects(summaries=summaries), *effects]
@@ -285,6 +286,17 @@ class TrainProgram(Program):
             return {"loss": tf.add_n(losses), **fetched.packed(extra)}
 
         return Step(take, specs)
+
+    def _examples(self, names: Sequence[str]) -> list[tf.Tensor]:
+        """Return the tensors that native hooks fetch: the number of examples of each replica of this process, and then
+        the named values of each.
+        """
+        if not names:
+            return []
+        tensors = [self.trace.inputs[-2]]  # the counts; see `step_signature`
+        for replica in range(len(self.outputs)):
+            tensors += self.tensors_named(names, replica)
+        return tensors
 
     def _kept(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function` of a step, which counts no stand-in example in the state of a metric."""

@@ -19,7 +19,8 @@ from runner.tracing import numeric_checks, xla
 
 Outputs = Mapping[str, Any]
 """What a step returns: `loss`, `metrics` if there are any; `scalars`, `protos` and `images` of a step with summaries;
-`fetches` of hooks. Each is a tensor or a list of tensors; a name without any is left out."""
+`fetches` of session hooks, and `examples` that native hooks fetch. Each is a tensor or a list of tensors; a name
+without any is left out."""
 
 
 class Step(NamedTuple):
@@ -93,8 +94,8 @@ State = Sequence[Any]
 """(steps taken: int32, whether the loop goes on: bool, arrays of the outputs of each step; then what a part of the loop
 adds)."""
 
-EXAMPLES = tf.TensorSpec([], tf.int64)
-"""The spec of a step's number of examples, which a loop returns beside the outputs of the step, as `examples`."""
+NUM_EXAMPLES = tf.TensorSpec([], tf.int64)
+"""The spec of a step's number of examples, which a loop returns beside the outputs of the step, as `num_examples`."""
 
 
 class Source(NamedTuple):
@@ -179,7 +180,7 @@ class Loop:
             for number, place in enumerate(plan.schedule.places)
             if place < taken
         ]
-        return LoopResult(taken, losses, steps.pop("examples"), steps, data_ended, records=records)
+        return LoopResult(taken, losses, steps.pop("num_examples"), steps, data_ended, records=records)
 
     def prepare(self, iterator: Any) -> None:
         """Trace the loop and let TensorFlow optimize it, without taking a step or reading data."""
@@ -188,7 +189,7 @@ class Loop:
     def _run(
         self, iterator: Any, num_steps: tf.Tensor, schedule: tf.Tensor, values: Sequence[tf.Tensor], *, may_end: bool
     ) -> dict[str, Any]:
-        steps = {**self._step.specs, "examples": EXAMPLES}
+        steps = {**self._step.specs, "num_examples": NUM_EXAMPLES}
         more: Outputs = {}
         state: State = (tf.constant(0), tf.constant(True), empty_arrays(steps, num_steps))
         take: Callable[..., State] = functools.partial(self._plain, values)
@@ -278,7 +279,7 @@ class Loop:
                 batches, count = division.replica_batches(element, iterator)
 
                 def take() -> State:
-                    outputs = {**step.take(batches, count, values), "examples": count}
+                    outputs = {**step.take(batches, count, values), "num_examples": count}
                     fine = tf.math.is_finite(outputs["loss"]) if self._stop_at_nan else tf.constant(True)
                     written = [written_at(*each, outputs) for each in zip((taken, *places), arrays, strict=True)]
                     return (taken + 1, fine, *written)

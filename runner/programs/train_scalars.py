@@ -241,16 +241,24 @@ class Fetched:
     Args:
       scalars: the numbers of the step.
       summaries: the summaries that the step writes; None: it writes none.
-      fetches: what hooks fetch.
+      fetches: what session hooks fetch.
+      examples: what native hooks fetch of the examples.
 
     Attributes:
       tensors: name -> structure of tensors of the traced graph that the step fetches to compute the output.
       specs: name -> TensorSpecs of the output.
     """
 
-    def __init__(self, scalars: StepScalars, summaries: StepSummaries | None, fetches: Sequence[tf.Tensor]) -> None:
+    def __init__(
+        self,
+        scalars: StepScalars,
+        summaries: StepSummaries | None,
+        fetches: Sequence[tf.Tensor],
+        examples: Sequence[tf.Tensor],
+    ) -> None:
         self._pack = {"metrics": scalars.packed_metrics, "scalars": scalars.packed_summaries}
         tensors_of: dict[str, list[Any]] = {"metrics": scalars.metric_tensors, "fetches": list(fetches)}
+        tensors_of["examples"] = list(examples)
         if summaries is not None:
             images = [one.value for one in summaries.images]
             tensors_of |= {"scalars": scalars.summary_tensors, "protos": list(summaries.protos), "images": images}

@@ -21,6 +21,7 @@ from runner.config.schema import (
     Config,
     DataOptionsConfig,
     EvalStrategyConfig,
+    HookConfig,
     InputBlock,
     RunSettings,
     StrategyConfig,
@@ -114,7 +115,7 @@ def build_job(
     train_fn, predict_fn = functions.get("input.train.fn"), functions.get("input.predict.fn")
     train_spec = None
     if train_fn is not None:
-        train_spec = _build_train_spec(config, train_fn, (*hooks, *_build_hooks(config, functions)))
+        train_spec = _build_train_spec(config, train_fn, (*hooks, *_build_train_hooks(config, functions)))
     predict_input = None if predict_fn is None else build_input(config.input.predict, predict_fn)
     receiver_fn = _build_receiver_fn(config, functions, estimator) if config.exports else None
     exporters = _build_exporters(config, receiver_fn) if receiver_fn and config.command != "export" else ()
@@ -269,16 +270,26 @@ def _build_train_spec(config: Config, fn: Any, hooks: tuple[Any, ...]) -> TrainS
     )
 
 
-def _build_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the training hooks of the config.
-
-    Raises:
-      ValueError: an object is not a hook, or does not accept its params.
-    """
+def _build_train_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the training hooks of the config. Raises: as `_build_hooks`."""
     if config.train.max_secs is not None:
         yield TimeLimit(config.train.max_secs)
-    for place, settings in enumerate(config.train.hooks):
-        key = f"train.hooks[{place}].fn"
+    yield from _build_hooks("train.hooks", config.train.hooks, functions)
+
+
+def _build_hooks(of: str, hooks: Sequence[HookConfig], functions: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield new hooks, described by the config.
+
+    Args:
+      of: the key of their list.
+      hooks: their descriptions.
+      functions: config key -> user function.
+
+    Raises:
+      TypeError: an object is not a hook, or does not accept its params.
+    """
+    for place, settings in enumerate(hooks):
+        key = f"{of}[{place}].fn"
         if key not in functions:  # of an evaluator, which does not train
             continue
         try:
@@ -301,7 +312,8 @@ def _build_eval_specs(
             build_input(block, functions[f"{eval_key(name)}.fn"]),
             steps=config.eval.steps,
             name=config.eval.recorded_name(name) or None,
-            hooks=hooks,
+            # Own ones for each evaluation: what a hook keeps is of one.
+            hooks=(*hooks, *_build_hooks("eval.hooks", config.eval.hooks, functions)),
             start_delay_secs=config.eval.start_delay_secs,
             throttle_secs=config.eval.throttle_secs,
             at_start=config.eval.at_start,

@@ -56,6 +56,7 @@ def rehearse(config: Config, job: Job) -> dict[str, Any]:
         evaluations = [(spec, job.estimator.prepare_evaluation(spec.input_fn)) for spec in job.eval_specs]
     for spec, setup in evaluations:
         check_ends(setup.pipeline, math.inf if spec.steps is None else spec.steps, spec.hooks)
+        setup.program.check_fetches(spec.hooks)
         _check_variables(setup, trained)
         if training.latest is not None:
             setup.model.restore(training.latest)

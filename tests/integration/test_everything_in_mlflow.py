@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from tests.support.command_line import CommandLine
 from tests.support.jobs import SMALL
+from tests.support.line import steps_of
 from tests.support.messages import Messages
 from tests.support.screen import line_of
 
@@ -52,6 +53,7 @@ def tracked(
         *SETTINGS, "tracking.backend=[mlflow,csv,{fn: own.Lines, params: {path: own.txt}}]", "+model.params.start=0.0",
         "model.fn=tests.support.tracked.model_fn", "train.log_steps=2", "train.summary_steps=2",
         "export.exporters=[final]", "export.register=lines", "export.alias=champion", "train.max_steps=4",
+        "eval.hooks=[{fn: runner.ConfusionMatrix, params: {predictions: predictions}}]",
     ]  # fmt: skip
     done = command_line(*words, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -128,7 +130,9 @@ def test_images_and_figures_are_artifacts(tracked: dict[str, Any]) -> None:
     images = [one.path for one in client.list_artifacts(run_id, "images") if one.path.endswith(".png")]
     steps = sorted((one.split("+")[0], int(one.split("+")[2])) for one in images)
     expected = [(name, step) for name in ("images/old~image~0", "images/pictures") for step in (1, 2, 4)]
-    assert steps == [*expected, ("images/train~drawn", 4)]
+    assert steps == [("images/eval~confusion_matrix", 4), *expected, ("images/train~drawn", 4)]
+    assert steps_of(tracked["folder"] / "run" / "eval", "confusion_matrix") == [4]
+    assert (tracked["folder"] / "run/artifacts/images/eval/confusion_matrix/4.png").stat().st_size > 1000
 
 
 def test_inputs_are_datasets_of_the_run(tracked: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from tests.support.keras_rows import batches as batches_of
 from tests.support.line import read_events, steps_of
 from tests.support.measured import journaled, summarised_values, train_measured
 from tests.support.messages import Messages
-from tests.support.models import STYLES, eval_input, train_input
+from tests.support.models import FETCHED, STYLES, Rows, eval_input, texts_beside, train_input
 from tests.support.replica_programs import EQUAL, OF_WORKERS, REFUSED, trained
 from tests.support.screen import line_of
 from tests.support.sparse_models import SUMMED, most_rows
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(900)  # the first waits for two gangs
 
 TWO = (
     "native", "summed", "drawn_seed", "uneven", "without_data", "nothing_at_all", "own_counted",
-    "of_service", "unknown_length", "measured", "stopped_by_one", "slow_worker", "slow_evaluation",
+    "of_service", "unknown_length", "measured", "stopped_by_one", "slow_worker", "slow_evaluation", "fetched",
     "undisturbed", "stopped_early", "not_finite", "not_finite_variables", "sparse", "weighted_losses",
     "programs", "orders", "streams", "keras_promises", "one_file", "metrics_of_files", "pairs_classic",
     "undying", "dying",
@@ -577,6 +577,27 @@ def test_three_workers_go_on_where_two_have_stopped(two: Gang, three: Gang) -> N
         seen = [id for step in steps[4 * epoch : 4 * epoch + 4] for id in step]
         assert sorted(seen) == list(range(24))
     assert not (two.folder / "dying" / "step-8.json").exists()  # the first two got as far as step 7
+
+
+def test_a_hook_of_the_chief_fetches_the_examples_of_both_workers(two: Gang, tmp_path: Path) -> None:
+    in_training, in_evaluation = Rows(*FETCHED), Rows(*FETCHED)
+    estimator = Estimator(texts_beside, tmp_path, RunConfig(log_step_count_steps=4, tf_random_seed=1))
+    estimator.train(train_input(12, dtype="float64"), hooks=[in_training], steps=9)
+    estimator.evaluate(eval_input(4, dtype="float64"), hooks=[in_evaluation])
+    found, of_other = two.results("fetched")
+    assert of_other["steps"].size == 0, "no hook of another worker is called"
+    assert str(found["given up"]) == "enough"
+    assert str(of_other["given up"]) == "another worker ended the evaluation early"
+    assert found["loss"] == of_other["loss"]
+    assert found["sizes"].tolist() == [8, 8, 6], "a batch of each worker at a time"
+    assert found["steps"].tolist() == in_training.steps == [4, 8]
+    for name in FETCHED:
+        for kind, rows in (("train", in_training), ("eval", in_evaluation)):
+            expected = rows.of(name)
+            if expected.dtype == object:
+                assert found[f"{kind}/{name}"].tolist() == expected.tolist()
+            else:
+                np.testing.assert_allclose(found[f"{kind}/{name}"], expected, rtol=1e-9)
 
 
 def test_workers_evaluate_in_loops_of_their_own_length(two: Gang) -> None:

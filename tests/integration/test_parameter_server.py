@@ -197,6 +197,11 @@ def test_each_evaluation_is_asked_of_the_workers_and_begins_with_nothing(cases: 
         assert_equal(again, found["known"][1])
 
 
+def test_hooks_fetch_what_the_coordinator_evaluates_and_what_a_worker_trained_on(cases: Cases) -> None:
+    found = cases["evaluation"]["fetched"]
+    assert found == {"steps": [2, 4], "trained on": [16, True], "evaluated": [True, True]}
+
+
 def test_what_workers_cannot_evaluate_the_coordinator_does_and_says_why(cases: Cases, messages: Messages) -> None:
     here = cases["evaluation"]["here"]
     assert here["requests"] >= 4 and here["batches"] == 19  # of Keras layers that draw; of the hook

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from runner import EstimatorSpec, Input, ModeKeys
+from runner import EstimatorSpec, Hook, Input, ModeKeys
 
 v1 = tf.compat.v1
 
@@ -103,3 +103,29 @@ def strategies() -> dict[str, tf.distribute.Strategy | None]:
         "mirrored": tf.distribute.MirroredStrategy(cpus),
         "central_storage": tf.distribute.experimental.CentralStorageStrategy(cpus, "/cpu:0"),
     }
+
+
+def texts_beside(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    """The native model, which predicts strings, too."""
+    spec = native(features, labels, mode)
+    return spec._replace(predictions={**spec.predictions, "text": tf.strings.as_string(labels[:, 0])})
+
+
+FETCHED = ("features", "labels", "predictions/y", "predictions/text")
+"""What hooks can fetch of it."""
+
+
+class Rows(Hook):
+    """Fetches `names` and keeps what it gets, and at which steps."""
+
+    def __init__(self, *names: str) -> None:
+        self.fetches = names
+        self.steps: list[int] = []
+        self.batches: list[dict[str, np.ndarray]] = []
+
+    def after_examples(self, run: Any, values: Mapping[str, np.ndarray]) -> None:
+        self.steps.append(run.global_step)
+        self.batches.append(dict(values))
+
+    def of(self, name: str) -> np.ndarray:
+        return np.concatenate([batch[name] for batch in self.batches])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from runner import Estimator, EstimatorSpec, Hook, ModeKeys, RunConfig
-from tests.support.models import data
+from tests.support.models import Rows, data
 from tests.support.parameter_server_cases import after
 from tests.support.parameter_server_models import Surroundings, counting, numbers
 
@@ -92,6 +93,21 @@ def evaluation(around: Surroundings) -> Any:
     found["here"] = {"requests": sum(around.requests), "batches": hook.batches, "said": around.logged[:]}
     found["largest"] = [each.evaluate(sources["known"]) for each in estimators["largest"]]
     found["largest requests"] = sum(around.requests) - found["here"]["requests"]
+    of_evaluation, of_training = Rows("features", "labels"), Rows("features", "labels")
+    estimators["plain"][1].evaluate(lambda: whole().batch(8), hooks=[of_evaluation])
+    settings = RunConfig(train_distribute=around.strategy, log_step_count_steps=2)
+    Estimator(random_model, around.folder / "fetched", settings).train(
+        lambda: whole().batch(8), hooks=[of_training], steps=4
+    )
+    rows = {(*x, *y) for x, y in zip(features.tolist(), labels.tolist(), strict=True)}
+    of_steps = zip(of_training.of("features").tolist(), of_training.of("labels").tolist(), strict=True)
+    trained_on = [(*x, *y) for x, y in of_steps]
+    found["fetched"] = {
+        "steps": of_training.steps,
+        "trained on": [len(set(trained_on)), rows.issuperset(trained_on)],
+        "evaluated": [np.array_equal(of_evaluation.of(name), one) for name, one in
+                      (("features", features), ("labels", labels))],
+    }  # fmt: skip
     return found
 
 

@@ -42,7 +42,7 @@ from tests.support.gang import DIES_AT  # noqa: E402
 from tests.support.keras_rows import OF_WORKERS as OF_KERAS  # noqa: E402
 from tests.support.keras_rows import batches as batches_of  # noqa: E402
 from tests.support.measured import journaled, summarised_values, train_measured  # noqa: E402
-from tests.support.models import STYLES, data, eval_input, train_input  # noqa: E402
+from tests.support.models import FETCHED, STYLES, Rows, data, eval_input, texts_beside, train_input  # noqa: E402
 from tests.support.processes import wait_until  # noqa: E402
 from tests.support.replica_programs import BATCH_SIZE, EQUAL, OF_WORKERS, REFUSED, refusal  # noqa: E402
 from tests.support.replica_programs import trained as trained_program  # noqa: E402
@@ -431,6 +431,32 @@ class Slow(Hook):
     def after_step(self, run: Run, result: StepResult) -> None:
         if WORKER == NUM_WORKERS - 1:
             time.sleep(0.1)
+
+
+class EndsAtFirst(Rows):
+    def after_examples(self, run: Any, values: Any) -> None:
+        run.interrupt("enough")
+
+
+@case
+def fetched(folder: Path) -> dict[str, Any]:
+    """What a hook that only the chief has fetches of the examples of all workers; no other worker's hook is called."""
+    estimator = Estimator(texts_beside, folder, config(log_step_count_steps=4, tf_random_seed=1))
+    in_training, in_evaluation = Rows(*FETCHED), Rows(*FETCHED)
+    estimator.train(train_input(12, dtype="float64"), hooks=[in_training], steps=9)
+    metrics = estimator.evaluate(eval_input(4, dtype="float64"), hooks=[in_evaluation] if WORKER == 0 else [])
+    found: dict[str, Any] = {"loss": metrics["loss"], "steps": in_training.steps, "given up": ""}
+    try:
+        estimator.evaluate(eval_input(4, dtype="float64"), hooks=[EndsAtFirst("labels")])
+    except Interrupted as stopped:
+        found["given up"] = str(stopped)
+    if WORKER:
+        return found
+    found["sizes"] = [len(batch["labels"]) for batch in in_evaluation.batches]
+    for name in FETCHED:
+        found[f"train/{name}"] = in_training.of(name)
+        found[f"eval/{name}"] = in_evaluation.of(name)
+    return found
 
 
 @case
