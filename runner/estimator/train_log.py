@@ -37,6 +37,7 @@ class TrainLog:
 
     Attributes:
       of_hooks: the log of what hooks report.
+      recorded: (step, metrics) of the last point that had metrics.
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
@@ -55,6 +56,7 @@ class TrainLog:
         # Sums and weights of the metrics since the last point that was logged.
         self._window = np.zeros(2 * len(self._scalars.metrics))
         self._has_said_too_large = False
+        self.recorded: tuple[int, Mapping[str, float]] = (0, {})
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
         taken = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
         writer = functools.partial(tensorboard.EventWriter, summary_writer)
@@ -132,6 +134,8 @@ class TrainLog:
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
         # Before workers other than the chief return: it sums over all of them.
         points = self._metrics_at(steps, metrics)
+        if points:
+            self.recorded = max(points.items())
         if result.first_step == self._first_step + 1:  # note when the start of the run was over
             self._context.journal.event("first_step", step=result.first_step)
         if not self._config.is_chief:

@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.hook import PassContext
+from runner.hooks.keras_callbacks import check_no_callbacks
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
 from runner.model_log import logging_to
@@ -34,6 +35,7 @@ class EvaluationHooks:
         writers: EventWriters,
         count: Callable[[int], None],
     ) -> None:
+        check_no_callbacks(hooks)
         _, native, v1_hooks = split_hooks(hooks)
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
         self._hooks, self._run, self._count = native, run, count

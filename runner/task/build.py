@@ -15,6 +15,7 @@ from runner.checkpoint.retention import Keep
 from runner.checkpoint.vocabulary import Vocabulary
 from runner.config import user_code
 from runner.config.metric_names import evaluation_of, mode_of
+from runner.config.mistakes import NotAllowed
 from runner.config.schema import (
     CLUSTER_STRATEGIES,
     EVALUATING_COMMANDS,
@@ -285,7 +286,7 @@ def _build_hooks(config: Config, functions: Mapping[str, Any]) -> Iterator[Any]:
             with user_code_called():
                 hook = functions[key](**settings.params)
             split_hooks([hook])
-        except TypeError as error:
+        except (TypeError, NotAllowed) as error:
             error.add_note(f"{key}={settings.fn}, called with params {settings.params}")
             raise
         yield hook

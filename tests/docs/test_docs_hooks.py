@@ -16,10 +16,11 @@ from tests.support.journal import events_in, metrics_of_steps
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "how_to" / "hooks.md").read_text()
 REFERENCE = (DOCS / "reference" / "hooks.md").read_text()
+NATIVE = "model.fn=tests.support.line.native_line"
 
 
 def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     (command,) = re.findall(r"```\n(python -m runner .*?)```", TEXT, re.DOTALL)
     (tmp_path / "my_hooks.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -36,7 +37,7 @@ def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_the_hook_of_the_page_logs_is_recorded_at_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    _, code, _ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "my_logs.py").write_text(code.replace("steps=50", "steps=3"))
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -48,6 +49,20 @@ def test_what_the_hook_of_the_page_logs_is_recorded_at_its_step(
     assert [(one["name"], one["step"]) for one in events_in(tmp_path / "run", "image")] == [
         ("train/losses", 3), ("train/losses", 6),
     ]  # fmt: skip
+
+
+def test_the_callback_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (command,) = re.findall(r"```bash\n(python -m runner .*?)```", TEXT, re.DOTALL)
+    (tmp_path / "my_callbacks.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    hook, *epochs, _ = shlex.split(command.replace("\\\n", " "))[3:]
+    try:
+        assert run(tmp_path, hook, *epochs, "input.train.fn=tests.support.jobs.once", NATIVE) == 0
+    finally:
+        sys.modules.pop("my_callbacks", None)
+    assert [line.split()[0] for line in (tmp_path / "epochs.txt").read_text().splitlines()] == ["0", "1"]
 
 
 def test_the_table_of_methods_is_that_of_the_class() -> None:
