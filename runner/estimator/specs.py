@@ -21,7 +21,7 @@ class TrainSpec:
     Attributes:
       input_fn: a function or an `Input`.
       max_steps: train until this global step; None: until the input ends.
-      hooks: native and session hooks.
+      hooks: native and session hooks, and callbacks of Keras that read.
       saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
       early_stopping: the rule by which `train_and_evaluate` ends training early.
       max_epochs: train for this many passes over the input, or until `max_steps` if that comes first; None: no limit.

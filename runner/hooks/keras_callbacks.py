@@ -6,6 +6,7 @@ it and other workers would not do it. Neither keras nor tf_keras is imported: wh
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import math
@@ -148,12 +149,12 @@ class ReadOnlyValue(np.ndarray):
 
     @classmethod
     def of(cls, value: Any, name: str, calls: Calls) -> ReadOnlyValue:
-        copy = np.array(value).view(cls)
-        copy.flags.writeable = False
-        copy.name = name.rpartition("/")[2]
-        copy.path = name
-        copy._calls = calls
-        return copy
+        copied = np.array(value).view(cls)
+        copied.flags.writeable = False
+        copied.name = name.rpartition("/")[2]
+        copied.path = name
+        copied._calls = calls
+        return copied
 
     def numpy(self) -> np.ndarray:
         return np.array(self)
@@ -516,18 +517,18 @@ class KerasCallbacks(Hook):
         self._call("on_epoch_end", self._epochs.before + self._number, self._last_logs)
 
     def _logs(self) -> dict[str, float]:
-        """Return the mean loss of the epoch so far, and the metrics of training that were recorded in it last."""
+        """Return the mean loss of the epoch so far, and the metrics of training that are recorded at this step."""
         logs = self._loss.logs()
         step, values = self._run.recorded
-        if step > self._began_at:
+        if step == self._run.global_step:  # those of an earlier step are not the epoch's
             for name, value in values.items():
                 logs.setdefault(name.removeprefix("train/"), value)
         return logs
 
     def _call(self, method: str, *arguments: Any) -> None:
         for callback in self._callbacks:
-            copies = [dict(one) if isinstance(one, dict) else one for one in arguments]
-            self._calls.call(callback, method, *copies)
+            # A callback may add to its logs.
+            self._calls.call(callback, method, *copy.deepcopy(arguments))
 
     def _say(self) -> None:
         """Say what of the callbacks costs time, and where an epoch is not a pass."""
