@@ -19,6 +19,7 @@ from runner.config import schema
 from runner.config.error_messages import unknown_key, wrong_type
 from runner.config.mistakes import ConfigError, Conflict, Malformed, NotSet, UnknownKey, WrongType
 from runner.config.schema import Config, HookConfig, InputBlock, RunSettings, VocabularyConfig, WarmStartConfig
+from runner.config.settings.keras_callbacks import check_class
 from runner.config.settings.limits import check_limits, limits_of
 from runner.config.step_range import parse_step_range
 from runner.config.validation import check, check_metric_names
@@ -179,6 +180,7 @@ def _hooks(key: str, blocks: Sequence[Any]) -> list[HookConfig]:
         if not isinstance(block, Mapping) or not block.get("fn"):
             shown = masked_override(f"{key}[{place}]={block!r}")
             raise Malformed(f"{shown} is not a hook. Write {key}=[{{fn: package.module.Class, params: {{}}}}]")
+        check_class(f"{key}[{place}].fn={block['fn']}", str(block["fn"]))
     return [_merge(HookConfig, block, f"{key}[{place}]") for place, block in enumerate(blocks)]
 
 

@@ -160,7 +160,7 @@ class Estimator:
 
         Args:
           input_fn: an input function or an `Input`: (features, labels) batches, tensors `[batch, ...]`.
-          hooks: native `Hook`s and `tf.compat.v1.train.SessionRunHook`s.
+          hooks: native `Hook`s, `tf.compat.v1.train.SessionRunHook`s and `keras.callbacks.Callback`s that read.
           steps: number of further steps; None: until the input ends.
           max_steps: train until this global step; nothing happens if it has been reached.
           saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.

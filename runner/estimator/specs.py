@@ -9,6 +9,7 @@ from typing import Any
 from runner.config.settings.metric_rules import EarlyStopping, ReduceLROnPlateau
 from runner.data.inputs import Input
 from runner.export.exporters import Exporter, checked_exporters
+from runner.hooks.keras_callbacks import check_no_callbacks
 
 InputFn = Callable[..., Any] | Input
 
@@ -20,7 +21,7 @@ class TrainSpec:
     Attributes:
       input_fn: a function or an `Input`.
       max_steps: train until this global step; None: until the input ends.
-      hooks: native and session hooks.
+      hooks: native and session hooks, and callbacks of Keras that read.
       saving_listeners: `tf.compat.v1.train.CheckpointSaverListener`s.
       early_stopping: the rule by which `train_and_evaluate` ends training early.
       max_epochs: train for this many passes over the input, or until `max_steps` if that comes first; None: no limit.
@@ -82,6 +83,7 @@ class EvalSpec:
         object.__setattr__(self, "exporters", checked_exporters("EvalSpec", self.exporters))
         check_positive("EvalSpec({})", steps=self.steps)
         _check_input_fn("EvalSpec", self.input_fn)
+        check_no_callbacks(self.hooks)
         for key in ("start_delay_secs", "throttle_secs"):
             if getattr(self, key) < 0:
                 raise ValueError(f"EvalSpec({key}={getattr(self, key)}): must not be negative.")

@@ -377,7 +377,9 @@ class RunEvaluations(Evaluations):
             self._exports.note_begin()
         try:
             for spec in specs:
+                run.before_evaluation()
                 self._evaluate(spec, run.global_step)
+                run.evaluated(spec.key, self.metrics[spec.key])
                 # The chief tells the other workers at the end of the loop.
                 if spec.key == self._history.rule.evaluation and self._collectives.is_chief:
                     self._stop_early(self._history.reason(run.global_step), run.global_step, run)

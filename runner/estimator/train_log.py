@@ -37,6 +37,7 @@ class TrainLog:
 
     Attributes:
       of_hooks: the log of what hooks report.
+      recorded: (step, metrics) of the last point that had metrics.
     """
 
     def __init__(self, context: EstimatorContext, setup: TrainSetup, summary_writer: Any) -> None:
@@ -53,6 +54,7 @@ class TrainLog:
         self._scalars = setup.program.scalars
         self._summary_keys: Sequence[str] = []
         self._has_said_too_large = False
+        self.recorded: tuple[int, Mapping[str, float]] = (0, {})
         self._speed: dict[str, float] = {}  # the speed of the last loop that measured it
         taken = {*RESERVED, *setup.program.reported_names, *setup.program.summaries.names}
         writer = functools.partial(tensorboard.EventWriter, summary_writer)
@@ -151,6 +153,9 @@ class TrainLog:
         steps = np.linspace(result.first_step, result.last_step, result.num_steps).round().astype(int)
         # Before workers other than the chief return: it sums over all of them.
         points = self._points_at(steps, result, taken)
+        if points:
+            last = max(points)
+            self.recorded = last, dict(points[last])
         if result.first_step == self._first_step + 1:  # note when the start of the run was over
             self._context.journal.event("first_step", step=result.first_step)
         if not self._config.is_chief:
@@ -161,6 +166,9 @@ class TrainLog:
                 "train/examples_per_sec": result.examples / result.secs,
             }
         speed = self._speed if logs_speed else {}
+        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if points else {}
+        for values in points.values():
+            values.update(rates)
         self._note_points(points, speed)
         self._write_events(steps, result, points, speed)
         steps_per_sec, examples_per_sec = self._speed.values()
@@ -226,10 +234,9 @@ class TrainLog:
         places, sums = self._window.cut(steps, of_steps, has_first_point=has_first_point)
         at_points = self._over_workers(np.where(self._is_at_step, rows[places], sums))
         totals, weights = np.split(at_points, 2, axis=1)
-        rates = {f"train/{name}": rate for name, rate in self._program.rates().items()} if places else {}
         points: dict[int, dict[str, float]] = {}
         for step, *of_point in zip(steps[places].tolist(), totals.tolist(), weights.tolist(), strict=True):
-            points[step] = {**self._means(*of_point), **rates}
+            points[step] = self._means(*of_point)
         last = int(steps[-1])
         if last in points and self._program.kept_metrics:
             kept = {name: tensorboard.plain(value) for name, value in self._program.kept_metrics.values().items()}

@@ -19,6 +19,7 @@ from runner.estimator.train_setup import TrainSetup
 from runner.estimator.train_steps import TrainSteps
 from runner.hooks.fetches import ExampleHooks
 from runner.hooks.hook import WhenDue
+from runner.hooks.keras_callbacks import KerasCallbacks
 from runner.model_fn import ModeKeys
 from runner.programs.ema import AVERAGES
 from runner.programs.train_scalars import WINDOW
@@ -71,6 +72,7 @@ class TrainingRun:
         self._target = target
         self._after_save = after_save
         self._facts = facts
+        self._callbacks = [hook for hook in setup.hooks if isinstance(hook, KerasCallbacks)]
         self._nan = NanPolicy(context, setup, checkpoints)
         self._steps = TrainSteps(context, setup, log, self._nan, self.request_stop)
         self._next = Boundary(0, False, None, False)
@@ -128,6 +130,21 @@ class TrainingRun:
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         self._setup.model.assign({self._setup.program.rate_variable: rate})
+
+    @property
+    def recorded(self) -> tuple[int, Mapping[str, float]]:
+        """The metrics of training that were recorded last: (global step, `train/<name>` -> value)."""
+        return self._log.recorded
+
+    def before_evaluation(self) -> None:
+        """Tell callbacks of Keras that an evaluation begins."""
+        for callbacks in self._callbacks:
+            callbacks.before_evaluation()
+
+    def evaluated(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Tell callbacks of Keras the metrics of the evaluation `name`."""
+        for callbacks in self._callbacks:
+            callbacks.evaluated(self.global_step, name, metrics)
 
     def log(self, values: Mapping[str, Any], *, on_progress: bool = False) -> None:
         self._log.of_hooks.write(self.global_step, values, on_progress=on_progress)
@@ -318,6 +335,8 @@ class TrainingRun:
         extra["rollbacks"] = self._nan.rollbacks
         extra[WINDOW] = self._log.state()
         extra.update(self._facts())
+        for callbacks in self._callbacks:
+            extra.update(callbacks.facts())
         if self._setup.model.store.adapted:
             extra[ADAPTED] = self._setup.model.store.adapted
         if self._setup.program.averages and step:  # those of Keras are 0 before the first step

@@ -12,11 +12,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from runner.checkpoint.reader import Reader
 from runner.data.train_input import TrainInput
 from runner.estimator.context import EstimatorContext, Models
 from runner.estimator.specs import InputFn
 from runner.hooks.builtin_hooks import TrainingOverrides, split_hooks
+from runner.hooks.keras_callbacks import KerasCallbacks
 from runner.hooks.scaffold import ModelScaffold
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
@@ -24,6 +28,7 @@ from runner.model_fn import ModeKeys
 from runner.programs.model import Model
 from runner.programs.train import TrainProgram
 from runner.run_config import RunConfig
+from runner.tf_private.optimizers import schedule_of
 from runner.tracking import tensorboard
 
 _log = logging.getLogger(__name__)
@@ -54,6 +59,37 @@ class TrainSetup:
     def target(self, steps: int | None = None, max_steps: int | None = None) -> float:
         """Return the global step at which training ends; infinite if only the input ends it."""
         return self.overrides.target(self.model.store.global_step, steps, max_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadableByCallbacks:
+    """What callbacks of Keras can read of a model in training (`keras_callbacks.ReadableModel`)."""
+
+    model: Model
+    program: TrainProgram
+
+    @property
+    def weights(self) -> Mapping[str, bool] | None:
+        return self.program.weights
+
+    def value(self, name: str) -> np.ndarray:
+        value = self.model.values()[name]
+        is_partitioned = isinstance(value, tuple)
+        return np.concatenate(value) if is_partitioned else np.asarray(value)
+
+    @property
+    def learning_rate(self) -> float:
+        schedule = schedule_of(self.program.spec.optimizer)
+        if schedule is not None:
+            return float(schedule(tf.constant(self.global_step, tf.int64)))
+        known = self.program.rates()  # those in a variable, and the constants of a train_op
+        if "learning_rate" in known:
+            return known["learning_rate"]
+        return float(self.model.store[self.program.rate_variable].numpy())
+
+    @property
+    def global_step(self) -> int:
+        return self.model.store.global_step
 
 
 class TrainSetupBuilder:
@@ -138,6 +174,10 @@ class TrainSetupBuilder:
         # After `_open_input`, which compares with that of the call before.
         self._last_function = pipeline.function
         config = overrides.config(context.config)
+        for hook in native:
+            if isinstance(hook, KerasCallbacks):
+                readable = ReadableByCallbacks(model, program)
+                hook.bind(readable, train_input, resumed, is_chief=context.is_chief)
         return TrainSetup(model, program, train_input, latest, resumed, config, native, session_hooks, overrides)
 
     def _open_input(

@@ -11,13 +11,18 @@ from typing import Any
 import tensorflow as tf
 
 from runner.hooks.hook import Hook
+from runner.hooks.keras_callbacks import KerasCallbacks, check_callback, is_callback
 from runner.run_config import RunConfig
 from runner.tf_private import v1 as v1_bridge
 
 v1 = tf.compat.v1
 
 _KINDS: Mapping[str, tuple[tuple[type, ...], str, str]] = {
-    "hook": ((Hook, v1.train.SessionRunHook), "after_step", "a runner.Hook or a tf.compat.v1.train.SessionRunHook"),
+    "hook": (
+        (Hook, v1.train.SessionRunHook),
+        "after_step",
+        "a runner.Hook, a tf.compat.v1.train.SessionRunHook or, in training, a keras.callbacks.Callback",
+    ),
     "listener": ((v1.train.CheckpointSaverListener,), "after_save", "a tf.compat.v1.train.CheckpointSaverListener"),
 }
 
@@ -77,11 +82,19 @@ class TrainingOverrides:
 def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], list[Any]]:
     """Split hooks into (settings that the runner applies itself, native hooks, session hooks).
 
+    Callbacks of Keras become one native hook, the last.
+
     Raises:
       TypeError: an object is not a hook.
+      NotAllowed: a callback changes training.
     """
     overrides, native, session = TrainingOverrides(), list[Any](), list[Any]()
+    callbacks: list[Any] = []
     for hook in checked("hook", hooks):
+        if is_callback(hook):
+            check_callback(hook)
+            callbacks.append(hook)
+            continue
         taken = v1_bridge.settings_of_hook(hook)
         if taken is not None:
             overrides = overrides.and_those_of(taken)
@@ -89,6 +102,8 @@ def split_hooks(hooks: Sequence[Any]) -> tuple[TrainingOverrides, list[Any], lis
             # A hook that is both is one of TensorFlow's sessions only outside of a run.
             is_session = isinstance(hook, v1.train.SessionRunHook) and not isinstance(hook, Hook)
             (session if is_session else native).append(hook)
+    if callbacks:
+        native.append(KerasCallbacks(callbacks))
     return overrides, native, session
 
 
@@ -105,6 +120,7 @@ def checked(what: str, given: Sequence[Any] | None) -> list[Any]:
     found, (kinds, method, expected) = list(given or ()), _KINDS[what]
     for one in found:
         # Statically, because a mock of anything has every method.
-        if not isinstance(one, kinds) and inspect.getattr_static(one, method, None) is None:
+        is_known = isinstance(one, kinds) or (what == "hook" and is_callback(one))
+        if not is_known and inspect.getattr_static(one, method, None) is None:
             raise TypeError(f"{one!r} is not a {what}: expected {expected}.")
     return found

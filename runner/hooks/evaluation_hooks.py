@@ -11,6 +11,7 @@ from runner.distribute.collectives import Collectives
 from runner.hooks.builtin_hooks import split_hooks
 from runner.hooks.fetches import ExampleHooks
 from runner.hooks.hook import PassContext
+from runner.hooks.keras_callbacks import check_no_callbacks
 from runner.hooks.session_hooks import SessionHooks
 from runner.hooks.trace_session import TraceSession
 from runner.model_log import logging_to
@@ -41,6 +42,7 @@ class EvaluationHooks:
         count: Callable[[int], None],
         workers: Collectives | None = None,
     ) -> None:
+        check_no_callbacks(hooks)
         _, native, v1_hooks = split_hooks(hooks)
         self._examples = None if workers is None else ExampleHooks(native, workers)
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)

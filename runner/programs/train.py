@@ -28,6 +28,7 @@ from runner.programs.optimizer_step import Update, advance, apply_update, gradie
 from runner.programs.program import ModelToTrace, Program, TracedReplica, replica_inputs, split_fetches, step_inputs
 from runner.programs.train_loop import Loop, Outputs, SplitLoop, Step
 from runner.programs.train_scalars import Fetched, ReplicaScalars, StepScalars, StepSummaries, replica_scalars
+from runner.tf_private.optimizers import variables_of
 from runner.tf_private.summaries import Collector, SummaryImage, SummaryScalar, collecting, summaries_noted
 from runner.tracing import xla
 from runner.tracing.graph_operations import needed, operations
@@ -342,6 +343,25 @@ class TrainProgram(Program):
             return {}
         names = self._store.names_in_checkpoint()
         return {names[weight]: names[average] for weight, average in update.averages.items()}
+
+    @property
+    def weights(self) -> Mapping[str, bool] | None:
+        """Name -> whether it is trained, of the model's variables that are not the optimizer's, in the order in which
+        model_fn made them; None with a train_op, whose optimizer the runner does not know.
+        """
+        if self.spec.optimizer is None or isinstance(self.spec.optimizer, v1.train.Optimizer):
+            return None
+        of_optimizer = {id(variable) for variable in variables_of(self.spec.optimizer)}
+        whole_of = self._store.names_in_checkpoint()
+        trained = {whole_of[name] for name in self.trace.requested.trainable}
+        found: dict[str, bool] = {}
+        for name, (variable, owner) in self.trace.requested.requests.items():
+            is_of_optimizer = id(variable) in of_optimizer or id(owner) in of_optimizer
+            whole = whole_of.get(name)  # None: a metric's, which is in no checkpoint
+            is_counter = whole == v1.GraphKeys.GLOBAL_STEP or self._store.specs[name].is_random_state
+            if whole is not None and not is_of_optimizer and not is_counter:
+                found[whole] = whole in trained
+        return found
 
     @property
     def rate_variable(self) -> str:

@@ -15,6 +15,7 @@ from runner.checkpoint.retention import Keep
 from runner.checkpoint.vocabulary import Vocabulary
 from runner.config import user_code
 from runner.config.metric_names import evaluation_of, mode_of
+from runner.config.mistakes import NotAllowed
 from runner.config.schema import (
     CLUSTER_STRATEGIES,
     EVALUATING_COMMANDS,
@@ -296,7 +297,7 @@ def _build_hooks(of: str, hooks: Sequence[HookConfig], functions: Mapping[str, A
             with user_code_called():
                 hook = functions[key](**settings.params)
             split_hooks([hook])
-        except TypeError as error:
+        except (TypeError, NotAllowed) as error:
             error.add_note(f"{key}={settings.fn}, called with params {settings.params}")
             raise
         yield hook

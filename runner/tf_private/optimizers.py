@@ -91,6 +91,15 @@ def average_kept_by(optimizer: Any, variable: tf.Variable) -> Any:
     return None if place is None else optimizer._model_variables_moving_average[place]
 
 
+def variables_of(optimizer: Any) -> list[Any]:
+    """Return the variables of a Keras 3 or tf_keras optimizer: its counter, its learning rate, its slots.
+
+    A legacy optimizer of tf_keras has a method of this name; in tf_keras it is a list that can be called, too.
+    """
+    variables = optimizer.variables
+    return list(variables if isinstance(variables, Sequence) else variables())
+
+
 def renewed_in(optimizer: Any, scope: str) -> Any:
     """Return a v1 optimizer like `optimizer`, without state, which makes its variables other than slots in the name
     scope `scope`.

@@ -19,6 +19,7 @@ TEXT = (DOCS / "how_to" / "hooks.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = re.findall(r"```\n(python -m runner .*?)```", TEXT, re.DOTALL)
 REFERENCE = (DOCS / "reference" / "hooks.md").read_text()
+NATIVE = "model.fn=tests.support.line.native_line"
 
 
 def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +40,7 @@ def test_the_hook_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_the_hook_of_the_page_logs_is_recorded_at_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, code, _ = CODE
+    _, code, *_ = CODE
     (tmp_path / "my_logs.py").write_text(code.replace("steps=50", "steps=3"))
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -55,7 +56,7 @@ def test_what_the_hook_of_the_page_logs_is_recorded_at_its_step(
 
 @pytest.mark.processes
 def test_the_hook_of_the_page_that_fetches_counts_each_example(tmp_path: Path, command_line: CommandLine) -> None:
-    *_, code = CODE
+    code = CODE[2]
     command, _ = COMMANDS
     (tmp_path / "my_errors.py").write_text(code.replace("run.log({", 'run.log({"counted": self._examples, '))
     words = shlex.split(command)[3:]
@@ -66,6 +67,20 @@ def test_the_hook_of_the_page_that_fetches_counts_each_example(tmp_path: Path, c
         logged.update(values)
     assert logged["eval/counted"] == 360
     assert 0 < logged["eval/sure_and_wrong"] < 0.5
+
+
+def test_the_callback_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (command,) = re.findall(r"```bash\n(python -m runner .*?)```", TEXT, re.DOTALL)
+    (tmp_path / "my_callbacks.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    hook, *epochs, _ = shlex.split(command.replace("\\\n", " "))[3:]
+    try:
+        assert run(tmp_path, hook, *epochs, "input.train.fn=tests.support.jobs.once", NATIVE) == 0
+    finally:
+        sys.modules.pop("my_callbacks", None)
+    assert [line.split()[0] for line in (tmp_path / "epochs.txt").read_text().splitlines()] == ["0", "1"]
 
 
 def test_the_table_of_methods_is_that_of_the_class() -> None:

@@ -46,7 +46,7 @@ TWO = (
 THREE = ("uneven", "dense_at_times", "files", "read_on")
 SLOW_TWO = (
     "native", "classic", "own_resumed", "pairs_keras_model", "keras_weights", "by_replicas", "in_turn",
-    "reduced_on_a_plateau", "accumulated", "half_precision", "packed", "more_programs",
+    "reduced_on_a_plateau", "accumulated", "half_precision", "packed", "more_programs", "callbacks",
 )  # fmt: skip
 SLOW_THREE = ("native", "classic", "without_data", "own_resumed")
 """In gangs of their own, for `make test-slow`: much of it is what the cases of the others say, once more."""
@@ -240,6 +240,19 @@ def test_model_fn_sees_the_replicas_of_all_workers_whenever_it_is_called(slow_tw
     for found in slow_two.results("by_replicas"):
         assert float(found["w"]) == pytest.approx(2 * 0.1 * int(found["replicas"]), rel=1e-6)
         assert int(found["replicas"]) == 2
+
+
+@pytest.mark.slow
+def test_a_callback_of_keras_is_called_on_the_chief_alone(slow_two: Gang, tmp_path: Path) -> None:
+    """22 examples in batches of 8: the last one is smaller, and smaller still on the second worker."""
+    alone: list[float] = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: alone.append(logs["loss"]))
+    estimator = Estimator(STYLES["native"], tmp_path, RunConfig(tf_random_seed=5))
+    estimator.train(eval_input(8), hooks=[callback], max_epochs=2)
+    chief, worker = slow_two.results("callbacks")
+    assert chief["losses"].tolist() == pytest.approx(alone, rel=1e-6)
+    assert chief["batches"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert worker["losses"].tolist() == worker["batches"].tolist() == []
 
 
 def test_workers_for_whom_no_seed_was_given_draw_the_same(two: Gang) -> None:

@@ -117,6 +117,20 @@ def classic(folder: Path) -> dict[str, Any]:
 
 
 @case
+def callbacks(folder: Path) -> dict[str, Any]:
+    """What a callback of Keras is told on this worker."""
+    losses: list[float] = []
+    batches: list[int] = []
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: losses.append(logs["loss"]),
+        on_train_batch_end=lambda batch, logs: batches.append(batch),
+    )
+    estimator = Estimator(STYLES["native"], folder / "callbacks", config(tf_random_seed=5))
+    estimator.train(eval_input(8), hooks=[callback], max_epochs=2)
+    return {"losses": losses, "batches": batches}
+
+
+@case
 def summed(folder: Path) -> dict[str, Any]:
     """The same training with gradients that workers give each other whole, and with TensorFlow's sum over a ring."""
     found: dict[str, Any] = {}
