@@ -441,6 +441,7 @@ class SweepConfig:
     metric: str | None = None
     mode: str | None = ranking()
     parallel: int = count(1, minimum=1)
+    max_failed: int | None = count(None, minimum=1)
 
 
 @dataclass(frozen=True)

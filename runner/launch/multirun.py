@@ -21,7 +21,7 @@ from runner.config.schema import Config, ConfigError
 from runner.launch import supervisor
 from runner.launch.command import Command
 from runner.launch.stop_requests import Stoppable, StopRequests
-from runner.launch.sweep import Sweep
+from runner.launch.sweep import NOT_STARTED, Sweep
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import url_or_path
 from runner.system import console
@@ -118,7 +118,7 @@ class Multirun:
 
     def list_job(self, number: int, name: str, folder: Path) -> None:
         """Print that the sweep would run a job, and how it ended if it was run before."""
-        status = how_run_ended(folder).status or "not started"
+        status = how_run_ended(folder).status or NOT_STARTED
         print(f"{self._title(number, name)} ({status}, {url_or_path(folder)})", flush=True)
 
     def _title(self, number: int, name: str) -> str:
@@ -179,6 +179,10 @@ class Multirun:
         if how_run_ended(job.folder).status == "finished":
             say(f"{title} already finished, skipped")
             sweep.add(sweep.result_of(job.folder, job.name))
+            return
+        if sweep.has_failed_too_often:
+            say(f"{title} not started: sweep.max_failed={job.config.sweep.max_failed} jobs have failed")
+            sweep.add(sweep.not_started(job.folder, job.name))
             return
         say(title)
         shipping = None if command.is_copy else sweep.shipping

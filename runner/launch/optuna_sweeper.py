@@ -154,7 +154,8 @@ class OptunaSweeper(Sweeper):
         """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
         running: dict[Future[None], list[tuple[Trial, str]]] = {}
         while due or running:
-            if self._multirun.command.stops.came or self._multirun.command.error is not None:
+            is_stopped = self._multirun.command.stops.came or self._multirun.command.error is not None
+            if is_stopped or sweep.has_failed_too_often:
                 due = 0
             trials: list[Trial] = []
             while due and len(running) + len(trials) < parallel:

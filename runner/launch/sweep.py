@@ -47,6 +47,7 @@ WRITE_AFTER_SECS_PER_BYTE = 5e-6
 Writing takes 3.3e-8 s a byte (measured), so it takes less than a percent of the sweep's time, however many jobs there
 are. With 100 jobs it is rewritten after each job that takes longer than 0.3 s.
 """
+NOT_STARTED = "not started"
 DESCRIPTION_BEGINS = "Jobs, best first by"
 MAX_DESCRIBED = 30
 """Largest number of jobs in the description of the sweep's MLflow run."""
@@ -58,7 +59,8 @@ class JobResult:
 
     Attributes:
       name: the values that vary: `learning_rate=0.1, strategy=mirrored`.
-      status: finished, failed, interrupted, or pruned (stopped because it was unlikely to become the best).
+      status: finished, failed, interrupted, pruned (stopped because it was unlikely to become the best) or not started
+        (too many others had failed).
       value: the job's value of the sweep's metric; None: the job has no value, or it is not finite.
       metrics, global_step, error, unread_params: as in the job's summary.json.
     """
@@ -137,6 +139,18 @@ class Sweep:
         """Return the result of the job in the folder of this name; None if it has none yet."""
         return next((job for job in self.results if job.folder == folder), None)
 
+    @property
+    def has_failed_too_often(self) -> bool:
+        """Report whether `sweep.max_failed` jobs of this start have failed, so that no further one is started."""
+        limit = self._settings.max_failed
+        return limit is not None and sum(job.status == "failed" for job in self.results) >= limit
+
+    def not_started(self, folder: Path, name: str) -> JobResult:
+        """Return the result of a job that this start leaves out; arguments as of `result_of`."""
+        if how_run_ended(folder).status is not None:  # of an earlier start
+            return self.result_of(folder, name)
+        return JobResult(name, folder.name, NOT_STARTED)
+
     def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
         """Return the result of a job from its summary.
 
@@ -189,7 +203,7 @@ class Sweep:
             # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
         self._print(ranked)
-        if interrupted:
+        if interrupted or self.has_failed_too_often:
             remaining = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
             what = f"{remaining} of {total} jobs are left. " if remaining > 0 else ""
             print(f"{what}Run the same command again to resume this sweep.", flush=True)

@@ -128,6 +128,17 @@ def test_suggestions_follow_from_what_came_before_and_the_same_command_goes_on(
 
 
 @pytest.mark.slow
+def test_a_study_asks_for_no_further_trial_after_max_failed(study: Study) -> None:
+    result = study("sys.exit(1)", RATE, "sweep.max_failed=2", "hydra.sweeper.n_trials=6")
+    assert (result.code, [job["status"] for job in result.jobs]) == (1, ["failed", "failed"])
+    again = study("finish()", RATE, "sweep.max_failed=2", "hydra.sweeper.n_trials=6")
+    assert (again.directory, again.code) == (result.directory, 0)
+    assert [job["status"] for job in again.jobs] == ["finished"] * 6
+    tried = {job["name"] for job in again.jobs}
+    assert {job["name"] for job in result.jobs} <= tried, "those that failed have run again"
+
+
+@pytest.mark.slow
 def test_the_metrics_name_says_the_direction(study: Study) -> None:
     result = study("finish()", RATE, "sweep.metric=eval/accuracy", "hydra.sweeper.n_trials=2")
     assert result.jobs[0]["value"] > result.jobs[1]["value"]

@@ -191,6 +191,32 @@ def test_a_job_whose_config_is_wrong_does_not_end_the_sweep(sweep: Callable[...,
     messages.same("stdout", line_of(result.out, "max_steps=0: "))
 
 
+def test_after_max_failed_jobs_none_is_started_and_the_next_start_runs_what_is_left(
+    sweep: Callable[..., Outcome], tmp_path: Path, messages: Messages
+) -> None:
+    code = "finish() if rate in (0.1, 0.5) or (model_dir.parents[2] / 'mended').exists() else sys.exit(1)"
+    rates = "model.params.learning_rate=0.1,0.2,0.3,0.4,0.5"
+    first = sweep(code, rates, "sweep.max_failed=2")
+    assert first.code == 1
+    assert {job["name"].partition("=")[2]: job["status"] for job in first.jobs} == {
+        "0.1": "finished",
+        "0.2": "failed",
+        "0.3": "failed",
+        "0.4": "not started",
+        "0.5": "not started",
+    }
+    folders = [first.directory / job["folder"] for job in first.jobs if job["status"] == "not started"]
+    assert not any((folder / "run.json").exists() for folder in folders)
+    messages.same("left", line_of(first.out, "jobs are left"))
+    (tmp_path / "outputs" / "mended").touch()
+    second = sweep(code, rates, "sweep.max_failed=1")
+    assert (second.directory, second.code) == (first.directory, 0), "another limit is the same sweep"
+    assert [job["status"] for job in second.jobs] == ["finished"] * 5
+    assert second.generations() == {
+        f"learning_rate={rate}": 2 if rate in (0.2, 0.3) else 1 for rate in (0.1, 0.2, 0.3, 0.4, 0.5)
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_mlflow_has_a_parent_with_named_children_and_each_its_status(
