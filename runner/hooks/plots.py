@@ -28,10 +28,12 @@ class Drawing(Hook):
 
     Args:
       steps: in training, draw every so many steps; None: at its end. An evaluation ignores it.
+      prefix: the beginning of the names of the pictures, for two hooks of one class.
     """
 
-    def __init__(self, steps: int | None = None) -> None:
+    def __init__(self, steps: int | None = None, prefix: str = "") -> None:
         self.every = Every(steps=steps)
+        self._prefix = prefix
         self._said: set[str] = set()
         self._clear()
 
@@ -46,7 +48,8 @@ class Drawing(Hook):
         self._draw(run)
 
     def _draw(self, run: Run) -> None:
-        figures = self._figures()
+        figures = {f"{self._prefix}{name}": figure for name, figure in self._figures().items()}
+        # Before the call, so that a picture holds no example twice even if it cannot be logged.
         self._clear()
         if figures:
             run.log(figures)
@@ -76,7 +79,7 @@ class ConfusionMatrix(Drawing):
       labels, predictions: their names, as in `Hook.fetches`.
       names: of the classes, in the order of their numbers. None: the numbers themselves.
       title: what a class is, beside the axis of the labels.
-      steps: as in Drawing.
+      steps, prefix: as in Drawing.
     """
 
     def __init__(
@@ -86,11 +89,12 @@ class ConfusionMatrix(Drawing):
         names: Sequence[str] | None = None,
         title: str = "label",
         steps: int | None = None,
+        prefix: str = "",
     ) -> None:
         self.fetches = (labels, predictions)
         self._names = [str(name) for name in names or ()]
         self._title = title
-        super().__init__(steps)
+        super().__init__(steps, prefix)
 
     def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
         of_labels, of_predictions = self.fetches
@@ -181,7 +185,7 @@ class ScorePlots(Drawing):
       labels, scores: their names, as in `Hook.fetches`. Labels are `[batch]` or `[batch, 1]`, or one-hot `[batch, 2]`.
       positive: the label of the positive class, a number or a string.
       bins: number of bins of the calibration and the histogram.
-      steps: as in Drawing.
+      steps, prefix: as in Drawing.
     """
 
     def __init__(
@@ -191,11 +195,12 @@ class ScorePlots(Drawing):
         positive: float | str = 1,
         bins: int = 10,
         steps: int | None = None,
+        prefix: str = "",
     ) -> None:
         self.fetches = (labels, scores)
         self._positive = positive.encode() if isinstance(positive, str) else positive
         self._bins = bins
-        super().__init__(steps)
+        super().__init__(steps, prefix)
 
     def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
         of_labels, of_scores = self.fetches
