@@ -72,6 +72,8 @@ class PredictedAgainstTrue(runner.Hook):
     def end(self, run: Any) -> None:
         from matplotlib.figure import Figure
 
+        if not self._batches:  # on a worker other than the chief
+            return
         labels, predicted = np.concatenate(self._batches, axis=1)
         figure = Figure(figsize=(5, 5), layout="constrained")
         axes = figure.subplots()

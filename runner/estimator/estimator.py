@@ -35,7 +35,7 @@ from runner.export import saved_model
 from runner.export.receivers import ServingInputReceiver, SupervisedInputReceiver
 from runner.hooks.builtin_hooks import checked
 from runner.hooks.evaluation_hooks import EvaluationHooks
-from runner.hooks.fetches import fetches_of
+from runner.hooks.fetches import NO_EXAMPLE_HOOKS, ExampleHooks, fetches_of
 from runner.hooks.hook import Hook, PassContext
 from runner.hooks.model_summary import ModelSummary
 from runner.hooks.profiler import Profiling
@@ -344,8 +344,8 @@ class Estimator:
         setup.program.check_fetches(given)
         with self._restored(setup.model, setup.program, path):
             step, label = setup.model.store.global_step, evaluation_prefix(name)
-            workers = setup.model.collectives
-            eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label, workers)
+            fetching = ExampleHooks(given, setup.model.collectives)
+            eval_hooks = self._begun_hooks(given, setup.model, setup.program, path, label, fetching)
             metrics, examples = evaluation.results(setup, eval_hooks, f"evaluate({name or ''})")
             # Before the report, because TensorBoard reads only the newer of two event files in a folder.
             eval_hooks.end()
@@ -527,10 +527,10 @@ class Estimator:
         program: Any,
         path: str,
         what: str,
-        workers: Collectives | None = None,
+        examples: ExampleHooks = NO_EXAMPLE_HOOKS,
     ) -> EvaluationHooks:
         """Return the hooks of an evaluation or prediction of the checkpoint `path`, which the model has; `begin` of
-        session hooks has been called. `workers` as in EvaluationHooks.
+        session hooks has been called. `examples` as in EvaluationHooks.
         """
         step = model.store.global_step
         session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
@@ -542,7 +542,7 @@ class Estimator:
         count = functools.partial(self._context.progress.count, what)
         run = PassContext(self.model_dir, step, log=log)
         session.begin(run)
-        begun = EvaluationHooks(hooks, session, run, writers, count, workers)
+        begun = EvaluationHooks(hooks, session, run, writers, count, examples)
         with model.extended(program, path):
             begun.session.begin()
         return begun

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.distribute.collectives import Collectives
 from runner.hooks.builtin_hooks import split_hooks
-from runner.hooks.fetches import ExampleHooks
+from runner.hooks.fetches import NO_EXAMPLE_HOOKS, ExampleHooks
 from runner.hooks.hook import PassContext
 from runner.hooks.keras_callbacks import check_no_callbacks
 from runner.hooks.session_hooks import SessionHooks
@@ -29,8 +28,7 @@ class EvaluationHooks:
       run: the evaluation or prediction, as hooks see it.
       writers: as in SessionHooks.
       count: called with the number of examples seen so far, before each call of the hooks.
-      workers: those that evaluate together, and make this object together. None: a prediction, whose examples hooks do
-        not fetch.
+      examples: those of the hooks that fetch values of examples; of a prediction, none do.
     """
 
     def __init__(
@@ -40,18 +38,18 @@ class EvaluationHooks:
         run: PassContext,
         writers: EventWriters,
         count: Callable[[int], None],
-        workers: Collectives | None = None,
+        examples: ExampleHooks = NO_EXAMPLE_HOOKS,
     ) -> None:
         check_no_callbacks(hooks)
         _, native, v1_hooks = split_hooks(hooks)
-        self._examples = None if workers is None else ExampleHooks(native, workers)
+        self._examples = examples
         self.session = SessionHooks(v1_hooks, session, writers, in_loops=False)
         self._hooks, self._run, self._count = native, run, count
 
     @property
     def names(self) -> Sequence[str]:
         """What native hooks fetch of each example, the same on all workers."""
-        return () if self._examples is None else self._examples.names
+        return self._examples.names
 
     @property
     def see_each_batch(self) -> bool:
@@ -82,8 +80,7 @@ class EvaluationHooks:
         Raises:
           Interrupted: a hook ended the evaluation early.
         """
-        if self._examples is not None:
-            self._examples.call(self._run, values)
+        self._examples.call(self._run, values)
 
     def end(self) -> None:
         self.session.end()

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.distribute.collectives import Collectives
+from runner.distribute.collectives import SINGLE_PROCESS, Collectives
 from runner.model_log import logging_to
 from runner.system.suggestions import did_you_mean
 
+_DENSE = {tf.SparseTensor: "tf.sparse.to_dense(x)", tf.RaggedTensor: "x.to_tensor()"}
 _ROWS = "Hooks fetch tensors with a row for each example, [batch, ...]."
 
 
@@ -89,12 +90,12 @@ def check(written: str, name: str, there: Mapping[str, Any], mode: str) -> None:
             why = f"model_fn returns no predictions in {mode.upper()}."
         raise ValueError(f"{written}, but {why}{did_you_mean(name, there)} There are: {', '.join(there)}.")
     value = there[name]
-    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        dense = "tf.sparse.to_dense(x)" if isinstance(value, tf.SparseTensor) else "x.to_tensor()"
-        raise ValueError(
-            f"{written}, a {type(value).__name__}, and hooks get dense arrays. Return {dense} from model_fn as one "
-            "of its predictions."
-        )
+    for kind, dense in _DENSE.items():
+        if isinstance(value, kind):
+            raise ValueError(
+                f"{written}, a {kind.__name__}, and hooks get dense arrays. Return {dense} from model_fn as one of its "
+                "predictions."
+            )
     if not isinstance(value, tf.Tensor):
         raise ValueError(f"{written}, which is a {type(value).__name__} and no tensor.")
     if value.shape.rank == 0:
@@ -128,8 +129,15 @@ def joined(names: Sequence[str], counts: Sequence[int], values: Sequence[np.ndar
                 )
             parts.append(value)
         if parts:
-            found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            found[name] = _concatenated(parts)
     return found
+
+
+def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the rows of all `parts`, without a copy if there is only one."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts)
 
 
 class ExampleHooks:
@@ -166,11 +174,13 @@ class ExampleHooks:
         with_rows = [rows for rows in of_workers if rows]
         if not self._collectives.is_chief or not with_rows:
             return
-        together = with_rows[0]
-        if len(with_rows) > 1:
-            for name in self.names:
-                together[name] = np.concatenate([rows[name] for rows in with_rows])
+        together = {}
+        for name in self.names:
+            together[name] = _concatenated([rows[name] for rows in with_rows])
         for hook in self._hooks:
             values_of_hook = {name: together[name] for name in fetches_of(hook)}
             with logging_to(run):
                 hook.after_examples(run, values_of_hook)
+
+
+NO_EXAMPLE_HOOKS = ExampleHooks((), SINGLE_PROCESS)

@@ -135,8 +135,8 @@ class Hook:
         """Called after a loop if the cadence is due; `result.losses` is `[steps]`."""
 
     def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
-        """Called on the chief with the values that `fetches` names: after each batch of an evaluation, and after each
-        training step that is a multiple of `train.log_steps`; not in predictions.
+        """Called with the values that `fetches` names: after each batch of an evaluation, and after each training step
+        that is a multiple of `train.log_steps`; not in predictions. Of several workers, only the chief calls it.
 
         The rows are the examples of all replicas and workers, in the order of the input and each once: in an evaluation
         those of one batch of each replica, in training those of the global batch of step `run.global_step`.

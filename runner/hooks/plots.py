@@ -28,10 +28,12 @@ class Drawing(Hook):
 
     Args:
       steps: in training, draw every so many steps; None: at its end. An evaluation ignores it.
+      prefix: the beginning of the names of the pictures, for two hooks of one class.
     """
 
-    def __init__(self, steps: int | None = None) -> None:
+    def __init__(self, steps: int | None = None, prefix: str = "") -> None:
         self.every = Every(steps=steps)
+        self._prefix = prefix
         self._said: set[str] = set()
         self._clear()
 
@@ -46,7 +48,8 @@ class Drawing(Hook):
         self._draw(run)
 
     def _draw(self, run: Run) -> None:
-        figures = self._figures()
+        figures = {f"{self._prefix}{name}": figure for name, figure in self._figures().items()}
+        # Before the call, so that a picture holds no example twice even if it cannot be logged.
         self._clear()
         if figures:
             run.log(figures)
@@ -76,7 +79,7 @@ class ConfusionMatrix(Drawing):
       labels, predictions: their names, as in `Hook.fetches`.
       names: of the classes, in the order of their numbers. None: the numbers themselves.
       title: what a class is, beside the axis of the labels.
-      steps: as in Drawing.
+      steps, prefix: as in Drawing.
     """
 
     def __init__(
@@ -86,14 +89,17 @@ class ConfusionMatrix(Drawing):
         names: Sequence[str] | None = None,
         title: str = "label",
         steps: int | None = None,
+        prefix: str = "",
     ) -> None:
         self.fetches = (labels, predictions)
         self._names = [str(name) for name in names or ()]
         self._title = title
-        super().__init__(steps)
+        super().__init__(steps, prefix)
 
     def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
-        labels, predictions = [self._classes(name, values[name]) for name in self.fetches]
+        of_labels, of_predictions = self.fetches
+        labels = self._classes(of_labels, values[of_labels])
+        predictions = self._classes(of_predictions, values[of_predictions])
         for pair in zip(labels, predictions, strict=True):
             if None not in pair:
                 self._counts[pair] = self._counts.get(pair, 0) + 1
@@ -118,13 +124,15 @@ class ConfusionMatrix(Drawing):
             classes = numbers.argmax(axis=1)
         elif (classes != classes.round()).any():
             classes = classes > 0.5
-        texts: list[str | None] = []
-        for number, is_nan in zip(classes.astype(int).tolist(), has_nan.tolist(), strict=True):
-            texts.append(None if is_nan else self._name_of(number))
+        texts: list[str | None] = [self._name_of(number) for number in classes.astype(int).tolist()]
+        for place in np.flatnonzero(has_nan):
+            texts[place] = None
         return texts
 
     def _name_of(self, number: int) -> str:
-        return self._names[number] if 0 <= number < len(self._names) else str(number)
+        if 0 <= number < len(self._names):
+            return self._names[number]
+        return str(number)
 
     def _clear(self) -> None:
         self._counts: dict[Any, int] = {}
@@ -177,7 +185,7 @@ class ScorePlots(Drawing):
       labels, scores: their names, as in `Hook.fetches`. Labels are `[batch]` or `[batch, 1]`, or one-hot `[batch, 2]`.
       positive: the label of the positive class, a number or a string.
       bins: number of bins of the calibration and the histogram.
-      steps: as in Drawing.
+      steps, prefix: as in Drawing.
     """
 
     def __init__(
@@ -187,16 +195,21 @@ class ScorePlots(Drawing):
         positive: float | str = 1,
         bins: int = 10,
         steps: int | None = None,
+        prefix: str = "",
     ) -> None:
         self.fetches = (labels, scores)
         self._positive = positive.encode() if isinstance(positive, str) else positive
         self._bins = bins
-        super().__init__(steps)
+        super().__init__(steps, prefix)
 
     def after_examples(self, run: Run, values: Mapping[str, np.ndarray]) -> None:
-        labels, scores = [_of_positive(name, values[name]) for name in self.fetches]
-        is_one_hot = values[self.fetches[0]].ndim == 2 and values[self.fetches[0]].shape[1] == 2
-        self._labels.append(labels > 0.5 if is_one_hot else labels == self._positive)
+        of_labels, of_scores = self.fetches
+        labels = _of_positive(of_labels, values[of_labels])
+        is_positive = labels == self._positive
+        if values[of_labels].shape[1:] == (2,):  # one-hot
+            is_positive = labels > 0.5
+        scores = _of_positive(of_scores, values[of_scores])
+        self._labels.append(is_positive)
         self._scores.append(scores.astype(np.float64))
 
     def _clear(self) -> None:
@@ -206,11 +219,13 @@ class ScorePlots(Drawing):
     def _figures(self) -> dict[str, Any]:
         if not self._scores:
             return {}
-        labels, scores = np.concatenate(self._labels), np.concatenate(self._scores)
+        labels = np.concatenate(self._labels)
+        scores = np.concatenate(self._scores)
         is_finite = np.isfinite(scores)
         if not is_finite.all():
             self._warn_once(f"{self.fetches[1]} has scores that are not finite; these examples are left out.")
-            labels, scores = labels[is_finite], scores[is_finite]
+            labels = labels[is_finite]
+            scores = scores[is_finite]
         if not len(scores):
             return {}
         figures = {"scores": _histogram(labels, scores, self._bins)}
@@ -219,11 +234,15 @@ class ScorePlots(Drawing):
             self._warn_once(f"all examples are {kind}, so only the histogram of their scores is drawn.")
             return figures
         figures |= {"roc": _roc(labels, scores), "precision_recall": _precision_recall(labels, scores)}
-        if scores.min() < 0 or scores.max() > 1:
-            self._warn_once(f"{self.fetches[1]} has scores outside of 0 to 1, so no calibration is drawn.")
-        else:
+        if _are_probabilities(scores):
             figures["calibration"] = _calibration(labels, scores, self._bins)
+        else:
+            self._warn_once(f"{self.fetches[1]} has scores outside of 0 to 1, so no calibration is drawn.")
         return figures
+
+
+def _are_probabilities(scores: np.ndarray) -> bool:
+    return bool(scores.min() >= 0 and scores.max() <= 1)
 
 
 def _of_positive(name: str, values: np.ndarray) -> np.ndarray:
@@ -286,8 +305,8 @@ def _calibration(labels: np.ndarray, scores: np.ndarray, bins: int) -> Any:
 
 def _histogram(labels: np.ndarray, scores: np.ndarray, bins: int) -> Any:
     figure, axes = _axes("score", "examples")
-    is_probability = scores.min() >= 0 and scores.max() <= 1
-    edges = np.histogram_bin_edges(scores, bins, (0, 1) if is_probability else None)
+    limits = (0, 1) if _are_probabilities(scores) else None
+    edges = np.histogram_bin_edges(scores, bins, limits)
     axes.hist([scores[~labels], scores[labels]], edges, label=["negative", "positive"], stacked=True)
     axes.legend(loc="best")
     return figure

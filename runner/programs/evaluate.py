@@ -164,8 +164,8 @@ class EvalProgram(Program):
             named: list[tf.Tensor] = []
             for index in range(len(self.outputs)):
                 named = self.tensors_named(request.names, index)
-                own = [] if index else list(request.fetches)
-                functions.append(self._replica_function(index, [*own, *named], request.feeds))
+                of_session = request.fetches if index == 0 else ()
+                functions.append(self._replica_function(index, [*of_session, *named], request.feeds))
 
             def take(iterator: Any, *arguments: Any) -> Any:
                 return self._add_step(functions, iterator, next(iterator), *arguments, named=named)

@@ -78,6 +78,11 @@ def test_a_confusion_matrix_has_the_names_of_the_classes_and_those_that_come_bes
     assert matrix(drawn(ConfusionMatrix(), ([0, 1, 1], [0.2, 0.9, 0.4]))) == (["0", "1"], [[1, 0], [1, 1]])
 
 
+def test_two_hooks_have_names_of_their_own() -> None:
+    assert set(drawn(ConfusionMatrix(prefix="head/"), ([0, 1], [0, 1]))) == {"head/confusion_matrix"}
+    assert set(drawn(ScorePlots(prefix="b_"), ([0, 1], [0.1, 0.7]))) == {f"b_{name}" for name in FOUR}
+
+
 def test_many_classes_are_drawn_without_numbers() -> None:
     (axes,) = drawn(ConfusionMatrix(), (np.arange(30), np.arange(30)))["confusion_matrix"].axes
     assert not axes.texts and len(axes.get_xticklabels()) == 30
