@@ -72,7 +72,7 @@ class Member:
       name: the values that vary; also the run's name in MLflow.
       parent: the sweep's folder; None: the run is not part of a sweep.
       prefix: text before each line that the run prints; '' if one job runs at a time.
-      starter: starts the tasks of all jobs; None: each run has its own starter.
+      starter: starts the tasks of all jobs, or of all runs of a Python session; None: the run has its own starter.
       shipping: ships the journals of all jobs, and is closed by the sweep; None: each run has its own.
     """
 
