@@ -5,7 +5,7 @@
 | 0 | finished | FINISHED | the task (`runner.task.main`): its command is complete |
 | 1 | failed | FAILED | the task, by `code_of_error`; its supervisor, if the task could not report the reason |
 | 2 | failed | FAILED | the task, by `code_of_error`; for a wrong config the command (`runner.launch.app`) |
-| 3 | interrupted | KILLED | the task: it was asked to stop, and the same command resumes |
+| 3 | interrupted | SCHEDULED | the task: it was asked to stop, and the same command resumes |
 | 75 | (all tasks start again) | | the task, for its supervisor only: it lost another task of its cluster |
 
 If there are several tasks, `runner.launch.gang` decides whose code counts, and `runner.tracking.summary.outcome_of`

