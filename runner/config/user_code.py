@@ -17,6 +17,12 @@ from typing import Any
 from runner.config.mistakes import ConfigError
 from runner.system.suggestions import did_you_mean
 
+_MAIN = "__main__"
+"""The module of a notebook's cells, and of a script. Each process has another one."""
+
+_FILES = {"model_fn": "model_fns.mine", "input_fn": "input_fns.mine"}
+"""Default name of a function -> the module in which a user would put it."""
+
 
 class UserCodeError(ConfigError):
     """A dotted name in the config to which no object belongs; the message says what was looked for, and where."""
@@ -55,6 +61,8 @@ def locate(key: str, name: str, default: str) -> Location:
     Raises:
       UserCodeError: there is no such module, or its source has no such function.
     """
+    if name.partition(".")[0] == _MAIN:
+        return _locate_in_main(key, name, default)
     spec, rest, directories = _deepest_module(key, name)
     attribute = ".".join(rest) or default
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
@@ -67,6 +75,36 @@ def locate(key: str, name: str, default: str) -> Location:
         hint = did_you_mean(first, defined)
         raise UserCodeError(f"{key}={name}: {file} does not define {first!r}.{hint} Use {spec.name}.<function>.")
     return Location(spec.name, attribute, file)
+
+
+def check_importable(key: str, name: str, default: str, hint: str = "") -> None:
+    """Raise UserCodeError if `name` is that of a cell's or script's object, which only this process has.
+
+    Args:
+      key, name, default: as in `locate`.
+      hint: what else the user can do, for the message.
+    """
+    module, _, attribute = name.partition(".")
+    if module != _MAIN:
+        return
+    home = _FILES.get(default, "mine")
+    suffix = "" if attribute in ("", default) else f".{attribute}"
+    raise UserCodeError(
+        f"{key}={name} is defined in a notebook or script, which the processes of a run cannot import. Begin its cell "
+        f"with `%%writefile {home.replace('.', '/')}.py` and set {key}={home}{suffix}.{hint}"
+    )
+
+
+def _locate_in_main(key: str, name: str, default: str) -> Location:
+    """Return the place of an object of this process's main module, as `locate` does."""
+    main = sys.modules[_MAIN]
+    attribute = name.partition(".")[2] or default
+    first = attribute.split(".")[0]
+    if not hasattr(main, first):
+        hint = did_you_mean(first, [other for other in dir(main) if not other.startswith("_")])
+        raise UserCodeError(f"{key}={name}: this notebook or script has no {first!r}.{hint} Run the cell that has it.")
+    file = getattr(main, "__file__", None)
+    return Location(_MAIN, attribute, Path(file) if file else None)
 
 
 def load(key: str, name: str, default: str) -> Callable[..., Any]:

@@ -6,10 +6,12 @@ not import TensorFlow.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import csv
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -26,6 +28,7 @@ from runner.config.hydra import mistake_in
 from runner.config.schema import Config
 from runner.launch.app import MISTAKES, command_of
 from runner.launch.start_files import read_overrides
+from runner.launch.task_starter import TaskStarter
 from runner.remote.mirror import local_folder, remote_dir
 from runner.system.console import format_number
 from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
@@ -34,6 +37,12 @@ from runner.system.start_status import START_STATUS, is_for
 from runner.tracking.curves import CURVES_FILE, read_metrics
 from runner.tracking.run_end import how_run_ended
 from runner.tracking.summary import read_summary
+
+_STARTER = TaskStarter(renews=True)
+"""Starts the tasks of all runs of this process, so that TensorFlow is imported once. Its server, which the first run
+starts, ends with this process, whatever ends it."""
+atexit.register(_STARTER.close)
+os.register_at_fork(after_in_child=_STARTER.forget)
 
 
 class RunError(RuntimeError):
@@ -209,7 +218,11 @@ class Run:
         return read_summary(self.model_dir / f"summary.{name}.json")
 
 
-def run(*overrides: str) -> Run:
+def run(
+    *overrides: str,
+    model_fn: Callable[..., Any] | None = None,
+    input_fns: Mapping[str, Callable[..., Any]] | None = None,
+) -> Run:
     """Run the command line `python -m runner <overrides>`, and return the run when it has ended.
 
     Ctrl-C, or a notebook's interrupt button, saves a checkpoint and ends the run with the status interrupted. The same
@@ -217,6 +230,10 @@ def run(*overrides: str) -> Run:
 
     Args:
       overrides: as on the command line: `"experiment=mine", "train.max_steps=500"`.
+      model_fn: the function itself instead of its name in `model.fn`. A function of a module works in any run, one of
+        a notebook's cell or a script only with `run.inline=true`, which computes the run in this process.
+      input_fns: the same for `input.<name>.fn`: functions by name, as `Run.input_fns` has them: `train`, `eval`,
+        `predict`.
 
     Raises:
       RunError: the run failed, or its config is wrong; the message says why.
@@ -227,11 +244,12 @@ def run(*overrides: str) -> Run:
         raise ValueError(
             f"{flags[0]}: runner.run takes overrides, not flags. Use the command line: python -m runner {flags[0]} ..."
         )
+    overrides = (*overrides, *_named_functions(model_fn, input_fns or {}))
     user_code.add_to_path(Path.cwd())
     if is_for(overrides):
         START_STATUS.show("reading the config")
     try:
-        with command_of(overrides) as line:
+        with command_of(overrides, _STARTER) as line:
             code = line.run()
     except (HydraException, *MISTAKES) as error:
         text = mask_text(str(mistake_in(error, overrides)), secrets_of_overrides(overrides))
@@ -259,6 +277,31 @@ def load(model_dir: str | os.PathLike[str]) -> Run:
             f"runner.load({str(model_dir)!r}): there is no run in this folder ({saved_config.FILE} is missing).{hint}"
         )
     return Run(folder)
+
+
+def _named_functions(model_fn: Callable[..., Any] | None, input_fns: Mapping[str, Callable[..., Any]]) -> list[str]:
+    """Return the overrides that name the functions.
+
+    Raises:
+      RunError: a function cannot be found by its name.
+    """
+    given = {} if model_fn is None else {"model.fn": model_fn}
+    given |= {f"input.{name}.fn": function for name, function in input_fns.items()}
+    overrides = []
+    for key, function in given.items():
+        module = getattr(function, "__module__", None)
+        name = getattr(function, "__qualname__", "")
+        found: Any = sys.modules.get(str(module))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not function:
+            raise RunError(
+                f"{key}: {function!r} is not found by a name in its module. Define it with def, outside of functions "
+                "and classes.",
+                USER_ERROR,
+            )
+        overrides.append(f"{key}={module}.{name}")
+    return overrides
 
 
 def _function(key: str, name: str | None, default: str) -> Callable[..., Any]:

@@ -63,6 +63,7 @@ from runner.system.urls import is_url
 
 if TYPE_CHECKING:
     from runner.launch.multirun import Multirun
+    from runner.launch.task_starter import TaskStarter
 
 MISTAKES = (ConfigError, OmegaConfBaseException, YAMLError)
 """Errors that are reported as one message, without a traceback."""
@@ -92,8 +93,12 @@ def run_command_line() -> int:
 
 
 @contextlib.contextmanager
-def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
+def command_of(words: Sequence[str], starter: TaskStarter | None = None) -> Iterator[CommandLine]:
     """Yield the command for the words of a command line, in a process that is prepared for Hydra.
+
+    Args:
+      words: the words.
+      starter: starts the tasks of its run; None: the run has its own.
 
     Raises:
       ConfigError: a word cannot be read.
@@ -109,7 +114,7 @@ def command_of(words: Sequence[str]) -> Iterator[CommandLine]:
         typed = [*flags, *arguments.overrides]  # argparse expects flags first
         sys.argv = [argv[0], *typed]
         with StopRequests() as stops:
-            yield CommandLine(Command(typed, env, stops), arguments)
+            yield CommandLine(Command(typed, env, stops, starter), arguments)
     finally:
         sys.argv = argv
         if FULL_ERROR not in env:
@@ -232,7 +237,12 @@ class CommandLine:
 
             self.model_dir = Path(config.model_dir) if config.model_dir else None
             outcome = supervisor.run(
-                config, self.command.env, ["runner", *overrides], stops=self.command.stops, notes=notes
+                config,
+                self.command.env,
+                ["runner", *overrides],
+                stops=self.command.stops,
+                member=supervisor.Member(starter=self.command.starter),
+                notes=notes,
             )
             self.command.mistake = outcome.error or ""
             self.answer |= {"status": outcome.status, "error": outcome.error, **outcome.facts.get("answer", {})}
@@ -591,10 +601,14 @@ def _check_sweep(config: Config) -> None:
 def _check_functions(config: Config) -> None:
     """Raise UserCodeError if a function or class that the config names does not exist."""
     named = list(config.functions())
-    if named:
-        named += config.tracking.classes()
-    for key, name, default in named:
-        user_code.locate(key, name, default)
+    for function in named:
+        if not config.run.inline:
+            hint = " Or compute the run in the notebook's own process: run.inline=true."
+            user_code.check_importable(*function, hint)
+        user_code.locate(*function)
+    for tracker in config.tracking.classes() if named else ():
+        user_code.check_importable(*tracker)  # a tracker has a process of its own, also with run.inline
+        user_code.locate(*tracker)
 
 
 def _with_source_of_model(job: ComposedJob, config: Config) -> Config:

@@ -13,6 +13,7 @@ from typing import Any
 from runner.config import user_code
 from runner.config.hydra import mistake_in, prepare
 from runner.launch.stop_requests import StopRequests
+from runner.launch.task_starter import TaskStarter
 from runner.system.exit_codes import FINISHED
 from runner.system.redaction import mask_text, secrets_of_overrides
 from runner.system.standard_streams import FULL_ERROR, say
@@ -26,6 +27,7 @@ class Command:
       argv: the command line, for the record.
       env: environment of the tasks.
       stops: receives the signals of the command.
+      starter: starts the tasks of a run; None: each run has its own starter, and a sweep one for its jobs.
       start: identifies this start of a sweep.
       is_copy: this process runs one job, for another launcher.
       code: the worst exit code of its jobs so far.
@@ -36,6 +38,7 @@ class Command:
     argv: Sequence[str]
     env: Mapping[str, str]
     stops: StopRequests = field(default_factory=StopRequests)
+    starter: TaskStarter | None = None
     start: str = field(default_factory=lambda: secrets.token_hex(8))
     is_copy: bool = False
     code: int = FINISHED

@@ -220,6 +220,11 @@ class JudgedJob(StopRequests):
         self._folder, self._metric = job.folder, job.config.sweep.metric
         self._offsets: dict[Path, int] = {}
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the job, if it is stopped, is meant to be resumed: not after it was pruned."""
+        return self.pruned_by is None or bool(self.came)
+
     @contextmanager
     def watch(self, process: Stoppable, answer: str) -> Iterator[None]:
         """Pass the command's stop requests to `process`, and stop it when the judge prunes the job."""

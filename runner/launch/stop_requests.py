@@ -43,6 +43,11 @@ class StopRequests:
         self._answer = ""
         self._before: dict[signal.Signals, Any] = {}
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a run that these requests stop is meant to be resumed."""
+        return True
+
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():  # only the main thread may handle signals
             for number in (*STOP_SIGNALS, signal.SIGALRM):

@@ -72,7 +72,7 @@ class Member:
       name: the values that vary; also the run's name in MLflow.
       parent: the sweep's folder; None: the run is not part of a sweep.
       prefix: text before each line that the run prints; '' if one job runs at a time.
-      starter: starts the tasks of all jobs; None: each run has its own starter.
+      starter: starts the tasks of all jobs, or of all runs of a Python session; None: the run has its own starter.
       shipping: ships the journals of all jobs, and is closed by the sweep; None: each run has its own.
     """
 
@@ -489,7 +489,7 @@ class Supervisor:
             }
         return RunEnd(
             outcome.status,
-            _recorded(outcome),
+            self._recorded(outcome),
             summaries,
             tags=self._tags_of_end(outcome, summary) if self.trains else {},
             files=[self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE],
@@ -504,12 +504,17 @@ class Supervisor:
             names += ["restarts", "last_restart"]
         return {name: str(facts[name]) for name in names if facts[name] is not None}
 
+    def _recorded(self, outcome: Outcome) -> str:
+        """Return the status of an outcome for MLflow."""
+        is_pruned = outcome.status == "interrupted" and not self.stops.may_go_on
+        return "KILLED" if outcome.was_killed or is_pruned else MLFLOW_STATUS[outcome.status]
+
     def _kept_end(self, outcome: Outcome) -> RunEnd:
         """Return the end of a start that failed before its first step in a folder with a checkpoint."""
         error = self._summary_of(outcome)["error"]
         why = f": {error}" if error else ""
         tags = {"last_failed_start": f"{time.strftime('%Y-%m-%d %H:%M:%S')} {outcome.status}{why}"}
-        return RunEnd(outcome.status, _recorded(outcome), tags=tags, models=self._models_of(outcome), is_kept=True)
+        return RunEnd(outcome.status, self._recorded(outcome), tags=tags, models=self._models_of(outcome), is_kept=True)
 
     def _models_of(self, outcome: Outcome) -> list[dict[str, Any]]:
         """Return the models that this start exported."""
@@ -565,11 +570,6 @@ class Supervisor:
         words = [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
         overrides = [masked_override(text, self.listed) for text in words]
         return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={url_or_path(self.model_dir)}"])
-
-
-def _recorded(outcome: Outcome) -> str:
-    """Return the status of an outcome for MLflow."""
-    return "KILLED" if outcome.was_killed else MLFLOW_STATUS[outcome.status]
 
 
 def _told_losses(summary: Mapping[str, Any]) -> str | None:

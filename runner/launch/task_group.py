@@ -39,7 +39,8 @@ class RestartingGang:
       place: place of this process's task, in a cluster whose tasks were started from outside; None: all tasks are
         started here.
       rendezvous: the supervisors of that cluster's other tasks; the base class if there are none.
-      starter: starts the tasks of all jobs of a sweep; None: this run has its own starter.
+      starter: starts the tasks of all jobs of a sweep, or of all runs of a Python session; None: this run has its own
+        starter.
     """
 
     config: Config

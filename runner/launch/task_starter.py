@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,8 @@ class TaskStarter:
 
     Args:
       forks: False: there is no server, and each task is started cold.
+      renews: end the server and start another when the environment of the tasks or the installed packages have
+        changed. For a Python session, whose user sets variables and installs packages between two runs.
       command: the server's command for Python.
 
     Attributes:
@@ -59,10 +62,12 @@ class TaskStarter:
       server: the server; None: there is none.
     """
 
-    def __init__(self, *, forks: bool = True, command: Sequence[str] = SERVER_COMMAND) -> None:
+    def __init__(self, *, forks: bool = True, renews: bool = False, command: Sequence[str] = SERVER_COMMAND) -> None:
         self.forks = forks
+        self._renews = renews
         self._command = command
         self._env: Mapping[str, str] = {}
+        self._packages: Sequence[int] = ()
         self.server: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._lock = threading.Lock()  # of all of these: jobs of a sweep run in threads
@@ -71,12 +76,20 @@ class TaskStarter:
         """Start the server in the background, if there is none and one of `tasks` may be forked."""
         with self._cold_after_failure():
             fit = next((task for task in tasks if _may_be_forked(task)), None)
-            if not self.forks or self.server is not None or fit is None:
+            if not self.forks or fit is None:
+                return
+            env = read_at_import(fit.env)
+            packages = _times_of_packages()
+            has_changed = (env, packages) != (self._env, self._packages)
+            if self._renews and has_changed:
+                self._end_server(REAP_SECS)
+            if self.server is not None:
                 return
             missing = task_server.missing_support()
             if missing:
                 raise _ServerError(missing)
-            self._env = read_at_import(fit.env)
+            self._env = env
+            self._packages = packages
             self._socket, server_end = socket.socketpair()
             self._until = time.monotonic() + START_SECS
             with server_end:
@@ -113,6 +126,14 @@ class TaskStarter:
         with self._lock:
             self._turn_off(REAP_SECS)
 
+    def forget(self) -> None:
+        """In a forked copy of this process: leave the server to the original, and serve from another one."""
+        self._lock = threading.Lock()  # a thread that is not in this copy may have held it
+        if self.server is not None:
+            self._socket.close()  # else the server would outlive the original
+            self.server.returncode = 0  # it is no child of this process
+        self.server, self._is_ready = None, False
+
     @contextmanager
     def _cold_after_failure(self) -> Iterator[None]:
         """Hold the lock; if the server fails inside, later tasks are started cold."""
@@ -126,8 +147,12 @@ class TaskStarter:
                 say(f"runner: {text}. Each task imports TensorFlow itself.")
 
     def _turn_off(self, secs: float) -> None:
-        """Start later tasks cold, and let the server end after its children; wait for that up to `secs`."""
+        """Start later tasks cold, and let the server end as in `_end_server`."""
         self.forks = False
+        self._end_server(secs)
+
+    def _end_server(self, secs: float) -> None:
+        """Let the server, if any, end after its children; wait for that up to `secs`."""
         if self.server is not None:
             self._socket.close()
             if not self._is_ready:  # it has no child, and would notice the closed socket only after its imports
@@ -186,6 +211,12 @@ def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of `env` that importing TensorFlow or another module may read."""
     return {name: value for name, value in env.items() if not name.startswith(READ_AFTER_IMPORT)}
+
+
+def _times_of_packages() -> list[int]:
+    """Return when a package was last installed or removed, for each folder of installed packages."""
+    folders = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    return [os.stat(folder).st_mtime_ns for folder in sorted(folders) if os.path.isdir(folder)]
 
 
 def _may_be_forked(task: Task) -> bool:

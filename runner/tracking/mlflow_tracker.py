@@ -75,13 +75,6 @@ def _column(metric: str) -> str:
     return f"metrics.`{clean_name(metric)}`"
 
 
-def _in_mlflow(status: str) -> str:
-    """Return the status in MLflow of a run that ended as FINISHED, FAILED or KILLED."""
-    # What was stopped goes on with the same command. MLflow's pages show KILLED in red, as FAILED, and SCHEDULED with a
-    # clock (MLflow 3.17).
-    return "SCHEDULED" if status == "KILLED" else status
-
-
 def clean_text(value: Any, limit: int) -> str:
     """Return `value` as text that every database accepts, cut to `limit` characters."""
     # A command line in another encoding contains lone surrogates, which sqlite refuses; PostgreSQL refuses NUL.
@@ -348,7 +341,7 @@ class MlflowTracker(Tracker):
 
     def end(self, status: str, time: float) -> None:
         self._monitoring.close()  # first: until then a thread of MLflow logs to the run
-        self._client.set_terminated(self._run_id, status=_in_mlflow(status), end_time=round(time * 1000))
+        self._client.set_terminated(self._run_id, status=status, end_time=round(time * 1000))
 
     def leave(self, status: str, time: float) -> None:
         self._monitoring.close()
@@ -389,9 +382,9 @@ class MlflowTracker(Tracker):
     def settle(self, run_id: str, status: str, tags: Mapping[str, str], time: float) -> None:
         if self._client.get_run(run_id).info.status == "RUNNING":
             self._client.log_batch(run_id, tags=_run_tags(tags), synchronous=True)
-            self._client.set_terminated(run_id, status=_in_mlflow(status), end_time=round(time * 1000))
+            self._client.set_terminated(run_id, status=status, end_time=round(time * 1000))
             if run_id == self._run_id:
-                self._found = (_in_mlflow(status), round(time * 1000))
+                self._found = (status, round(time * 1000))
 
     def _log(self, **entities: Sequence[Any]) -> None:
         """Log metrics, params or tags, in requests of the size that MLflow accepts."""

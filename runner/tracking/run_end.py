@@ -127,7 +127,7 @@ class RunEnd:
 
     Attributes:
       status: finished, failed or interrupted.
-      recorded: status for MLflow: FINISHED, FAILED or KILLED.
+      recorded: status for MLflow: FINISHED, FAILED, SCHEDULED (interrupted, can go on) or KILLED.
       summaries: name of a file -> its contents: summary.json, and that of a command that only reads the run.
       tags, description: texts for the trackers.
       files: names of files in the folder that the trackers get.

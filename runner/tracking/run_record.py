@@ -64,7 +64,7 @@ class Shipped:
       address: where the user finds the run; None: nowhere.
       problem: why the tracker does not have everything yet; None: nothing is known to be wrong.
       started: offset of the line about the start that the tracker has open; None: the tracker has no start open.
-      status: status with which the last start ended there: FINISHED, FAILED or KILLED; None: no start has ended.
+      status: status with which the last start ended there, as in `RunEnd.recorded`; None: no start has ended.
       models: paths of the models that were sent at the end of that start.
       offsets: journal file name -> number of its bytes that are shipped.
       last_steps: metric -> last global step that is shipped. A resumed run repeats steps, which are not shipped again.

@@ -269,7 +269,7 @@ class RunShipper:
         self._is_guest = line["command"] not in (*TRAINING_RUNS, "sweep") or is_kept
         if self._is_guest and run_id is not None and tracker.join(run_id):
             # This process ships the run. So if MLflow says that the run is RUNNING, its supervisor was killed.
-            tracker.settle(run_id, "KILLED", {"status": "interrupted"}, line["time"])
+            tracker.settle(run_id, MLFLOW_STATUS["interrupted"], {"status": "interrupted"}, line["time"])
         else:
             self._is_guest = False
             run_id = run_id or _of_a_killed_start(tracker, tags)
@@ -528,7 +528,7 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
     """Close runs of the tracker's experiment that are RUNNING on this host although their supervisor is dead.
 
     A supervisor holds its run's lock (tag `lock`) while it lives, and its shipping process another one. If both can be
-    taken, both are dead. The MLflow run then gets the status in the run's summary, or KILLED if the summary has no
+    taken, both are dead. The MLflow run then gets the status in the run's summary, or SCHEDULED if the summary has no
     final status. A summary with the status running becomes interrupted, if the folder belongs to this MLflow run.
 
     Anyone can write tags into MLflow. So a path that is not the lock of a run's folder is neither created nor written.
@@ -580,7 +580,7 @@ def _close_as_killed(tracker: Tracker, run_id: str, model_dir: Path) -> None:
         summary = how_run_ended(model_dir).summary
     status = str(summary.get("status", "interrupted"))  # finished: it ended but could no longer reach the tracker
     last_sign = max((path.stat().st_mtime for path in journals_in(model_dir)), default=time.time())
-    tracker.settle(run_id, MLFLOW_STATUS.get(status, "KILLED"), {"status": status}, last_sign)
+    tracker.settle(run_id, MLFLOW_STATUS.get(status, MLFLOW_STATUS["interrupted"]), {"status": status}, last_sign)
 
 
 # --- the process ------------------------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
 _OF_RESULT = ("global_step", "metrics", "steps_per_sec", "input_bound", "examples", "num_replicas", "devices",
               "checkpoint", "predictions", "stopped_early", "error", "answer")  # fmt: skip
 
-MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
-"""Status of a run -> MLflow's status of it."""
+MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "SCHEDULED", "running": "RUNNING"}
+"""Status of a run -> MLflow's status of it. MLflow draws KILLED as a failure (a red cross, as FAILED), and SCHEDULED as
+a run that goes on later, which an interrupted one does."""
 
 
 @dataclass

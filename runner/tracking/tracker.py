@@ -115,13 +115,13 @@ class Tracker:
         """Keep a copy of an exported model with the run, as a model that MLflow can load and serve."""
 
     def end(self, status: str, time: float) -> None:
-        """Close the run as FINISHED, FAILED or KILLED, as of `time` in seconds since 1970."""
+        """Close the run as FINISHED, FAILED, SCHEDULED (interrupted) or KILLED, as of `time` in seconds since 1970."""
 
     def leave(self, status: str, time: float) -> None:
         """Restore the status that the run had before it was opened; a new run is closed as of `time`.
 
         Args:
-          status: how the command or start has ended: FINISHED, FAILED or KILLED.
+          status: how the command or start has ended, as in `end`.
         """
 
     def close(self) -> None:

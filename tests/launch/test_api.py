@@ -7,16 +7,21 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import runner
 from tests.support.command_line import CommandLine
-from tests.support.jobs import SMALL
+from tests.support.jobs import SMALL, endless, once
+from tests.support.journal import recorded
 from tests.support.line import line
 from tests.support.messages import Messages
+from tests.support.processes import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +48,7 @@ def _at_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fork_tasks(patch: pytest.MonkeyPatch, command_line: CommandLine) -> None:
-    patch.setattr("runner.launch.task_group.build_starter", lambda *args, **settings: command_line.starter)
+    patch.setattr("runner.launch.api._STARTER", command_line.starter)
     patch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -150,6 +155,96 @@ def test_the_error_of_a_run_is_its_reason(
     with pytest.raises(runner.RunError) as raised:
         runner.run(*SMALL, *words, f"model_dir={folder}")
     assert reason in str(raised.value) and "printed above" not in str(raised.value)
+
+
+SETTINGS = [word for word in SMALL if ".fn=" not in word]
+
+
+def of_a_cell(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function as a cell of a notebook defines it, which does what `function` does."""
+
+    def in_cell(*args: Any, **settings: Any) -> Any:
+        return function(*args, **settings)
+
+    in_cell.__module__, in_cell.__qualname__ = "__main__", f"{function.__name__}_of_cell"
+    in_cell.__wrapped__ = function  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys.modules["__main__"], in_cell.__qualname__, in_cell, raising=False)
+    return in_cell
+
+
+def test_functions_of_a_cell_are_used_in_the_process_of_the_notebook(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model_fn = of_a_cell(line, monkeypatch)
+    input_fns = {"train": of_a_cell(endless, monkeypatch), "eval": of_a_cell(once, monkeypatch)}
+    with mock.patch.dict(os.environ):
+        run = runner.run(
+            *SETTINGS, f"model_dir={tmp_path}/run", "run.inline=true", model_fn=model_fn, input_fns=input_fns
+        )
+    assert run.status == "finished" and run.summary["global_step"] == 4
+    assert run.model_fn is model_fn and run.input_fns["eval"] is input_fns["eval"]
+
+
+@pytest.mark.usefixtures("forked")
+def test_functions_of_a_module_are_used_in_any_run(tmp_path: Path) -> None:
+    run = runner.run(*SETTINGS, f"model_dir={tmp_path}/run", model_fn=line, input_fns={"train": endless, "eval": once})
+    assert run.status == "finished" and run.model_fn is line
+
+
+def test_a_function_that_a_process_of_the_run_cannot_import_is_refused(
+    monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
+    cell = of_a_cell(line, monkeypatch)
+    for settings, functions in (
+        (SMALL, {"model_fn": cell}),
+        (SMALL, {"input_fns": {"train": cell}}),
+        ((*SMALL, "model.fn=__main__.line_of_cell"), {}),
+        ((*SMALL, "run.inline=true", "tracking.backend=__main__.line_of_cell"), {}),
+        ((*SMALL, "run.inline=true", "model.fn=__main__.lin_of_cell"), {}),
+    ):
+        with messages.raised(runner.RunError) as raised:
+            runner.run(*settings, **functions)
+        assert raised.value.code == 2
+    with pytest.raises(runner.RunError, match="Define it with def"):
+        runner.run(*SMALL, model_fn=lambda features, labels, mode: None)
+
+
+IN_A_NOTEBOOK = """
+import os, pathlib, signal, runner
+MODULE = pathlib.Path("mine.py")
+MODULE.write_text("from tests.support.line import line as model_fn")
+words = [{words}, "model.fn=mine", "model_dir=run"]
+run = runner.run(*words)
+before = run.evaluate()["eval/loss"]
+MODULE.write_text("from tests.support.line import line\\ndef model_fn(features, labels, mode, params):\\n"
+                  "    return line(features, 0 * labels, mode, params)")
+assert run.evaluate()["eval/loss"] != before, "the file is imported anew"
+from runner.launch.api import _STARTER
+if os.fork() == 0:
+    assert _STARTER.server is None, "a forked process has none of it"
+    os._exit(0)
+assert os.wait()[1] == 0
+print("server", _STARTER.server.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_session_imports_tensorflow_once_and_its_server_ends_with_it_even_if_it_is_killed(tmp_path: Path) -> None:
+    code = IN_A_NOTEBOOK.format(words=", ".join(map(repr, SMALL)))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == -9, ran.stderr
+    imports = seconds_of_imports(tmp_path / "run")
+    assert len(imports) == 3 and max(imports) < 0.5
+    (server,) = [int(text.split()[1]) for text in ran.stdout.splitlines() if text.startswith("server ")]
+    wait_until(lambda: is_gone(server))
+
+
+def seconds_of_imports(model_dir: Path) -> list[float]:
+    return [line["secs"] for line in recorded(model_dir) if line.get("name") == "import"]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from runner.launch.optuna_sweeper import _draw, _note_version
+from runner.tracking.run_record import RunRecord
 from tests.launch.test_sweep import ENV, NAME, Outcome, command, run_sweep
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages
@@ -183,6 +184,8 @@ def test_a_job_that_falls_behind_is_pruned(parallel: int, study: Study, messages
     assert states["0.1"] == "COMPLETE"
     assert states["0.9"] == "PRUNED"
     assert status["learning_rate=0.9"] == "pruned"
+    folders = [result.directory / job["folder"] for job in result.jobs if job["status"] == "pruned"]
+    assert {RunRecord.read(folder).ending["recorded"] for folder in folders} == {"KILLED"}, "it does not go on"
     pruned = next(line for line in result.err.splitlines() if "pruned: " in line)
     messages.same("stderr", pruned, hide=r"(?<=was )\S+|(?<=step )\d+")
     assert result.jobs[0]["status"] == "finished"

@@ -102,6 +102,40 @@ def test_a_server_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], 
     assert starter.server is None and not starter.forks
 
 
+def test_the_server_of_a_session_is_replaced_when_the_environment_or_the_packages_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starter = TaskStarter(renews=True, command=FORKING)
+    assert start(starter, task()) == 40
+    assert starter.server is not None
+    first = starter.server.pid
+    assert start(starter, task(TF_CONFIG='{"cluster": {}}')) == 40
+    assert starter.server.pid == first
+    assert start(starter, task(CUDA_VISIBLE_DEVICES="0")) == 40
+    second = starter.server.pid
+    assert second != first and not psutil.pid_exists(first)
+    monkeypatch.setattr(task_starter, "_times_of_packages", lambda: [1])  # as after `%pip install`
+    assert start(starter, task(CUDA_VISIBLE_DEVICES="0")) == 40
+    third = starter.server.pid
+    assert third != second and not psutil.pid_exists(second)
+    starter.close()
+    assert not psutil.pid_exists(third)
+
+
+def test_a_forked_copy_of_a_session_has_a_server_of_its_own(starter: TaskStarter) -> None:
+    assert start(starter, task()) == 40
+    assert starter.server is not None
+    server = starter.server.pid
+    copy = os.fork()
+    if not copy:
+        starter.forget()
+        served = start(starter, task()) == 40 and starter.server is not None and starter.server.pid != server
+        starter.close()
+        os._exit(0 if served else 1)
+    assert os.waitpid(copy, 0)[1] == 0
+    assert start(starter, task()) == 40 and starter.server.pid == server
+
+
 def config(strategy: str = "default", **run: Any) -> Config:
     cluster = ClusterConfig(max_restarts=run.pop("max_restarts", None))
     return Config(strategy=StrategyConfig(strategy), run=RunSettings(**run), cluster=cluster)

@@ -88,7 +88,7 @@ class Lines:
         self._file.write((b"" if whole else b"\n") + text.encode() + b"\n")
 
 
-STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "SCHEDULED"}
 """How a start ends -> the status with which it is recorded."""
 
 

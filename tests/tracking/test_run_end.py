@@ -105,7 +105,7 @@ def test_the_line_in_the_journal_is_left_to_the_process_that_ships_it(tmp_path: 
     assert answers(tmp_path) == {"interrupted"} and not ended(tmp_path)
     settle(tmp_path)
     (line,) = ended(tmp_path)
-    assert (line["status"], line["recorded"]) == ("interrupted", "KILLED")
+    assert (line["status"], line["recorded"]) == ("interrupted", "SCHEDULED")
     assert line["files"] == ["config.yaml", "summary.json", "learning_curves.png"]
 
 

@@ -152,7 +152,7 @@ def test_a_reader_adds_metrics_and_files_and_nothing_else(tmp_path: Path, journa
     assert [(p.step, p.value) for p in tracker.points] == [(5, 0.5)]
     assert tracker.files == ["summary.json", "learning_curves.png"]
     status, tags, _ = tracker.settled["run-1"]  # does nothing to a run that has ended
-    assert (status, tags) == ("KILLED", {"status": "interrupted"})
+    assert (status, tags) == ("SCHEDULED", {"status": "interrupted"})
 
 
 def test_a_step_that_a_reader_evaluates_again_counts_however_late_it_is_shipped(tmp_path: Path, journal: Lines) -> None:
@@ -445,7 +445,7 @@ def test_a_run_whose_end_finds_no_space_has_failed_until_there_is_some(small_dis
     assert not Shipped.read(small_disk, "mlflow").is_complete(small_disk)
     shipper = shipper_of(small_disk, tracker)
     assert shipper.end_killed() and shipper.ship()
-    assert (tracker.status, tracker.tags) == ("KILLED", {"status": "interrupted"})
+    assert (tracker.status, tracker.tags) == ("SCHEDULED", {"status": "interrupted"})
 
 
 def test_the_tracker_of_a_killed_start_is_closed_before_the_next_start_has_one(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_the_end_of_a_killed_start_is_noted_when_its_tasks_have_ended(tmp_path: 
     assert not shipper.ship() and tracker.status is None
     assert shipper.end_killed() and shipper.end_killed()
     assert shipper.ship()
-    assert (tracker.status, tracker.tags) == ("KILLED", {"status": "interrupted"})
+    assert (tracker.status, tracker.tags) == ("SCHEDULED", {"status": "interrupted"})
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
 
 
@@ -547,12 +547,12 @@ def abandoned(tmp_path: Path, summary: Mapping[str, Any] | None, *, lock: bool =
 @pytest.mark.parametrize(
     ("summary", "status", "tag", "left"),
     [
-        (None, "KILLED", "interrupted", None),
-        ({"status": "running", "global_step": 7}, "KILLED", "interrupted", "interrupted"),
+        (None, "SCHEDULED", "interrupted", None),
+        ({"status": "running", "global_step": 7}, "SCHEDULED", "interrupted", "interrupted"),
         ({"status": "finished", "mlflow_run_id": "dead-id"}, "FINISHED", "finished", "finished"),
         ({"status": "failed", "mlflow_run_id": "dead-id"}, "FAILED", "failed", "failed"),
-        ({"status": "interrupted", "mlflow_run_id": "dead-id"}, "KILLED", "interrupted", "interrupted"),
-        ({"status": "finished", "mlflow_run_id": "another"}, "KILLED", "interrupted", "finished"),
+        ({"status": "interrupted", "mlflow_run_id": "dead-id"}, "SCHEDULED", "interrupted", "interrupted"),
+        ({"status": "finished", "mlflow_run_id": "another"}, "SCHEDULED", "interrupted", "finished"),
     ],
 )
 def test_a_run_whose_supervisor_is_dead_gets_the_status_it_ended_with(
@@ -588,7 +588,7 @@ def test_a_run_whose_folder_is_gone_is_closed_too(tmp_path: Path) -> None:
     tracker = RecordingTracker()
     tracker.running = {"dead-id": str(tmp_path / "nowhere" / ".lock")}
     close_abandoned(tracker, "host")
-    assert tracker.settled["dead-id"][0] == "KILLED"
+    assert tracker.settled["dead-id"][0] == "SCHEDULED"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 FIRST, AGAIN = ["start", None, "name", {"a": 1}, {"b": "c"}], ["start", "run-1", "name", {"a": 1}, {"b": "c"}]
 READING = ["start", "run-1", "name", {}, {}]
 TAGS, END = ["set_tags", {"status": "finished"}], ["end", "FINISHED"]
-INTERRUPTED = [["set_tags", {"status": "interrupted"}], ["end", "KILLED"]]
+INTERRUPTED = [["set_tags", {"status": "interrupted"}], ["end", "SCHEDULED"]]
 AWAY = Outage("refuse", range(1, 1000))
 
 

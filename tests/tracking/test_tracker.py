@@ -325,10 +325,10 @@ def test_finds_the_other_runs_of_a_host_and_settles_those_that_still_run(uri: st
     tracker, _ = started("me", "host.a-1")
     assert tracker.running_on("host.a-1") == {here: "/here/.lock"}
 
-    tracker.settle(here, "KILLED", {"status": "interrupted"}, 2000.5)
+    tracker.settle(here, "SCHEDULED", {"status": "interrupted"}, 2000.5)
     run = run_of(tracker, here)
     assert (run.info.status, run.info.end_time, run.data.tags["status"]) == ("SCHEDULED", 2000500, "interrupted")
-    tracker.settle(ended_id, "KILLED", {"status": "interrupted"}, 1.0)
+    tracker.settle(ended_id, "SCHEDULED", {"status": "interrupted"}, 1.0)
     assert run_of(tracker, ended_id).info.status == "FINISHED"
     assert "status" not in run_of(tracker, ended_id).data.tags
 

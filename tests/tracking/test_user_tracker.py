@@ -285,7 +285,7 @@ def test_a_process_that_is_stopped_and_ships_the_run_is_named_by_the_next(
     os.kill(pid, signal.SIGCONT)
     wait_until(lambda: is_gone(pid))
     messages.same("stderr", said, hide=rf"\b{pid}\b")
-    assert calls(folder, "end") == [["KILLED"]]
+    assert calls(folder, "end") == [["SCHEDULED"]]
     assert ship_main(["--tracker", "mine.Records", str(folder)]) == 0
 
 

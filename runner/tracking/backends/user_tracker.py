@@ -54,7 +54,10 @@ class RunTracker(Protocol):
         ...
 
     def end(self, status: str) -> None:
-        """End the run with the status FINISHED, FAILED or KILLED. No other method is called afterwards."""
+        """End the run with the status FINISHED, FAILED, SCHEDULED (interrupted, and can go on) or KILLED.
+
+        No other method is called afterwards.
+        """
         ...
 
 
