@@ -333,7 +333,9 @@ class TrainingRun:
         is_evaluated = step > self._steps.first_step and (self._next.saves or is_end)
         extra: dict[str, Any] = {"input": train_input.as_extra(), "evaluate": is_evaluated}
         extra["rollbacks"] = self._nan.rollbacks
-        extra[WINDOW] = self._log.state()
+        window = self._log.state()
+        if window:
+            extra[WINDOW] = window
         extra.update(self._facts())
         for callbacks in self._callbacks:
             extra.update(callbacks.facts())

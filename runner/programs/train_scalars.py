@@ -353,7 +353,7 @@ class TrainWindow:
 
     def state(self, collectives: Collectives) -> dict[str, Any]:
         """Return the sums since the last multiple, over all workers, as values that JSON can hold: `restore` reads
-        them. All workers must call this together.
+        them. Empty at a multiple. All workers must call this together.
         """
         if self._every is None:
             return {}
@@ -366,7 +366,7 @@ class TrainWindow:
         for name, total, weight in zip(self.names, sums.tolist(), weights.tolist(), strict=True):
             if weight:
                 numbers[name] = [total, weight]
-        return {"every": self._every, "numbers": numbers}
+        return {"every": self._every, "numbers": numbers} if numbers else {}
 
     def restore(self, state: Mapping[str, Any], *, is_chief: bool) -> None:
         """Go on with the sums of a checkpoint; the chief has those of all workers.
