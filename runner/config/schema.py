@@ -442,6 +442,7 @@ class SweepConfig:
     mode: str | None = ranking()
     parallel: int = count(1, minimum=1)
     max_failed: int | None = count(None, minimum=1)
+    devices_per_job: Any = count("auto", minimum=0, auto=True)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from runner.config import parsing
 from runner.config.hydra import RefusedJob
 from runner.config.metric_names import is_of_evaluation
-from runner.config.schema import Config, ConfigError
+from runner.config.schema import Config, ConfigError, SweepConfig
 from runner.launch import supervisor
 from runner.launch.command import Command
 from runner.launch.stop_requests import Stoppable, StopRequests
@@ -26,6 +26,7 @@ from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import url_or_path
 from runner.system import console
 from runner.system.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
+from runner.system.gpus import VISIBLE, visible_gpus
 from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
@@ -56,6 +57,70 @@ class SweepJob:
         return Path(str(self.config.model_dir))
 
 
+class DevicePool:
+    """The GPUs of this machine, of which each job of a sweep gets some of its own.
+
+    Args:
+      names: the GPUs, as CUDA_VISIBLE_DEVICES names them.
+      per_job: number of GPUs of a job; 0: jobs see what this process sees.
+    """
+
+    def __init__(self, names: Sequence[str] = (), per_job: int = 0) -> None:
+        self._names = list(names)
+        self._free = list(names)
+        self._per_job = per_job
+        self._changed = threading.Condition()
+
+    @classmethod
+    def of_sweep(cls, settings: SweepConfig, names: Sequence[str]) -> DevicePool:
+        """Return the pool that `sweep.devices_per_job` asks for.
+
+        Raises:
+          ConfigError: a job is to have more GPUs than there are.
+        """
+        per_job = settings.devices_per_job
+        if per_job == "auto":
+            # One job at a time has all of them anyway.
+            is_shared = settings.parallel > 1 and bool(names)
+            per_job = len(names) // settings.parallel if is_shared else 0
+            if is_shared and not per_job:
+                number = console.counted(len(names), "GPU")
+                say(
+                    f"sweep.parallel={settings.parallel} jobs share {number}: each sees all of them. Set "
+                    f"sweep.parallel={len(names)} to give each job a GPU of its own."
+                )
+        if per_job > len(names):
+            raise ConfigError(
+                f"sweep.devices_per_job={per_job}, but there are {console.counted(len(names), 'GPU')} "
+                f"({VISIBLE}, or those of this machine). Set sweep.devices_per_job={len(names)} at most."
+            )
+        return cls(names, per_job)
+
+    @property
+    def is_divided(self) -> bool:
+        """Report whether jobs get GPUs of their own."""
+        return self._per_job > 0
+
+    @contextmanager
+    def lent(self) -> Iterator[dict[str, str]]:
+        """Yield the variables with which a job sees its GPUs; wait until enough are free. They are free again after."""
+        if not self.is_divided:
+            yield {}
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= self._per_job)
+            taken = self._free[: self._per_job]
+            del self._free[: self._per_job]
+        try:
+            yield {VISIBLE: ",".join(taken)}
+        finally:
+            with self._changed:
+                # In their order, so that a job after another one has the same GPUs.
+                free = {*self._free, *taken}
+                self._free = [name for name in self._names if name in free]
+                self._changed.notify_all()
+
+
 class Multirun:
     """All jobs of one command, run in the process in which Hydra's basic launcher calls them.
 
@@ -80,6 +145,8 @@ class Multirun:
         self._starter: TaskStarter | None = None
         self._refused: list[RefusedJob] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._devices: DevicePool | None = None
+        self._has_said_hands_off = False
 
     def run(self, job: SweepJob, directory: Path, choices: Mapping[str, str]) -> float | None:
         """Run a job of the sweep in `directory`, or start it while others still run.
@@ -107,6 +174,8 @@ class Multirun:
         sweep = self.open(directory, job.config)
         if not self.command.is_copy:  # otherwise this process runs a single job
             self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
+            if self._devices is None:
+                self._devices = DevicePool.of_sweep(job.config.sweep, visible_gpus(self.command.env))
         if parallel == 1:
             self._take_turn(sweep, job, "")
             result = sweep.result_in(job.folder.name)
@@ -189,7 +258,9 @@ class Multirun:
         member = supervisor.Member(job.name, sweep.directory, prefix, self._starter, shipping)
         stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
         try:
-            outcome = supervisor.run(job.config, command.env, job.argv, stops=stops, member=member, notes=job.notes)
+            with self._devices_for(job).lent() as variables:
+                env = {**command.env, **variables}
+                outcome = supervisor.run(job.config, env, job.argv, stops=stops, member=member, notes=job.notes)
             code = outcome.code
             result = sweep.result_of(job.folder, job.name)
         except ConfigError as error:
@@ -201,6 +272,20 @@ class Multirun:
             result.status, code = "pruned", FINISHED
         command.note(code)
         sweep.add(result)
+
+    def _devices_for(self, job: SweepJob) -> DevicePool:
+        """Return the GPUs from which a job gets its own."""
+        strategy = job.config.strategy
+        chooses_itself = strategy.devices is not None or strategy.num_gpus is not None
+        is_automatic = job.config.sweep.devices_per_job == "auto"
+        if self._devices is None:
+            return DevicePool()
+        if chooses_itself and is_automatic and self._devices.is_divided:
+            if not self._has_said_hands_off:
+                say("Jobs that set strategy.devices or strategy.num_gpus see all GPUs (sweep.devices_per_job=auto).")
+            self._has_said_hands_off = True
+            return DevicePool()
+        return self._devices
 
 
 class JudgedJob(StopRequests):

@@ -18,6 +18,7 @@ from runner.config.schema import UNRECORDED_COMMANDS, Config
 from runner.launch.gang import Task, start_cold
 from runner.system import task_server
 from runner.system.child_process import Descriptors, Process, describe_exit, pipe, start_process
+from runner.system.gpus import VISIBLE
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.system.task_server import GLANCE_SECS, REAP_SECS, ChildRequest, ForkedChild
@@ -29,7 +30,7 @@ TASK_COMMAND = ("-P", "-m", "runner.task")
 SERVER_COMMAND = ("-P", "-m", "runner.task.server")
 """The command of a task server, without the number of its end of the socket."""
 
-READ_AFTER_IMPORT = ("TF_CONFIG", "RUNNER_", "MLFLOW_")
+READ_AFTER_IMPORT = ("TF_CONFIG", "RUNNER_", "MLFLOW_", VISIBLE)
 """Prefixes of the names of environment variables that no import reads. All other variables must be equal in a task
 and in the server from which it is forked."""
 

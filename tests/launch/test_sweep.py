@@ -217,6 +217,48 @@ def test_after_max_failed_jobs_none_is_started_and_the_next_start_runs_what_is_l
     }
 
 
+SLOW = pytest.mark.slow
+SHOWING = """
+(model_dir.parents[2] / f"{rate}.devices").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
+finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "expected"),
+    [
+        pytest.param("0,3,GPU-8932f937,MIG-7", ["sweep.parallel=2"], {"0,3", "GPU-8932f937,MIG-7"}, id="auto"),
+        pytest.param("4,5", ["sweep.parallel=2", "strategy=mirrored", "strategy.num_gpus=2"], {"4,5"}, id="chosen"),
+        # One job waits for the other.
+        pytest.param("4,5", ["sweep.parallel=2", "sweep.devices_per_job=2"], {"4,5"}, id="all", marks=SLOW),
+        pytest.param("4,5,6", ["sweep.devices_per_job=1"], {"4"}, id="one", marks=SLOW),
+        pytest.param("4,5", ["sweep.parallel=2", "sweep.devices_per_job=0"], {"4,5"}, id="hands off", marks=SLOW),
+        pytest.param("4", ["sweep.parallel=2"], {"4"}, id="too few", marks=SLOW),
+        pytest.param("-1", ["sweep.parallel=2"], {"-1"}, id="none", marks=SLOW),
+    ],
+)
+def test_jobs_that_run_at_a_time_see_gpus_of_their_own(
+    visible: str, words: list[str], expected: set[str], sweep: Callable[..., Outcome], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, messages: Messages,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    result = sweep(SHOWING, "model.params.learning_rate=0.1,0.2,0.3", *words)
+    assert result.code == 0, result.err
+    seen = [(tmp_path / "outputs" / f"{rate}.devices").read_text() for rate in (0.1, 0.2, 0.3)]
+    assert set(seen) == expected
+    said = [line for line in result.err.splitlines() if "GPU" in line]
+    if said:
+        messages.same("said", *said)
+
+
+def test_more_gpus_for_a_job_than_there_are_is_refused(
+    tmp_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch, messages: Messages
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    done = command_line("-m", "sweep.devices_per_job=3", "train.max_steps=1,2", "tracking=none", cwd=tmp_path)
+    messages.same(f"exit {done.returncode}", line_of(done.stderr, "devices_per_job"))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_database")
 def test_mlflow_has_a_parent_with_named_children_and_each_its_status(

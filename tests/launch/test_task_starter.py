@@ -53,6 +53,7 @@ def start(starter: TaskStarter, task: Task) -> int:
 def test_a_task_is_forked_unless_its_environment_differs_in_what_an_import_may_read(starter: TaskStarter) -> None:
     assert start(starter, task()) == 40
     assert start(starter, task(TF_CONFIG='{"cluster": {}}', RUNNER_GENERATION="7", MLFLOW_RUN_ID="1")) == 40
+    assert start(starter, task(CUDA_VISIBLE_DEVICES="1")) == 40
     for name in ("TF_USE_LEGACY_KERAS", "XLA_FLAGS", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "ANYTHING"):
         assert start(starter, task(**{name: "1"})) == 2
     assert start(starter, task(TF_CPP_MIN_LOG_LEVEL="0")) == 2  # somebody wants to read what is said at import

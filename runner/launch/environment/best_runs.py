@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from runner.config import saved_config
-from runner.config.metric_names import mode_of, rank_by
+from runner.config.metric_names import is_of_evaluation, mode_of, rank_by
 from runner.config.schema import Config, ConfigError, read, value_at
 from runner.launch.start_files import read_overrides
 from runner.system.console import format_number, print_table, relative
@@ -19,34 +22,132 @@ from runner.system.suggestions import did_you_mean
 from runner.tracking.run_end import how_run_ended
 from runner.tracking.summary import SUMMARY_FILE
 
+_MOST_METRICS = 3
+"""Number of metrics side by side."""
+
 
 def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """Print and return the runs in and below the folder `model_dir` (null: outputs), best first by `sweep.metric`
     (null: the loss), each with those of its settings that not all of them have.
 
+    Each experiment (`tracking.experiment`) has a ranking of its own. The runs without the metric stand below.
+
     Raises:
       ConfigError: no run there has the metric.
     """
-    folder, metric = Path(config.model_dir or "outputs"), config.sweep.metric or "eval/loss"
+    folder = Path(config.model_dir or "outputs")
+    metric = config.sweep.metric or "eval/loss"
     files = sorted(folder.glob(f"**/{SUMMARY_FILE}"))
     # Without copies, as those in .unsent.
     found = [file.parent for file in files if "/." not in f"/{file.relative_to(folder)}"]
-    summaries = {relative(run): how_run_ended(run).summary for run in found}
-    runs = {run: summary for run, summary in summaries.items() if summary.get("metrics")}
-    values = {run: float(one["metrics"][metric]) for run, one in runs.items() if metric in one["metrics"]}
-    if not values:
-        names = sorted({name for one in runs.values() for name in one["metrics"]})
-        there = f"{did_you_mean(metric, names)} There are: {', '.join(names) or 'none'}."
-        raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
-    typed = {run: _shown_overrides(Path(run)) for run in values}
-    common = set.intersection(*map(set, typed.values()))
+    runs = {relative(run): how_run_ended(run).summary for run in found}
+    _check_metric(metric, runs, folder)
+    of_experiments: dict[str, list[str]] = {}
+    for run in runs:
+        of_experiments.setdefault(_experiment_of(Path(run)), []).append(run)
+    ranked: list[dict[str, Any]] = []
+    others: list[str] = []
+    for experiment, names in of_experiments.items():
+        ranking = Ranking({run: runs[run] for run in names}, metric, config.sweep.mode)
+        title = f"runs in {relative(folder)}, best first by {metric} ({mode_of(metric, config.sweep.mode)})"
+        if len(of_experiments) > 1:
+            title = f"experiment {experiment}: {title}"
+        for row in ranking.print(title):
+            ranked.append({"experiment": experiment, **row})
+        others += ranking.others
+    return {"metric": metric, "runs": ranked, "without": _print_others(metric, others, runs)}
+
+
+def _print_others(metric: str, others: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Print and return the runs that have no value of the metric."""
+    if not others:
+        return []
     rows = []
-    for rank, run in enumerate(rank_by(values, metric, config.sweep.mode), 1):
-        facts = [format_number(values[run]), runs[run]["global_step"], runs[run]["status"]]
-        rows.append([rank, run, *facts, ", ".join(text for text in typed[run] if text not in common)])
-    title = f"runs in {relative(folder)}, best first by {metric} ({mode_of(metric, config.sweep.mode)})"
-    table = print_table(title, ["rank", "model_dir", metric, "step", "status", "settings"], rows)
-    return {"metric": metric, "runs": [{**row, metric: values[row["model_dir"]]} for row in table]}
+    for run in others:
+        summary = runs[run]
+        rows.append([run, summary.get("status", "-"), summary.get("global_step", "-")])
+    return list(print_table(f"without {metric}", ["model_dir", "status", "step"], rows))
+
+
+class Ranking:
+    """The runs of one experiment, by one metric.
+
+    Args:
+      runs: model_dir -> summary.
+      metric: the metric.
+      mode: as in `rank_by`.
+
+    Attributes:
+      others: the runs without a value of the metric, or with NaN.
+    """
+
+    def __init__(self, runs: Mapping[str, Mapping[str, Any]], metric: str, mode: str | None) -> None:
+        self._runs = runs
+        self._metric = metric
+        values: dict[str, float] = {}
+        for run in runs:
+            value = self._value(run, metric)
+            if value is not None:
+                values[run] = value
+        self._ranked = rank_by(values, metric, mode)
+        self.others = [run for run in runs if run not in self._ranked]
+
+    def print(self, title: str) -> list[dict[str, Any]]:
+        """Print the ranking, and return its rows with the values themselves; none if no run has the metric."""
+        if not self._ranked:
+            return []
+        typed = {run: _shown_overrides(Path(run)) for run in self._ranked}
+        common = set.intersection(*map(set, typed.values()))
+        metrics = self._shown_metrics()
+        rows = []
+        for rank, run in enumerate(self._ranked, 1):
+            shown = [_shown(self._value(run, name)) for name in metrics]
+            differs = [text for text in typed[run] if text not in common]
+            summary = self._runs[run]
+            rows.append([rank, run, *shown, summary["global_step"], summary["status"], ", ".join(differs)])
+        table: list[dict[str, Any]] = print_table(
+            title, ["rank", "model_dir", *metrics, "step", "status", "settings"], rows
+        )
+        for row in table:  # numbers as they are, not as they are shown
+            for name in metrics:
+                row[name] = self._value(row["model_dir"], name)
+        return table
+
+    def _shown_metrics(self) -> list[str]:
+        """Return the names of the metrics to show: that of the ranking, the loss, and others of the best run."""
+        best = self._runs[self._ranked[0]]["metrics"]
+        of_evaluations = [name for name in best if is_of_evaluation(name)]
+        names = dict.fromkeys([self._metric, "eval/loss", *of_evaluations])
+        return [name for name in names if name in best][:_MOST_METRICS]
+
+    def _value(self, run: str, metric: str) -> float | None:
+        metrics = self._runs[run].get("metrics") or {}
+        return float(metrics[metric]) if metric in metrics else None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else format_number(value)
+
+
+def _check_metric(metric: str, runs: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Raise ConfigError if no run has the metric."""
+    names: set[str] = set()
+    for summary in runs.values():
+        names.update(summary.get("metrics") or ())
+    if metric not in names:
+        there = f"{did_you_mean(metric, sorted(names))} There are: {', '.join(sorted(names)) or 'none'}."
+        raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
+
+
+def _experiment_of(run: Path) -> str:
+    """Return the experiment of a run, by its config; `runner` if that names none."""
+    file = run / saved_config.FILE
+    text = file.read_text(errors="replace") if file.exists() else ""
+    # Reading all of it takes 20 ms. The runner has written it, with the keys of a group in lines of their own.
+    _, _, tracking = text.partition("\ntracking:\n")
+    written = re.search(r"^  experiment: (.*)$", tracking, re.MULTILINE)
+    name = yaml.safe_load(written.group(1)) if written else None
+    return str(name or "runner")
 
 
 def _shown_overrides(run: Path) -> list[str]:
