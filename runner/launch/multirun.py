@@ -20,13 +20,13 @@ from runner.config.metric_names import is_of_evaluation
 from runner.config.schema import Config, ConfigError, SweepConfig
 from runner.launch import supervisor
 from runner.launch.command import Command
+from runner.launch.environment.gpus import VISIBLE, visible_gpus
 from runner.launch.stop_requests import Stoppable, StopRequests
 from runner.launch.sweep import NOT_STARTED, Sweep
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import url_or_path
 from runner.system import console
 from runner.system.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
-from runner.system.gpus import VISIBLE, visible_gpus
 from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS

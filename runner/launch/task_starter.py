@@ -15,10 +15,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from runner.config.schema import UNRECORDED_COMMANDS, Config
+from runner.launch.environment.gpus import VISIBLE
 from runner.launch.gang import Task, start_cold
 from runner.system import task_server
 from runner.system.child_process import Descriptors, Process, describe_exit, pipe, start_process
-from runner.system.gpus import VISIBLE
 from runner.system.standard_streams import say
 from runner.system.start_status import START_STATUS
 from runner.system.task_server import GLANCE_SECS, REAP_SECS, ChildRequest, ForkedChild

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.system.gpus import visible_gpus
+from runner.launch.environment.gpus import visible_gpus
 
 NOWHERE = Path("/nowhere")
 
