@@ -191,7 +191,7 @@ def test_the_rate_of_a_schedule_is_that_of_the_next_step(tmp_path: Path) -> None
         model.compile(keras.optimizers.SGD(keras.optimizers.schedules.InverseTimeDecay(0.1, 1, 1.0)), "mse")
         return model
 
-    callback = keras.callbacks.LambdaCallback(
+    callback: Any = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: rates.append(float(callback.model.optimizer.learning_rate))
     )
     Estimator(with_schedule, tmp_path).train(batches, hooks=[callback], max_epochs=2)
@@ -362,7 +362,7 @@ def test_what_changes_training_is_refused_where_it_does(change: str, tmp_path: P
 
 
 def test_what_it_cannot_read_is_named(tmp_path: Path, messages: Messages) -> None:
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: callback.model.predict(X))
+    callback: Any = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: callback.model.predict(X))
     with messages.raised(AttributeError):
         train(tmp_path, [callback])
 
@@ -376,7 +376,7 @@ def test_hooks_of_evaluations_are_no_callbacks(place: str, tmp_path: Path, messa
 
     estimator = Estimator(with_hook, tmp_path).train(points(), steps=1)
     hooks = [Told()] if place == "evaluate" else []
-    evaluate = functools.partial(EvalSpec, points(), hooks=[Told()])
+    evaluate: Any = functools.partial(EvalSpec, points(), hooks=[Told()])
     if place != "spec":
         evaluate = functools.partial(estimator.evaluate, points(), hooks=hooks)
     with messages.raised(NotAllowed):
