@@ -184,7 +184,7 @@ class ScorePlots(Drawing):
     Args:
       labels, scores: their names, as in `Hook.fetches`. Labels are `[batch]` or `[batch, 1]`, or one-hot `[batch, 2]`.
       positive: the label of the positive class, a number or a string.
-      bins: number of bins of the calibration and the histogram.
+      bins: number of bins of the calibration, with as many examples in each, and of the histogram of each class.
       steps, prefix: as in Drawing.
     """
 
@@ -296,17 +296,22 @@ def _calibration(labels: np.ndarray, scores: np.ndarray, bins: int) -> Any:
     from sklearn.metrics import brier_score_loss
 
     figure, axes = _axes("score, the mean of a bin", "share of positive examples")
-    shares, means = calibration_curve(labels, scores, n_bins=bins)
-    axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1)
+    # As many examples in each bin: if positive ones are rare, all scores are small, and would be in one bin of equal
+    # width.
+    shares, means = calibration_curve(labels, scores, n_bins=bins, strategy="quantile")
+    largest = max(*means, *shares)
+    axes.plot([0, largest], [0, largest], color="grey", linestyle="--", linewidth=1)
     axes.plot(means, shares, marker="o", label=f"Brier score {brier_score_loss(labels, scores):.3g}")
     axes.legend(loc="best")
     return figure
 
 
 def _histogram(labels: np.ndarray, scores: np.ndarray, bins: int) -> Any:
-    figure, axes = _axes("score", "examples")
-    limits = (0, 1) if _are_probabilities(scores) else None
-    edges = np.histogram_bin_edges(scores, bins, limits)
-    axes.hist([scores[~labels], scores[labels]], edges, label=["negative", "positive"], stacked=True)
+    figure, axes = _axes("score", "share of the class")
+    edges = np.histogram_bin_edges(scores, bins)
+    # Each class by itself: of all examples, rare positive ones could not be seen.
+    for name, of_class in (("negative", scores[~labels]), ("positive", scores[labels])):
+        shares = np.full(len(of_class), 1 / max(1, len(of_class)))
+        axes.hist(of_class, edges, weights=shares, alpha=0.5, label=f"{name} ({len(of_class)})")
     axes.legend(loc="best")
     return figure
