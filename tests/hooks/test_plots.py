@@ -117,7 +117,7 @@ def test_scores_are_drawn_in_four_pictures_whose_numbers_are_those_of_scikit_lea
     bars: list[Any] = list(figures["scores"].axes[0].patches)
     assert sum(bar.get_height() for bar in bars) == pytest.approx(2), "each class by itself"
     assert said["scores"] == [f"negative ({(~true).sum()})", f"positive ({true.sum()})"]
-    means, shares = figures["calibration"].axes[0].lines[1].get_data()
+    means, shares = map(np.asarray, figures["calibration"].axes[0].lines[1].get_data())
     assert len(means) == 8 and np.mean(means) == pytest.approx(probability.mean()), "as many examples in each bin"
     assert np.mean(shares) == pytest.approx(true.mean())
 
