@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 
 from runner.data.inputs import InputPipeline
 from runner.run_config import DrawnSeed
 from runner.system.console import format_bytes
+from runner.system.standard_streams import LATER_JOB
 from runner.tf_private import datasets
 
 _log = logging.getLogger(__name__)
@@ -82,7 +84,8 @@ class InputState:
         shuffles = [f"shuffle({buffer})" for buffer in datasets.shuffle_buffers(self._pipeline.given)]
         size = f"{format_bytes(total)} ({', '.join(shuffles) or 'no shuffle'})"
         reason = self._why_not_repeatable()
-        level = logging.INFO if self._pipeline.is_chief else logging.DEBUG
+        says_it = self._pipeline.is_chief and LATER_JOB not in os.environ
+        level = logging.INFO if says_it else logging.DEBUG
         if self._choice == "auto" and reason is None:
             self.is_saved = False
             _log.log(

@@ -28,7 +28,7 @@ from runner.remote.mirror import url_or_path
 from runner.system import console
 from runner.system.exit_codes import CODES, FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.redaction import NO_LIST, SecretList, masked_override
-from runner.system.standard_streams import say
+from runner.system.standard_streams import LATER_JOB, say
 from runner.system.start_status import START_STATUS
 from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.run_end import how_run_ended
@@ -144,6 +144,7 @@ class Multirun:
         self._sweep: Sweep | None = None
         self._starter: TaskStarter | None = None
         self._refused: list[RefusedJob] = []
+        self._env_of_next: Mapping[str, str] = command.env
         self._pool: ThreadPoolExecutor | None = None
         self._devices: DevicePool | None = None
         self._has_said_hands_off = False
@@ -256,11 +257,13 @@ class Multirun:
         say(title)
         shipping = None if command.is_copy else sweep.shipping
         member = supervisor.Member(job.name, sweep.directory, prefix, self._starter, shipping)
+        env = self._env_of_next
+        self._env_of_next = {**command.env, LATER_JOB: "1"}
         stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
         try:
             with self._devices_for(job).lent() as variables:
-                env = {**command.env, **variables}
-                outcome = supervisor.run(job.config, env, job.argv, stops=stops, member=member, notes=job.notes)
+                of_job = {**env, **variables}
+                outcome = supervisor.run(job.config, of_job, job.argv, stops=stops, member=member, notes=job.notes)
             code = outcome.code
             result = sweep.result_of(job.folder, job.name)
         except ConfigError as error:

@@ -16,6 +16,10 @@ from runner.system.start_status import START_STATUS
 FULL_ERROR = "HYDRA_FULL_ERROR"
 """Environment variable that shows all errors with their traceback."""
 
+LATER_JOB = "RUNNER_LATER_JOB"
+"""Environment variable of the tasks of a sweep's job before which another one was started: what is the same in all
+jobs, and asks for nothing, was said by that one."""
+
 _GONE = (errno.EPIPE, errno.EIO)
 """Error numbers of streams without a reader: a closed pipe or terminal."""
 

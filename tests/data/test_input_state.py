@@ -20,6 +20,7 @@ from runner.checkpoint.reader import Reader
 from runner.checkpoint.writer import DiskFullError
 from runner.data import inputs
 from runner.system.files import RUNNER_FILES, write_json
+from runner.system.standard_streams import LATER_JOB
 from runner.task.inspect_run import inspect
 from runner.tf_private import datasets
 from tests.integration.test_exactness import LossRecorder
@@ -85,7 +86,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.parametrize("strategy", [None, mirrored], ids=["default", "mirrored"])
 def test_auto_counts_what_is_larger_than_the_model_and_resumes_to_the_bit(
-    strategy: Any, tmp_path: Path, caplog: Any, messages: Messages
+    strategy: Any, tmp_path: Path, caplog: Any, messages: Messages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"train_distribute": strategy and strategy()}
     undisturbed = train(tmp_path / "a", 40, checkpoint_input_state="saved", **settings)
@@ -96,7 +97,11 @@ def test_auto_counts_what_is_larger_than_the_model_and_resumes_to_the_bit(
     messages.same("INFO", line, hide=MEASURED)
     assert not input_bytes(tmp_path / "b", 5) and not Reader(tmp_path / "b/model.ckpt-18").has_iterator(0)
     assert not list((tmp_path / "b").glob(".*"))
-    assert first + train(tmp_path / "b", 22, **settings) == undisturbed
+    caplog.clear()
+    monkeypatch.setenv(LATER_JOB, "1")  # the first job of the sweep has said it
+    with caplog.at_level(logging.INFO, "runner"):
+        assert first + train(tmp_path / "b", 22, **settings) == undisturbed
+    assert "shuffle" not in said_of(caplog)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from runner.launch import app, task_group
 from runner.launch import sweep as sweeps
 from runner.launch.multirun import name_of_job
 from runner.launch.sweep import JobResult, Sweep
+from runner.system.standard_streams import LATER_JOB
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages
 from tests.support.screen import line_of
@@ -322,6 +323,20 @@ finish()
     assert len(result.jobs) == 3
 
 
+def runs_in_mlflow(folder: Path) -> list[Any]:
+    """Return all runs of the experiment of the sweeps in `folder`."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    return list(client.search_runs([client.get_experiment_by_name("runner").experiment_id]))
+
+
+def test_only_the_first_job_says_what_is_the_same_in_all(sweep: Callable[..., Outcome], tmp_path: Path) -> None:
+    note = f"with open({str(tmp_path / 'later')!r}, 'a') as file: print(os.getenv({LATER_JOB!r}), file=file)"
+    sweep(f"{note}\nfinish()", RATES)
+    assert (tmp_path / "later").read_text().split() == ["None", "1", "1"]
+
+
 def test_ctrl_c_saves_the_job_that_runs_and_starts_no_other(sweep: Callable[..., Outcome], tmp_path: Path) -> None:
     saves = """
 def save(*a):
@@ -331,7 +346,7 @@ Path('ready').touch()
 time.sleep(600)
 """
     process = subprocess.Popen(
-        command(tmp_path, saves, "tracking=none", RATES),
+        command(tmp_path, saves, "tracking=mlflow", RATES),
         cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120
@@ -343,7 +358,12 @@ time.sleep(600)
     assert process.returncode == 3, err
     left = Outcome(tmp_path, subprocess.CompletedProcess([], 3, out, err))
     assert [(job["name"], job["status"]) for job in left.jobs] == [("learning_rate=0.1", "interrupted")]
-    again = sweep("finish()", RATES)
+    runs = runs_in_mlflow(tmp_path)
+    assert len(runs) == 2  # the sweep and its job
+    for run in runs:  # MLflow draws KILLED as a failure
+        assert (run.info.status, run.data.tags["status"]) == ("SCHEDULED", "interrupted")
+    again = sweep("finish()", RATES, tracking="mlflow")
+    assert {run.info.status for run in runs_in_mlflow(tmp_path)} == {"FINISHED"}
     assert again.generations() == {"learning_rate=0.3": 1, "learning_rate=0.2": 1, "learning_rate=0.1": 2}
 
 
