@@ -106,7 +106,8 @@ def test_the_page_of_a_run_shows_its_params_metrics_and_tags(pages: Pages, folde
 
 def test_the_metrics_of_a_run_are_drawn_as_curves(pages: Pages, folder: Path) -> None:
     pages.open_run("alone", "Model metrics")
-    for name, least in (("train/loss", 12), ("eval/loss", 2), ("eval/accuracy", 2), ("train/steps_per_sec", 1)):
+    # Of 13 points; the page draws points on a line as one piece.
+    for name, least in (("train/loss", 8), ("eval/loss", 2), ("eval/accuracy", 2), ("train/steps_per_sec", 1)):
         line = pages.see(curve(name))
         assert line.get_attribute("d").count("L") >= least, name  # so many straight pieces
 
