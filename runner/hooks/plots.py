@@ -6,6 +6,7 @@ are of one class only, or scores are not numbers, ends no run: a warning says so
 
 from __future__ import annotations
 
+import abc
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ _MOST_NUMBERS = 20
 """Classes up to which a confusion matrix shows its numbers."""
 
 
-class Drawing(Hook):
+class Drawing(Hook, abc.ABC):
     """Base class: draws the examples of each evaluation at its end.
 
     In training these are the examples of the steps that log, since the last picture.
@@ -54,13 +55,13 @@ class Drawing(Hook):
         if figures:
             run.log(figures)
 
+    @abc.abstractmethod
     def _clear(self) -> None:
         """Forget all examples."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _figures(self) -> dict[str, Any]:
         """Return name -> figure of the examples since `_clear`; {} without examples."""
-        raise NotImplementedError
 
     def _warn_once(self, text: str) -> None:
         if text not in self._said:
