@@ -90,7 +90,27 @@ class Estimator(engine.Estimator):
                 "what model_fn, hooks or the input function do, or call the Estimator from another class."
             )
 
-    evaluate = eagerly()(engine.Estimator.evaluate)
+    @eagerly()
+    def evaluate(
+        self,
+        input_fn: Any,
+        steps: int | None = None,
+        hooks: Sequence[Any] | None = None,
+        checkpoint_path: str | None = None,
+        name: str | None = None,
+    ) -> dict[str, Any]:
+        """Like `runner.Estimator.evaluate`.
+
+        Returns:
+          Metric name -> NumPy value of the metric's dtype, with `loss` (float32) and `global_step` (int64).
+        """
+        # On a worker that did not evaluate, the numbers came without their types.
+        metrics = super().evaluate(input_fn, steps, hooks, checkpoint_path, name)
+        return {name: tf.nest.map_structure(_as_numpy, value) for name, value in metrics.items()}
+
+    def _returned(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
+        return {**metrics, "global_step": step}
+
     experimental_export_all_saved_models = eagerly()(engine.Estimator.experimental_export_all_saved_models)
 
     @eagerly()
@@ -172,6 +192,13 @@ class Estimator(engine.Estimator):
     def _model_fn(self, model_fn: Callable[..., Any]) -> None:
         changed = dataclasses.replace(self._context.model_fn, fn=as_classic(model_fn))
         self._use(dataclasses.replace(self._context, model_fn=changed))
+
+
+def _as_numpy(value: Any) -> Any:
+    """Return a Python number as a NumPy scalar of the type that tf.estimator gave; other values unchanged."""
+    if type(value) is float:
+        return np.float32(value)
+    return np.int64(value) if type(value) is int else value
 
 
 def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:

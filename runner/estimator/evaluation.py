@@ -114,7 +114,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
       what: the evaluation's name in errors.
 
     Returns:
-      (metrics, number of examples).
+      (metrics, number of examples). Those that keep their state in variables are NumPy values of their dtypes.
 
     Raises:
       EmptyInputError: there are no examples.
@@ -131,7 +131,7 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
         if not total.examples:
             raise EmptyInputError(f"{what}: {why_empty(setup.pipeline, ModeKeys.EVAL, model.collectives)}")
         metrics: dict[str, Any] = {**total.means()}
-        metrics.update(tf.nest.map_structure(tensorboard.plain, program.values()))
+        metrics.update(program.values())
     except tf.errors.ResourceExhaustedError as error:
         size = setup.pipeline.global_batch_size
         if size is not None and size > 1:

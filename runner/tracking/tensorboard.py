@@ -33,7 +33,8 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     elements: dict[str, float] = {}
-    for name, value in flat(metrics).items():
+    for name, given in flat(metrics).items():
+        value = plain(given)
         if isinstance(value, (float, int)):
             found[name] = float(value)
         elif _has_numbers(value) and value.size <= MAX_ELEMENTS:

@@ -57,6 +57,31 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
     return Estimator(dense, str(tmp_path_factory.mktemp("trained")), config, None, None).train(batches(), steps=3)  # type: ignore[return-value]
 
 
+def test_a_result_of_evaluate_has_the_types_of_2_15(tmp_path: Path) -> None:
+    def typed(features: Any, labels: Any, mode: str) -> Any:
+        spec = dense(features, labels, mode)
+        count = tf.get_local_variable("count", [], tf.int64, tf.zeros_initializer())
+        ops = {
+            "float": tf.metrics.mean(tf.cast(labels, tf.float64)),
+            "vector": tf.metrics.precision_at_thresholds(labels > 0, tf.sigmoid(labels), [0.3, 0.5]),
+            "int": (count.read_value(), count.assign_add(1)),
+            "text": (tf.constant("a"), tf.no_op()),
+        }
+        return spec._replace(eval_metric_ops=ops)
+
+    estimator = Estimator(typed, str(tmp_path))
+    found = estimator.train(batches(), steps=1).evaluate(batches(2))
+    kinds = {"loss": np.float32, "float": np.float32, "int": np.int64, "global_step": np.int64, "text": bytes}
+    assert {name: type(found[name]) for name in kinds} == kinds
+    assert (found["vector"].dtype, found["vector"].shape) == (np.float32, (2,))
+    # They reach the readers of a run as numbers.
+    metrics, _ = train_and_evaluate(estimator, TrainSpec(batches(), max_steps=2), EvalSpec(batches(2)))
+    assert type(metrics["loss"]) is np.float32
+    events = sorted(glob.glob(f"{estimator.eval_dir()}/events*"))[-1]
+    values = [value for event in tf.train.summary_iterator(events) for value in event.summary.value]
+    assert {value.tag for value in values if value.HasField("simple_value")} >= {"loss", "float", "int"}
+
+
 def test_names_in_the_checkpoint_are_those_of_tf_layers(trained: Estimator) -> None:
     assert trained.get_variable_names() == ["dense/bias", "dense/kernel", "global_step", "out/bias", "out/kernel"]
 
