@@ -53,7 +53,7 @@ from runner.system.console import Progress, format_table, relative
 from runner.tf_private import graphs
 from runner.tracking.backends.session import NullRecord
 from runner.tracking.journal import Journal, NullJournal
-from runner.tracking.tensorboard import EventWriters, plain
+from runner.tracking.tensorboard import EventWriters
 from runner.types import Params, copied_params
 
 _log = logging.getLogger(__name__)
@@ -357,7 +357,7 @@ class Estimator:
 
     def _returned(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
         """Return what `evaluate` returns, of the metrics at a global step."""
-        return {**tf.nest.map_structure(plain, metrics), "global_step": step}
+        return {**evaluation.plain(metrics), "global_step": step}
 
     def prepare_evaluation(self, input_fn: InputFn, name: str | None = None, steps: float = math.inf) -> EvalSetup:
         """Return an evaluation before its first batch, without restored values.

@@ -145,6 +145,12 @@ def results(setup: EvalSetup, hooks: EvaluationHooks, what: str) -> tuple[dict[s
     return metrics, total.examples
 
 
+def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics with their scalars as Python's numbers and bytes."""
+    values: dict[str, Any] = tf.nest.map_structure(tensorboard.plain, dict(metrics))
+    return values
+
+
 def of_chief_alone(evaluate: Callable[[], dict[str, Any]], collectives: Collectives) -> dict[str, Any]:
     """Run `evaluate` on the chief while the other workers wait.
 
