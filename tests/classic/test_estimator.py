@@ -57,6 +57,48 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Estimator:
     return Estimator(dense, str(tmp_path_factory.mktemp("trained")), config, None, None).train(batches(), steps=3)  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("strategy", [None, mirrored])
+def test_a_variable_has_the_attributes_that_it_has_in_a_graph(strategy: Any, tmp_path: Path) -> None:
+    seen = []
+
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
+        weight = tf.get_variable("s/w", [2], initializer=tf.ones_initializer())
+        graph = tf.get_default_graph()
+        operation = weight.op
+        found = {
+            "graphs": {weight.graph, operation.graph, weight.initializer.graph, weight.value().graph} == {graph},
+            "op": (operation.name, operation.type, operation.inputs, operation.get_attr("dtype")),
+            "outputs": [output.dtype for output in operation.outputs],
+            "initializer": isinstance(weight.initializer, tf.Operation),
+            "values": [one.shape.as_list() for one in (weight.value(), weight.read_value(), weight.initial_value)],
+        }
+        with weight.graph.as_default(), tf.control_dependencies([weight.initializer, operation, weight]):
+            loss = tf.reduce_mean((weight - features) ** 2)
+        seen.append(found)
+        step = tf.train.get_global_step()
+
+        def update() -> Any:
+            # Slots are made eagerly, and found in the graph of a branch.
+            return tf.group(tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss), tf.assign_add(step, 1))
+
+        train_op = tf.cond(step >= 0, update, tf.no_op) if strategy is None else update()
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    config = RunConfig(str(tmp_path), train_distribute=strategy and strategy())
+    estimator = Estimator(model_fn, config=config)
+    estimator.train(lambda: tf.data.Dataset.from_tensors(([3.0, 3.0], [0.0])).repeat(), steps=2)
+    assert estimator.get_variable_value("s/w") == pytest.approx([1.56, 1.56])
+    assert estimator.get_variable_value("s/w/Momentum").shape == (2,)
+    expected = {
+        "graphs": True,
+        "op": ("s/w", "VarHandleOp", (), tf.float32),
+        "outputs": [tf.resource],
+        "initializer": True,
+        "values": [[2]] * 3,
+    }
+    assert seen and all(found == expected for found in seen)
+
+
 def test_a_result_of_evaluate_has_the_types_of_2_15(tmp_path: Path) -> None:
     def typed(features: Any, labels: Any, mode: str) -> Any:
         spec = dense(features, labels, mode)
