@@ -145,7 +145,7 @@ class Estimator(engine.Estimator):
           ValueError: this process does not train.
           TypeError: a hook or listener has another type.
         """
-        cluster = self.config.cluster
+        cluster = self.config.place
         # A worker of a parameter server cluster is a server, to which the coordinator sends the steps.
         is_asked = cluster.is_server and self.config.train_distribute is None
         kind = self.config.task_type  # a subclass of RunConfig may say what it is

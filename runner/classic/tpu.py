@@ -67,10 +67,13 @@ class RunConfig(run_config.RunConfig):
 
     Args:
       tpu_config: a TPUConfig; None: TPUConfig().
-      evaluation_master: ignored.
-      master: ignored; give a TPUStrategy as `train_distribute` instead.
-      cluster: ignored; give a TPUStrategy as `train_distribute` instead.
+      evaluation_master, master: addresses that only the attributes of these names give; None: as in
+        `tf.estimator.RunConfig`. Give a TPUStrategy as `train_distribute` instead.
+      cluster: a cluster resolver with these addresses, and the `cluster_spec`; None: there is none.
       **kwargs: as in `tf.estimator.RunConfig`.
+
+    Raises:
+      ValueError: master and cluster are given.
     """
 
     def __init__(
@@ -81,9 +84,43 @@ class RunConfig(run_config.RunConfig):
         cluster: Any = None,
         **kwargs: Any,
     ) -> None:
-        del evaluation_master, master, cluster
-        object.__setattr__(self, "tpu_config", tpu_config or TPUConfig())
+        if cluster is not None and master is not None:
+            raise ValueError("RunConfig(master=..., cluster=...): give only one; the cluster has its own master.")
+        given_master = master if cluster is None else cluster.master()
+        given = {"_master": given_master, "_evaluation_master": evaluation_master, "_resolver": cluster}
+        for name, value in {"tpu_config": tpu_config or TPUConfig(), **given}.items():
+            object.__setattr__(self, name, value)
         super().__init__(**kwargs)
+
+    @property
+    def cluster(self) -> Any:
+        """The resolver that was given; None: none was. `place` is this process's place in the cluster of TF_CONFIG."""
+        return vars(self)["_resolver"]
+
+    @cluster.setter
+    def cluster(self, place: Any) -> None:  # the constructor sets the field
+        vars(self)["cluster"] = place
+
+    @property
+    def master(self) -> str:
+        """The address that was given, or that of `tf.estimator.RunConfig`."""
+        given: str | None = vars(self)["_master"]
+        return super().master if given is None else given
+
+    @property
+    def evaluation_master(self) -> str:
+        """The address that was given, or that of TF_CONFIG; outside of an evaluator else `master`."""
+        given: str | None = vars(self)["_evaluation_master"]
+        if given is not None:
+            return given
+        found = super().evaluation_master
+        return found if found or self.task_type == "evaluator" else self.master
+
+    @property
+    def cluster_spec(self) -> tf.train.ClusterSpec:
+        """The cluster of the resolver that was given; else as in `tf.estimator.RunConfig`."""
+        resolver = vars(self)["_resolver"]
+        return super().cluster_spec if resolver is None else resolver.cluster_spec()
 
     def replace(self, **changes: Any) -> RunConfig:
         tpu_config = changes.pop("tpu_config", self.tpu_config)  # type: ignore[attr-defined]

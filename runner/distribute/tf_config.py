@@ -39,7 +39,7 @@ def read_tf_config(text: str, *, starts: bool = True) -> Cluster:
     tasks = _tasks(tree.get("cluster") or {}, starts)
     if not tree.get("task") and not tasks:
         return Cluster()
-    task_type, index = _task(tree.get("task"), tasks)
+    task_type, index = _task(tree.get("task"), tasks, starts=starts)
     return Cluster(task_type, index, tasks)
 
 
@@ -78,7 +78,7 @@ def _tasks(cluster: Any, starts: bool) -> dict[str, Sequence[str]]:
             seen[address] = place
         if listed:
             tasks[task_type] = tuple(listed)
-    for task_type in ("chief", "evaluator"):
+    for task_type in ("chief", "evaluator") if starts else ("chief",):
         if len(tasks.get(task_type, ())) > 1:
             raise ConfigError(
                 f"TF_CONFIG: cluster.{task_type}={list(tasks[task_type])}: only one {task_type} is allowed."
@@ -111,7 +111,7 @@ def _check_address(where: str, address: Any) -> None:
         )
 
 
-def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
+def _task(task: Any, tasks: Mapping[str, Sequence[str]], *, starts: bool) -> tuple[str, int]:
     """Return (type, index) that TF_CONFIG gives this process."""
     if not task:
         raise ConfigError(
@@ -126,6 +126,8 @@ def _task(task: Any, tasks: Mapping[str, Sequence[str]]) -> tuple[str, int]:
     index = _index(task, is_only_one=len(known) < 2)
     # An evaluator is not part of the cluster: TensorFlow's own examples name it only in `task`.
     alone = not tasks or task_type == "evaluator"
+    if tasks and task_type == "evaluator" and not starts:  # launchers number it as they like
+        return task_type, index
     if index < len(known) or (alone and index == 0 and task_type != "ps"):
         return task_type, index
     if not tasks:

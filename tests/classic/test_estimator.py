@@ -434,6 +434,7 @@ def test_in_memory_evaluator_works_under_a_strategy(tmp_path: Path, messages: Me
     hook = InMemoryEvaluatorHook(estimator, batches(2), name="here", every_n_iter=2)
     estimator.train(batches(), hooks=[hook], steps=5)
     assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5]
+    assert len(glob.glob(f"{estimator.eval_dir('here')}/events*")) == 1
     estimator.train(batches(), hooks=[hook], steps=2)
     assert evaluated(estimator.eval_dir("here"), "mae") == [0, 2, 4, 5, 5, 6, 7]
     with messages.raised(ValueError):

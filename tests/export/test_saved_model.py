@@ -475,20 +475,20 @@ def test_what_a_receiver_collects_is_exported_with_its_values(tmp_path: Path) ->
 
     estimator = Estimator(model_fn, tmp_path / "model")
     estimator.train(lambda: tf.data.Dataset.from_tensors({"x": [1.0]}))
-    path = estimator.export_saved_model(tmp_path / "export", receiver_fn).decode()
-    assert sorted(file.name for file in Path(path, "assets").iterdir()) == sorted(paths)
-    names = dict(tf.train.list_variables(f"{path}/variables/variables"))
+    exported = estimator.export_saved_model(tmp_path / "export", receiver_fn).decode()
+    assert sorted(file.name for file in Path(exported, "assets").iterdir()) == sorted(paths)
+    names = dict(tf.train.list_variables(f"{exported}/variables/variables"))
     assert set(names) == {"w", "global_step", "scale-keys", "scale-values"}
     for file in paths.values():  # the export has its own
         file.unlink()
     with tf.Graph().as_default() as graph, v1.Session() as session:
-        loaded = v1.saved_model.load(session, ["serve"], path)
+        loaded = v1.saved_model.load(session, ["serve"], exported)
         assert len(graph.get_collection(v1.GraphKeys.ASSET_FILEPATHS)) == 3
         assert len(graph.get_collection(v1.GraphKeys.TABLE_INITIALIZERS)) == 3
         signature = loaded.signature_def["serving_default"]
         found = session.run(signature.outputs["y"].name, {signature.inputs["words"].name: ["b", "a", "c"]})
     assert found.tolist() == [3, 0, -3]
-    served = tf.saved_model.load(path).signatures["serving_default"]
+    served = tf.saved_model.load(exported).signatures["serving_default"]
     assert served(words=tf.constant(["b"]))["y"].numpy().tolist() == [3]
 
 
