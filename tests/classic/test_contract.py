@@ -34,7 +34,6 @@ DIFFERS: dict[str, Any] = {
     # Seen when model_fn has been traced, in which a metric of Keras 3 can be seen to be updated or not.
     'evaluated(eval_metric_ops={"a": metric()})': ANY,
     # Mistakes that tf.estimator met later, or never.
-    'place(task("evaluator", 3))': "raises ValueError",
     'est.BinaryClassHead(label_vocabulary=["a"])': "raises ValueError",
     'est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="a")])': "raises ValueError",
 }

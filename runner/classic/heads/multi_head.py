@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import summaries
+from runner.classic.compat.tf1_operators import static_size
 from runner.classic.heads import base, checks, metrics
 from runner.export.outputs import PredictOutput
 from runner.model_fn import ModeKeys
@@ -143,7 +144,7 @@ class MultiHead(base.Head):
             return self._of_heads("logits", logits)
         logits = tf.convert_to_tensor(logits)
         sizes = [head.logits_dimension for head in self._heads.values()]
-        if logits.shape.rank is not None and logits.shape[-1] not in (None, sum(sizes)):
+        if static_size(logits, -1) not in (None, sum(sizes)):
             raise ValueError(
                 f"MultiHead: logits have the shape {logits.shape}; the last axis must have the size of all heads, "
                 f"{' + '.join(map(str, sizes))} = {sum(sizes)}."
