@@ -25,6 +25,10 @@ from runner.tracing.variable_request import VariableSpec
 _SAVED_MODEL = os.path.join("variables", "variables")
 
 
+class MissingCheckpointError(ValueError):
+    """There is no undamaged checkpoint where one is named."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """The outcome of a warm start.
@@ -165,7 +169,7 @@ def _checkpoint(where: str, setting: str) -> str:
     if not tf.io.gfile.isdir(place):
         damage = find_damage(place) if os.path.exists(f"{place}.index") else "there is no such checkpoint or folder"
         if damage is not None:
-            raise ValueError(f"{setting}={where}: {damage}.")
+            raise MissingCheckpointError(f"{setting}={where}: {damage}.")
         return place
     if tf.io.gfile.exists(os.path.join(place, f"{_SAVED_MODEL}.index")):
         return os.path.join(place, _SAVED_MODEL)

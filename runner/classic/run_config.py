@@ -121,14 +121,17 @@ class RunConfig(run_config.RunConfig):
         engine.setdefault("cluster", place)
         engine.setdefault("summaries_from_first_step", True)
         engine.setdefault("has_evaluator", "evaluator" in place.tasks and not place.is_evaluator)
-        super().__init__(
-            model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
-            tf_random_seed=_seed(tf_random_seed, place),
-            **{name: given[name] for name in _AS_GIVEN},
-            train_distribute=train_distribute,
-            eval_distribute=eval_distribute,
-            **engine,
-        )
+        try:
+            super().__init__(
+                model_dir=_model_dir(model_dir, self._environment.get("model_dir")),
+                tf_random_seed=_seed(tf_random_seed, place),
+                **{name: given[name] for name in _AS_GIVEN},
+                train_distribute=train_distribute,
+                eval_distribute=eval_distribute,
+                **engine,
+            )
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         # What code reads is what it has set, as in tf.estimator: 0 of a cadence, and no seed if none was given.
         object.__setattr__(self, "_seed", self.tf_random_seed)
         is_drawn = isinstance(tf_random_seed, run_config.DrawnSeed)

@@ -53,7 +53,26 @@ class TPUConfig(_TPUConfig):
                 raise ValueError(f"TPUConfig({name}={number}): it must be positive.")
         if config.num_cores_per_replica not in (None, 1, 2, 4, 8, 16, 32, 64, 128):
             raise ValueError(f"TPUConfig(num_cores_per_replica={config[2]}): it must be a power of 2 up to 128.")
+        _check_partitions(config)
+        evaluates = config.eval_training_input_configuration
+        if evaluates not in (InputPipelineConfig.PER_HOST_V1, InputPipelineConfig.SLICED):
+            raise ValueError(
+                f"TPUConfig(eval_training_input_configuration={evaluates}): it must be PER_HOST_V1 or SLICED."
+            )
         return config
+
+
+def _check_partitions(config: Any) -> None:
+    dimensions = config.input_partition_dims
+    if dimensions is None:
+        return
+    is_split = config.num_cores_per_replica is not None
+    takes_them = config.per_host_input_for_training == InputPipelineConfig.PER_HOST_V2
+    if len(dimensions) not in (1, 2) or not (is_split and takes_them):
+        raise ValueError(
+            f"TPUConfig(input_partition_dims={dimensions!r}): it must be a list of one or two, with "
+            "per_host_input_for_training=InputPipelineConfig.PER_HOST_V2 and num_cores_per_replica."
+        )
 
 
 class InputPipelineConfig:
@@ -148,8 +167,8 @@ class TPUEstimatorSpec(_Fields):
       Others: as in EstimatorSpec.
 
     Raises:
-      ValueError: eval_metrics or host_call is not a pair of a function and tensors.
-      TypeError: a hook is none.
+      ValueError: eval_metrics or host_call is not a pair.
+      TypeError: its first part is not a function, or a hook is none.
     """
 
     __slots__ = ()
@@ -158,8 +177,11 @@ class TPUEstimatorSpec(_Fields):
         spec = super().__new__(cls, *args, **kwargs)
         for name in ("eval_metrics", "host_call"):
             pair = getattr(spec, name)
-            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and callable(pair[0])):
-                raise ValueError(
+            is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+            has_function = is_pair and callable(pair[0])
+            if pair is not None and not has_function:
+                kind = TypeError if is_pair else ValueError
+                raise kind(
                     f"TPUEstimatorSpec({name}={pair!r}): it must be (function, tensors), with a list or a dict of "
                     "tensors that are passed to the function."
                 )

@@ -45,6 +45,7 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
 
     Raises:
       ValueError: `result` is something else, or a tuple that is not (features, labels).
+      TypeError: `result` is a generator.
     """
     if isinstance(result, tf.data.Dataset):
         return _normalised(result, name)
@@ -55,8 +56,10 @@ def as_dataset(result: Any, name: str, *, endless: bool) -> tf.data.Dataset:
                 "alone: a tensor or a dict of tensors."
             )
         result = tuple(result)
-    elif result is None or callable(result) or (hasattr(result, "__next__") and not tf.is_tensor(result)):
-        raise ValueError(
+    is_generator = hasattr(result, "__next__") and not tf.is_tensor(result)
+    if result is None or callable(result) or is_generator:
+        kind = TypeError if is_generator else ValueError
+        raise kind(
             f"{name} returned {_article(result)}. Return a tf.data.Dataset, (features, labels), or features. Wrap a "
             "generator in tf.data.Dataset.from_generator."
         )

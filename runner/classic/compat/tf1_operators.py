@@ -54,27 +54,5 @@ def dimension(element: Any) -> Any:
     return types.SimpleNamespace(value=element) if element is None or type(element) is int else element
 
 
-def static_size(value: Any, axis: int) -> int | None:
-    """Return the size of an axis of a tensor or shape, in a source for either TensorFlow; None: it is not known before
-    a step.
-    """
-    shape = getattr(value, "shape", value)
-    if shape.rank is None:
-        return None
-    size = shape[axis]
-    found: int | None = getattr(size, "value", size)
-    return found
-
-
-def size_of(tensor: Any, axis: int) -> Any:
-    """Return the size of an axis of a tensor: a number, or an int32 scalar if it is not known before a step."""
-    size = static_size(tensor, axis)
-    if size is not None:
-        return size
-    import tensorflow as tf
-
-    return tf.shape(tensor)[axis]
-
-
 def _operators() -> contextlib.AbstractContextManager[None]:
     return tf_estimator.operators_of_tf1(dimensions=not install.called.isdisjoint(install.SHAPES))

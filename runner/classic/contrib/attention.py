@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from runner.classic.compat.tf1_operators import size_of, static_size
 from runner.tf_private import tf_estimator
+from runner.tf_private.tf_estimator import size_of, static_size
 
 v1 = tf.compat.v1
 rnn_cell: Any = tf_estimator.legacy_keras("rnn_cell")
@@ -205,7 +205,7 @@ class AttentionWrapper(rnn_cell.RNNCell):
         self._is_multi = isinstance(attention_mechanism, list | tuple)
         self._mechanisms: Sequence[Any] = attention_mechanism if self._is_multi else (attention_mechanism,)
         self._layers = self._attention_layers(attention_layer_size, attention_layer)
-        sizes = [static_size(mechanism.values, -1) for mechanism in self._mechanisms]
+        sizes: list[Any] = [static_size(mechanism.values, -1) for mechanism in self._mechanisms]
         if attention_layer_size is not None:
             sizes = [layer.units for layer in self._layers]
         elif attention_layer is not None:

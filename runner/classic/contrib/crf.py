@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from runner.classic.compat.tf1_operators import size_of, static_size
+from runner.tf_private.tf_estimator import size_of, static_size
 
 v1 = tf.compat.v1
 

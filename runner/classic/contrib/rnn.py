@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.compat.tf1_operators import static_size
 from runner.tf_private import tf_estimator
+from runner.tf_private.tf_estimator import static_size
 
 v1 = tf.compat.v1
 rnn_cell: Any = tf_estimator.legacy_keras("rnn_cell")

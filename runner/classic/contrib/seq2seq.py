@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from runner.classic.compat.tf1_operators import size_of
+from runner.tf_private.tf_estimator import size_of
 
 v1 = tf.compat.v1
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.compat.tf1_operators import static_size
 from runner.programs.batch_losses import WholeBatch
 from runner.tf_private.feature_columns import dense_tensor
+from runner.tf_private.tf_estimator import static_size
 
 v1 = tf.compat.v1
 _WHOLE = WholeBatch()

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from runner.classic import summaries
-from runner.classic.compat.tf1_operators import static_size
 from runner.classic.heads import base, checks, metrics
 from runner.export.outputs import PredictOutput
 from runner.model_fn import ModeKeys
+from runner.tf_private.tf_estimator import static_size
 
 
 class MultiHead(base.Head):

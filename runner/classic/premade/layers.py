@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from runner.classic.compat.tf1_operators import static_size
 from runner.tf_private import feature_columns
+from runner.tf_private.tf_estimator import static_size
 
 v1 = tf.compat.v1
 
