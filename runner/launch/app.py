@@ -62,7 +62,7 @@ from runner.system.start_status import START_STATUS
 from runner.system.urls import is_url
 
 if TYPE_CHECKING:
-    from runner.launch.multirun import Multirun
+    from runner.launch.sweeps.multirun import Multirun
     from runner.launch.task_starter import TaskStarter
 
 MISTAKES = (ConfigError, OmegaConfBaseException, YAMLError)
@@ -199,7 +199,7 @@ class CommandLine:
         listed = SecretList.of(secrets, self.command.env)
         also_hide(listed)  # from here on, messages of the command
         if is_sweep:
-            from runner.launch.multirun import SweepJob, name_of_job
+            from runner.launch.sweeps.multirun import SweepJob, name_of_job
 
             self.multirun.only_lists = composed.get("command") == "dry_run"
             batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
@@ -264,7 +264,7 @@ class CommandLine:
     @functools.cached_property
     def multirun(self) -> Multirun:
         """The jobs of this command, which is a sweep."""
-        from runner.launch.multirun import Multirun
+        from runner.launch.sweeps.multirun import Multirun
 
         return Multirun(self.command)
 
@@ -357,7 +357,7 @@ class CommandLine:
         settings: Any = {"hydra_context": context, "task_function": self.run_job, "config": config}
         target = str(config.hydra.sweeper._target_)
         if target == OPTUNA:  # no plugin in `hydra_plugins`: every Hydra app on the machine would import it
-            from runner.launch.optuna_sweeper import OptunaSweeper
+            from runner.launch.sweeps.optuna_sweeper import OptunaSweeper
 
             self._sweeper = OptunaSweeper(self.multirun)
             self._sweeper.setup(**settings)

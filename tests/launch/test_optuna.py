@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from runner.launch.optuna_sweeper import _draw, _note_version
+from runner.launch.sweeps.optuna_sweeper import _draw, _note_version
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_sweep import ENV, NAME, Outcome, command, run_sweep
 from tests.support.command_line import CommandLine

@@ -25,8 +25,8 @@ from runner.config import parsing
 from runner.config.hydra import write_privately
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, ConfigError
-from runner.launch.multirun import Multirun
-from runner.launch.sweep import JobResult, Sweep
+from runner.launch.sweeps.multirun import Multirun
+from runner.launch.sweeps.sweep import JobResult, Sweep
 from runner.system import console
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
