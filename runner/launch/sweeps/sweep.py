@@ -8,13 +8,16 @@ all results at the end, and is also updated now and then before.
 from __future__ import annotations
 
 import math
+import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from filelock import FileLock
@@ -22,6 +25,7 @@ from filelock import FileLock
 from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
+from runner.launch.sweeps.repeats import Repeats, group_repeats, have_repeats
 from runner.remote.mirror import remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import read_json, write_json
@@ -63,6 +67,8 @@ class JobResult:
         (too many others had failed).
       value: the job's value of the sweep's metric; None: the job has no value, or it is not finite.
       metrics, global_step, error, unread_params: as in the job's summary.json.
+      settings: the values that vary, with all digits and without the seed; '': not known.
+      settings_id, seed: as in `repeats.Repeat`.
     """
 
     name: str
@@ -73,13 +79,17 @@ class JobResult:
     global_step: int | None = None
     error: str | None = None
     unread_params: Sequence[str] = ()
+    settings: str = ""
+    settings_id: str | None = None
+    seed: int | None = None
 
-    @property
-    def shown_name(self) -> str:
-        """`name`, followed by the params that no function read: `lrr=0.5 (not read: lrr)`."""
-        varied = [part.partition("=")[0] for part in self.name.split(", ")]
-        unread = [name for name in varied if any(f".{key}".endswith(f".{name}") for key in self.unread_params)]
-        return f"{self.name} (not read: {', '.join(unread)})" if unread else self.name
+    def shown(self, name: str) -> str:
+        """Return `name`, which is the job's or that of its settings, followed by the params that no function read:
+        `lrr=0.5 (not read: lrr)`.
+        """
+        varied = [part.partition("=")[0] for part in name.split(", ")]
+        unread = [key for key in varied if any(f".{read}".endswith(f".{key}") for read in self.unread_params)]
+        return f"{name} (not read: {', '.join(unread)})" if unread else name
 
 
 class Sweep:
@@ -145,29 +155,31 @@ class Sweep:
         limit = self._settings.max_failed
         return limit is not None and sum(job.status == "failed" for job in self.results) >= limit
 
-    def not_started(self, folder: Path, name: str) -> JobResult:
-        """Return the result of a job that this start leaves out; arguments as of `result_of`."""
-        if how_run_ended(folder).status is not None:  # of an earlier start
-            return self.result_of(folder, name)
-        return JobResult(name, folder.name, NOT_STARTED)
+    def left_out(self, job: JobResult) -> JobResult:
+        """Return the result of a job that this start leaves out: that of an earlier start, if it has one."""
+        was_run = how_run_ended(self.directory / job.folder).status is not None
+        return self.result_of(job) if was_run else job
 
-    def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
+    def result_of(self, job: JobResult, error: str | None = None) -> JobResult:
         """Return the result of a job from its summary.
 
         Args:
-          folder: the job's folder.
-          name: the job's name.
-          error: why the job was never started; None: it was started.
+          job: the job, as it was before it was started.
+          error: why it was never started; None: it was started.
         """
-        summary = {} if error else how_run_ended(folder).summary
+        summary = {} if error else how_run_ended(self.directory / job.folder).summary
         metrics = summary.get("metrics") or {}
-        if summary.get("status") == RUNNING:  # the job ended without writing its status
-            summary["status"] = "failed"
         number = float(metrics.get(self._metric_name(metrics) or "", math.nan))
-        value = number if math.isfinite(number) else None
-        status, error = summary.get("status", "failed"), error or summary.get("error")
-        unread = summary.get("unread_params") or ()
-        return JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
+        status = summary.get("status", "failed")
+        return replace(
+            job,
+            status="failed" if status == RUNNING else status,  # running: it ended without writing its status
+            value=number if math.isfinite(number) else None,
+            metrics=metrics,
+            global_step=summary.get("global_step"),
+            error=error or summary.get("error"),
+            unread_params=summary.get("unread_params") or (),
+        )
 
     def add(self, result: JobResult) -> None:
         """Write a job's result, replacing an earlier one."""
@@ -192,9 +204,9 @@ class Sweep:
           failed: the sweep failed.
           total: number of jobs of the sweep; None: not known.
         """
-        results, interrupted = self.results, bool(stops)
-        sign = 1 if self._mode(results) == "min" else -1
-        ranked = sorted(results, key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)))
+        interrupted = bool(stops)
+        ranked = self._rank_jobs(self.results)
+        groups = self._rank_groups(ranked)
         with self._lock:
             if self._later is not None:
                 self._later.cancel()
@@ -202,17 +214,22 @@ class Sweep:
             self._save(ranked)
             # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
-        self._print(ranked)
+        self._print(ranked, groups)
         if interrupted or self.has_failed_too_often:
             remaining = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
             what = f"{remaining} of {total} jobs are left. " if remaining > 0 else ""
             print(f"{what}Run the same command again to resume this sweep.", flush=True)
         try:
-            draw_jobs([(job.name, job.value) for job in ranked], self._shown_metric(ranked), self.directory)
+            self._draw(groups, self._shown_metric(ranked))
         except Exception as error:
             say(f"no {JOBS_FILE}: {describe(error)}")
         failed = failed or any(job.status == "failed" for job in ranked)
-        self._tell_end(ranked, "interrupted" if interrupted else "failed" if failed else "finished")
+        status = "finished"
+        if interrupted:
+            status = "interrupted"
+        elif failed:
+            status = "failed"
+        self._tell_end(groups, status)
         self._held.close()
         for job in ranked:  # an earlier start, or the process of a job, may not have reached the tracker
             if (self.directory / job.folder / SETTINGS_FILE).exists():
@@ -221,12 +238,29 @@ class Sweep:
         for name, address in self.shipping.addresses(self.directory).items():
             print(f"{name}: {address}", flush=True)
 
-    def _tell_end(self, ranked: Sequence[JobResult], status: str) -> None:
-        """Note in the journal how the sweep ended, with its best job and ranking."""
-        best = ranked[0] if ranked and ranked[0].value is not None else None
+    def _rank_jobs(self, results: Sequence[JobResult]) -> list[JobResult]:
+        """Return the jobs, best first: pruned ones after the others, those without the metric last."""
+        sign = 1 if self._mode(results) == "min" else -1
+        return sorted(results, key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)))
+
+    def _rank_groups(self, ranked: Sequence[JobResult]) -> list[Repeats[JobResult]]:
+        """Return the jobs that repeat each other as groups, best mean first; arguments and order as of `_rank_jobs`."""
+        sign = 1 if self._mode(ranked) == "min" else -1
+
+        def key(group: Repeats[JobResult]) -> tuple[bool, bool, float]:
+            mean = group.spread.mean
+            is_pruned = any(job.status == "pruned" for job in group.runs)
+            return mean is None, is_pruned, sign * (mean or 0.0)
+
+        return sorted(group_repeats(ranked), key=key)
+
+    def _tell_end(self, groups: Sequence[Repeats[JobResult]], status: str) -> None:
+        """Note in the journal how the sweep ended: its ranking, and its best job or the means of the best settings."""
+        best = groups[0] if groups and groups[0].spread.values else None
         if best is not None:
             path = journal_path(self.directory, SUPERVISOR)
-            step, values = best.global_step or 0, {f"best/{name}": float(v) for name, v in best.metrics.items()}
+            step = best.best(self._mode(best.runs)).global_step or 0
+            values = {f"best/{name}": value for name, value in _means(best).items()}
             lines = [(line["step"], line["metrics"]) for line in read_journal(path)[0] if "metrics" in line]
             if lines[-1:] != [(step, values)]:  # an earlier start ended with another best job
                 with closing(Journal(path)) as journal:
@@ -235,20 +269,38 @@ class Sweep:
         end = RunEnd(
             status,
             MLFLOW_STATUS[status],
-            tags={"best": best.name} if best is not None else {},
-            description=self._description(ranked),
+            tags={"best": _name_of(best, have_repeats(groups))} if best is not None else {},
+            description=self._description(groups),
             files=[SWEEP_FILE, *pictures],
         )
         write_end(self.directory, end)
 
-    def _description(self, ranked: Sequence[JobResult]) -> str:
+    def _description(self, groups: Sequence[Repeats[JobResult]]) -> str:
         """Return the ranking as Markdown, for the page of the sweep's MLflow run."""
-        metric = self._shown_metric(ranked)
-        rows = [("job", metric, "status"), ("---", "---:", "---")]
-        rows += [(job.shown_name, _shown(job.value), job.status) for job in ranked[:MAX_DESCRIBED]]
-        table = "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows)
-        left_out = f"\n\n{len(ranked) - MAX_DESCRIBED} more are in sweep.json." if len(ranked) > MAX_DESCRIBED else ""
-        return f"{DESCRIPTION_BEGINS} {metric} ({self._mode(ranked)})\n\n{table}{left_out}"
+        jobs = [job for group in groups for job in group.runs]
+        metric = self._shown_metric(jobs)
+        has_repeats = have_repeats(groups)
+        counted = ["n"] if has_repeats else []
+        rows = [["job", *counted, metric, "status"], ["---", *("---:" for _ in counted), "---:", "---"]]
+        for group in groups[:MAX_DESCRIBED]:
+            count = [group.count] if has_repeats else []
+            rows.append([_name_of(group, has_repeats), *count, str(group.spread), _status_of(group)])
+        lines = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows]
+        if len(groups) > MAX_DESCRIBED:
+            lines += ["", f"{len(groups) - MAX_DESCRIBED} more are in sweep.json."]
+        return "\n".join([f"{DESCRIPTION_BEGINS} {metric} ({self._mode(jobs)})", "", *lines])
+
+    def _draw(self, groups: Sequence[Repeats[JobResult]], metric: str) -> None:
+        """Draw a line for each job, or for the mean of those that repeat each other."""
+        has_repeats = have_repeats(groups)
+        lines = []
+        for group in groups:
+            name = group.runs[0].settings if has_repeats else group.runs[0].name
+            lines.append((name, group.spread.mean, group.spread.deviation))
+        if has_repeats:
+            counts = sorted({len(group.spread.values) for group in groups if group.spread.values})
+            metric = f"{metric}\nmean ± sd, n = {' or '.join(map(str, counts))}"
+        draw_jobs(lines, metric, self.directory)
 
     def _tell_start(self, config: Config, command: Command) -> None:
         """Note in the journal what the sweep's run is, for the trackers."""
@@ -298,23 +350,50 @@ class Sweep:
             "mode": self._mode(results),
             "jobs": [asdict(job) for job in results],
         }
+        groups = self._rank_groups(results)
+        if have_repeats(groups):
+            record["settings"] = [self._as_record(group) for group in groups]
         write_json(self.directory / SWEEP_FILE, record)
 
-    def _print(self, ranked: Sequence[JobResult]) -> None:
+    def _as_record(self, group: Repeats[JobResult]) -> dict[str, Any]:
+        """Return the entry of sweep.json for jobs that repeat each other."""
+        return {
+            "settings": group.runs[0].settings,
+            "mean": group.spread.mean,
+            "sd": group.spread.deviation,
+            "n": len(group.spread.values),
+            "seeds": [job.seed for job in group.runs],
+            "folders": [job.folder for job in group.runs],
+            "best_folder": group.best(self._mode(group.runs)).folder,
+        }
+
+    def _print(self, ranked: Sequence[JobResult], groups: Sequence[Repeats[JobResult]]) -> None:
         START_STATUS.stop()  # it is still shown if all jobs had already finished
         metric = self._shown_metric(ranked)
+        mode = self._mode(ranked)
         where = url_or_path(self.directory)
-        title = f"sweep {where}: {console.counted(len(ranked), 'job')}, best first by {metric} ({self._mode(ranked)})"
-        rows = [
-            (str(rank), job.shown_name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
-            for rank, job in enumerate(ranked, 1)
-        ]
-        headers = ["rank", "job", "status", metric, "step", "model_dir"]
+        has_repeats = have_repeats(groups)
+        counted = ["n"] if has_repeats else []
+        headers = ["rank", "job", *counted, "status", metric, "step", "model_dir"]
+        rows = []
+        for rank, group in enumerate(groups, 1):
+            best = group.best(mode)
+            count = [group.count] if has_repeats else []
+            name = _name_of(group, has_repeats)
+            step = "-" if best.global_step is None else console.format_number(best.global_step)
+            rows.append([str(rank), name, *count, _status_of(group), str(group.spread), step, f"{where}/{best.folder}"])
         if sys.stdout.isatty() and console.table_width(headers, rows) > console.terminal_width(sys.stdout):
-            headers[-1], rows = "folder", [(*row[:-1], job.folder) for row, job in zip(rows, ranked, strict=True)]
-        console.print_table(title, headers, rows)
+            headers[-1] = "folder"
+            for row in rows:
+                row[-1] = row[-1].removeprefix(f"{where}/")
+        what = console.counted(len(ranked), "job")
+        by = metric
+        if has_repeats:
+            what = f"{what} of {console.counted(len(groups), 'setting')}"
+            by = f"the mean of {metric}"
+        console.print_table(f"sweep {where}: {what}, best first by {by} ({mode})", headers, rows)
         summaries = [how_run_ended(self.directory / job.folder).summary for job in ranked]
-        console.print_common([one for one in summaries if one])  # a job that was never started has none
+        console.print_common([summary for summary in summaries if summary])  # a job that was never started has none
         for job in ranked:
             if job.error:
                 print(f"{job.name}: {job.error}", flush=True)
@@ -323,5 +402,33 @@ class Sweep:
             say(f"sweep.metric={metric}: no job has it. There are: {', '.join(names)}.")
 
 
-def _shown(number: float | None) -> str:
-    return "-" if number is None else console.format_number(number)
+def rounded(settings: str) -> str:
+    """Return `learning_rate=0.1234` of `learning_rate=0.1234321`: numbers with many digits, for display.
+
+    All digits are in the params of the job's run.
+    """
+    return re.sub(r"(?<==)-?\d*\.\d{6,}(e[+-]?\d+)?(?=, |$)", lambda found: f"{float(found[0]):.4g}", settings)
+
+
+def _name_of(group: Repeats[JobResult], has_repeats: bool) -> str:
+    """Return the name of jobs that repeat each other, in a sweep that has repeats; else that of the only job."""
+    first = group.runs[0]
+    is_known = has_repeats and first.settings
+    return first.shown(rounded(first.settings) if is_known else first.name)
+
+
+def _status_of(group: Repeats[JobResult]) -> str:
+    """Return the status that all jobs have, or `2 finished, 1 failed`."""
+    numbers = Counter(job.status for job in group.runs)
+    if len(numbers) == 1:
+        return group.runs[0].status
+    return ", ".join(f"{number} {status}" for status, number in numbers.most_common())
+
+
+def _means(group: Repeats[JobResult]) -> dict[str, float]:
+    """Return the mean of each metric over the jobs that have the ranking's one."""
+    values: dict[str, list[float]] = {}
+    for job in group.with_value:
+        for name, value in job.metrics.items():
+            values.setdefault(name, []).append(float(value))
+    return {name: fmean(of_jobs) for name, of_jobs in values.items()}
