@@ -24,7 +24,8 @@ from runner.launch.command import Command
 from runner.launch.environment.gpus import visible_gpus
 from runner.launch.stop_requests import Stoppable, StopRequests
 from runner.launch.sweeps.devices import DevicePool
-from runner.launch.sweeps.sweep import NOT_STARTED, JobResult, Sweep, rounded
+from runner.launch.sweeps.ranking import JobResult, rounded
+from runner.launch.sweeps.sweep import NOT_STARTED, Sweep
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import url_or_path
 from runner.system import console

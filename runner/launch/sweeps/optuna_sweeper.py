@@ -29,7 +29,8 @@ from runner.config.mistakes import Conflict
 from runner.config.schema import Config, ConfigError
 from runner.config.settings.limits import as_typed
 from runner.launch.sweeps.multirun import SEED, Multirun
-from runner.launch.sweeps.sweep import JobResult, Sweep
+from runner.launch.sweeps.ranking import JobResult
+from runner.launch.sweeps.sweep import Sweep
 from runner.system import console
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
