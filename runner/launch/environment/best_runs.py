@@ -167,8 +167,12 @@ class Ranking:
 
 def _spread(group: Repeats[RankedRun], metric: str) -> Spread:
     """Return the values of a metric in the runs that have that of the ranking."""
-    values = [_value(run.summary, metric) for run in group.with_value]
-    return Spread([value for value in values if value is not None])
+    values = []
+    for run in group.with_value:
+        value = _value(run.summary, metric)
+        if value is not None:
+            values.append(value)
+    return Spread(values)
 
 
 def _value(summary: Mapping[str, Any], metric: str) -> float | None:

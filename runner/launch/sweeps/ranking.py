@@ -49,8 +49,13 @@ class JobResult:
         """Return `name`, which is the job's or that of its settings, followed by the params that no function read:
         `lrr=0.5 (not read: lrr)`.
         """
-        varied = [part.partition("=")[0] for part in name.split(", ")]
-        unread = [key for key in varied if any(f".{read}".endswith(f".{key}") for read in self.unread_params)]
+        # The ends of the unread keys: a name has the last word of a key, or more of it.
+        ends = tuple(f".{key}" for key in self.unread_params)
+        unread = []
+        for part in name.split(", "):
+            key = part.partition("=")[0]
+            if any(end.endswith(f".{key}") for end in ends):
+                unread.append(key)
         return f"{name} (not read: {', '.join(unread)})" if unread else name
 
 
@@ -72,8 +77,10 @@ class Ranking:
 
     def __init__(self, results: Sequence[JobResult], settings: SweepConfig) -> None:
         self.results = results
-        names = [metric_name(settings, job.metrics) for job in results if job.metrics]
-        self.metric = str(names[0]) if names else "eval/loss"
+        with_metrics = next((job for job in results if job.metrics), None)
+        self.metric = "eval/loss"
+        if with_metrics is not None:
+            self.metric = str(metric_name(settings, with_metrics.metrics))
         self.mode = mode_of(self.metric, settings.mode)
         self.jobs = sorted(results, key=self._place_of_job)
         self.groups = sorted(group_repeats(self.jobs), key=self._place_of_group)
