@@ -438,14 +438,18 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     Raises:
       ConfigError: the command is not possible.
     """
-    from runner.launch.environment import best_runs, cluster_info, doctor, new_project
+    from runner.launch.environment import best_runs, cluster_info, doctor, list_runs, new_project
 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
             raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
     show: Mapping[str, Callable[[Config, Mapping[str, str]], dict[str, Any]]] = {
-        "best": best_runs.show, "cluster_info": cluster_info.show, "doctor": doctor.show, "new": new_project.show,
-    }  # fmt: skip
+        "list": list_runs.show,
+        "best": best_runs.show,
+        "cluster_info": cluster_info.show,
+        "doctor": doctor.show,
+        "new": new_project.show,
+    }
     return show[config.command](config, env)
 
 

@@ -318,9 +318,7 @@ class Supervisor:
         self._say_changes(before)
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:
-            self.record.generation += 1
-            self.record.training = STILL_RUNNING.status
-            self.record.ending = {}
+            self.record.begin(STILL_RUNNING.status)
             start_files.write_notes(self.model_dir, self.notes)
             write_summary(self.model_dir, self._summary_of(STILL_RUNNING))
         self.record.save(self.model_dir)

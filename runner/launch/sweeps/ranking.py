@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from runner.config.metric_names import mode_of
+from runner.config.metric_names import metric_name, mode_of
 from runner.config.schema import SweepConfig
 from runner.launch.sweeps.repeats import Repeats, group_repeats, have_repeats
 from runner.system import console
@@ -80,7 +80,7 @@ class Ranking:
         with_metrics = next((job for job in results if job.metrics), None)
         self.metric = "eval/loss"
         if with_metrics is not None:
-            self.metric = str(metric_name(settings, with_metrics.metrics))
+            self.metric = str(metric_name(with_metrics.metrics, settings.metric))
         self.mode = mode_of(self.metric, settings.mode)
         self.jobs = sorted(results, key=self._place_of_job)
         self.groups = sorted(group_repeats(self.jobs), key=self._place_of_group)
@@ -186,14 +186,6 @@ class Ranking:
     def _if_repeated(self, cell: str) -> list[str]:
         """Return the cell of the column that is there only if jobs repeat each other."""
         return [cell] if self.has_repeats else []
-
-
-def metric_name(settings: SweepConfig, metrics: Mapping[str, float]) -> str | None:
-    """Return the metric by which a job with these metrics is ranked; None if it has none."""
-    if settings.metric or "eval/loss" in metrics:
-        return settings.metric or "eval/loss"
-    losses = [name for name in metrics if name.endswith("/loss")]
-    return next(iter([*losses, *metrics]), None)
 
 
 def means_of(group: Repeats[JobResult]) -> dict[str, float]:

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from runner.config.metric_names import metric_name
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
-from runner.launch.sweeps.ranking import JobResult, Ranking, means_of, metric_name
+from runner.launch.sweeps.ranking import JobResult, Ranking, means_of
 from runner.launch.sweeps.repeats import Repeats
 from runner.remote.mirror import remote_dir, url_or_path
 from runner.system import console
@@ -127,7 +128,7 @@ class Sweep:
         """
         summary = {} if error else how_run_ended(self.directory / job.folder).summary
         metrics = summary.get("metrics") or {}
-        number = float(metrics.get(metric_name(self._settings, metrics) or "", math.nan))
+        number = float(metrics.get(metric_name(metrics, self._settings.metric) or "", math.nan))
         value = number if math.isfinite(number) else None
         status = summary.get("status", "failed")
         if status == RUNNING:  # it ended without writing its status
