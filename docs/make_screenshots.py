@@ -85,7 +85,7 @@ class Pictures:
         """Take the same page of a sweep with seeds, whose jobs are grouped by their settings."""
         self._open_runs(home / "outputs" / "seeds")
         self._pages.group_by("settings")
-        self._pages.see("//*[@role='columnheader' and contains(., 'eval/accuracy')]")
+        self._pages.see("//*[@role='columnheader' and contains(., 'eval/loss')]")
         self._keep("mlflow_seeds.png", height=600)
 
     def _open_runs(self, sweeps: Path) -> None:
