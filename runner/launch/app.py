@@ -40,6 +40,7 @@ from runner.config.hydra import (
     check_declared_params,
     check_groups,
     conf_path,
+    config_flags,
     file_with,
     groups_without_option,
     keep_private,
@@ -195,6 +196,8 @@ class CommandLine:
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
+        # What the record has of the command line, and a line that resumes or repeats the run.
+        argv = ["runner", *config_flags(self.command.argv), *overrides]
         secrets = secret_keys.listed_in(composed, self.command.env)
         listed = SecretList.of(secrets, self.command.env)
         also_hide(listed)  # from here on, messages of the command
@@ -222,7 +225,7 @@ class CommandLine:
                     raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides], notes)
+                job = SweepJob(hydra_config.job.num, name, config, argv, notes)
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
                 self.multirun.list_job(hydra_config.job.num, name, directory)
@@ -239,7 +242,7 @@ class CommandLine:
             outcome = supervisor.run(
                 config,
                 self.command.env,
-                ["runner", *overrides],
+                argv,
                 stops=self.command.stops,
                 member=supervisor.Member(starter=self.command.starter),
                 notes=notes,
