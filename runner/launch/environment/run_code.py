@@ -174,10 +174,15 @@ class CodeRecorder:
         if code.problem:
             self._say(code.problem)
         # Git ignores what is made: nobody needs to hear of it at each start.
-        named = [f"{name} ({why})" for name, why in code.left_out.items() if why != IGNORED]
-        if named and not self.is_quiet:
-            further = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-            say(f"run.code: not recorded: {', '.join(named[:MAX_NAMED])}{further}")
+        names = [name for name, why in code.left_out.items() if why != IGNORED]
+        if not names or self.is_quiet:
+            return
+        # Secrets come first: whoever reads of one may want to change it.
+        names.sort(key=lambda name: code.left_out[name] != _SECRET)
+        shown = [f"{name} ({code.left_out[name]})" for name in names[:MAX_NAMED]]
+        if len(names) > MAX_NAMED:
+            shown.append(f"and {len(names) - MAX_NAMED} more")
+        say(f"run.code: not recorded: {', '.join(shown)}")
 
 
 def _write(model_dir: Path, code: RunCode, patch: bytes, requirements: str) -> list[Path]:
@@ -404,7 +409,15 @@ def _parts_of(base: str, project: Path, names: Sequence[str], excluded: Iterable
     if not names:
         return {}
     # The settings of a user must not change the form of the patch.
-    settings = ("--no-color", "--no-ext-diff", "--no-textconv", "--full-index", "--src-prefix=a/", "--dst-prefix=b/")
+    settings = (
+        "-U3",
+        "--no-color",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--full-index",
+        "--src-prefix=a/",
+        "--dst-prefix=b/",
+    )
     without = [f":(top,exclude,literal){name}" for name in excluded]
     answer = git(project, "diff", *settings, *_DIFF, base, "--", ":(top)", *without)
     parts = re.split(rb"^(?=diff --git )", answer or b"", flags=re.MULTILINE)[1:]
