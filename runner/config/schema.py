@@ -206,6 +206,7 @@ class RunSettings:
     debug: str | None = setting(None, choices=("fast_dev", "overfit", "nan", "replicas"))
     profile: str | None = None
     log_level: str = setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
+    code: bool = setting(True, shown_only=True)
     secrets: list[str] | None = setting(None, shown_only=True)
     local_dir: str | None = setting(None, shown_only=True)
     lease_secs: int = count(60, minimum=4, shown_only=True)

@@ -40,6 +40,7 @@ from runner.config.hydra import (
     check_declared_params,
     check_groups,
     conf_path,
+    config_flags,
     file_with,
     groups_without_option,
     keep_private,
@@ -196,6 +197,8 @@ class CommandLine:
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
+        # What the record has of the command line, and a line that resumes or repeats the run.
+        argv = ["runner", *config_flags(self.command.argv), *overrides]
         secrets = secret_keys.listed_in(composed, self.command.env)
         listed = SecretList.of(secrets, self.command.env)
         also_hide(listed)  # from here on, messages of the command
@@ -227,7 +230,6 @@ class CommandLine:
                     raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                argv = ["runner", *overrides]
                 job = SweepJob(hydra_config.job.num, name, settings, settings_id(composed), config, argv, notes)
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
@@ -245,7 +247,7 @@ class CommandLine:
             outcome = supervisor.run(
                 config,
                 self.command.env,
-                ["runner", *overrides],
+                argv,
                 stops=self.command.stops,
                 member=supervisor.Member(starter=self.command.starter, settings_id=settings_id(composed)),
                 notes=notes,
