@@ -47,6 +47,7 @@ def record(home: Path) -> None:
     run(*RUN)
     run(*SWEEP)
     run(*SEEDS)
+    run("command=report", "model_dir=outputs/seeds")
     (sweep,) = (home / "outputs" / "sweeps").iterdir()
     best = sweep / json.loads((sweep / "sweep.json").read_text())["jobs"][0]["folder"]
     run(
@@ -72,6 +73,7 @@ class Pictures:
         self.take_sweep(sweep)
         self.take_plots(sweep)
         self.take_model()
+        self.take_report(home)
 
     def take_runs(self, home: Path) -> None:
         """Take the page to which the last lines of the sweep lead."""
@@ -163,6 +165,12 @@ class Pictures:
             pages.click(f"//*[@role='row' and contains(., '{part} (')]//*[@role='img']")
         pages.see("//*[contains(text(), 'image')]")
         self._keep("mlflow_model.png", height=900)
+
+    def take_report(self, home: Path) -> None:
+        """Take the page that command=report writes of the sweep with seeds."""
+        self._pages.open_file(home / "report.html")
+        self._pages.see("//h2[contains(., 'All runs')]")
+        self._keep("report.png")
 
     def _search(self, pattern: str) -> None:
         self._pages.see("//*[@data-testid='experiment-view-compare-runs-card']")  # before, the field forgets it

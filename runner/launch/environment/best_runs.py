@@ -109,6 +109,7 @@ class RunRanking:
       groups: runs that repeat each other, best mean first; without those groups none of whose runs has the metric.
       others: the runs without a finite value of the metric.
       has_repeats: a group has more than one run.
+      without: keys in which the runs of a group differ.
     """
 
     def __init__(self, runs: Sequence[FoundRun], metric: str, mode: str | None) -> None:
@@ -126,6 +127,7 @@ class RunRanking:
         self.groups = [of_name[name] for name in rank_by(means, metric, mode)]
         self.others = [ranked.run for ranked in found if ranked.value is None]
         self.has_repeats = have_repeats(self.groups)
+        self.without = ["run.seed"] if self.has_repeats else []
 
     def best_run(self, group: Repeats[RankedRun]) -> FoundRun:
         """Return the run of a group with the best seed."""
@@ -137,8 +139,7 @@ class RunRanking:
 
     def settings(self) -> list[list[str]]:
         """Return of each group the overrides that not all groups have."""
-        without = ["run.seed"] if self.has_repeats else []
-        return varied_settings([self.best_run(group) for group in self.groups], without)
+        return varied_settings([self.best_run(group) for group in self.groups], self.without)
 
     def print(self, title: str) -> list[dict[str, Any]]:
         """Print the ranking, and return its rows with the values themselves; none if no run has the metric."""

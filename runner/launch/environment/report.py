@@ -120,11 +120,17 @@ def _experiment(name: str, ranking: RunRanking) -> str:
         return ""
     parts = [f"<h2>Experiment {html.escape(name)}, best first by {html.escape(ranking.metric)} ({ranking.mode})</h2>"]
     parts.append(_ranking_table(ranking))
-    ranked = [ranked.run for group in ranking.groups for ranked in group.runs if ranked.value is not None]
+    ranked = []
+    for group in ranking.groups:
+        # The best seed first, as the table names it.
+        best = ranking.best_run(group)
+        others = [ranked.run for ranked in group.with_value if ranked.run is not best]
+        ranked += [best, *others]
     pictures = _pictures_of_curves(ranked, ranking.metric)
     if pictures:
         parts += ["<h3>Curves</h3>", _grid(pictures)]
-    pictures = _pictures_of_settings(ranked, ranking.metric)
+    # Runs that repeat each other differ in nothing but their seed.
+    pictures = _pictures_of_settings(ranked, ranking.metric, ranking.without)
     if pictures:
         parts += [f"<h3>Settings against {html.escape(ranking.metric)}</h3>", _grid(pictures)]
     return "\n".join(parts)
@@ -252,10 +258,10 @@ def _names_of(runs: Sequence[FoundRun]) -> list[str]:
     return [run.name for run in runs]
 
 
-def _pictures_of_settings(ranked: Sequence[FoundRun], metric: str) -> list[str]:
-    """Return a picture of each setting that varies, with a point for each run."""
+def _pictures_of_settings(ranked: Sequence[FoundRun], metric: str, without: Sequence[str]) -> list[str]:
+    """Return a picture of each setting that varies, but for those `without`, with a point for each run."""
     of_runs = []
-    for settings in varied_settings(ranked):
+    for settings in varied_settings(ranked, without):
         of_runs.append(dict(text.lstrip("+").split("=", 1) for text in settings if "=" in text))
     values = [finite(run, metric) for run in ranked]
     pictures = []
