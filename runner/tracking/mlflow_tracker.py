@@ -32,6 +32,7 @@ from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
 from runner.system.console import counted
 from runner.system.exit_codes import USER_ERRORS
+from runner.system.files import MODEL_CARD_FILE
 from runner.system.redaction import mask_text
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe
 
@@ -511,6 +512,11 @@ def _save_model(model: ExportedModel, folder: Path) -> None:
         # otherwise MLflow infers them, which takes 10 s
         pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")],
     )
+    card = model.path / MODEL_CARD_FILE
+    if card.exists():  # exports of earlier versions have none
+        # In the model's own folder, where MLflow's page shows it at once; the SavedModel is below it there.
+        text = card.read_text(encoding="utf-8").replace('load(".",', f'load("artifacts/{model.path.name}",')
+        (folder / card.name).write_text(text, encoding="utf-8")
 
 
 def _input_example(inputs: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any] | None:
