@@ -12,12 +12,12 @@ import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+import runner
 from runner.checkpoint import retention
 from runner.checkpoint_files import layout
 from runner.config.schema import TRAINING_RUNS
@@ -32,6 +32,7 @@ from runner.tracking.journal import (
     read_journal,
     starts_and_ends,
 )
+from runner.tracking.tracker import points_of
 
 Metric = tuple[str, float, int | None]
 
@@ -58,44 +59,42 @@ class Recorded:
     metrics: Sequence[Metric] = ()
 
 
-def recorded_of(checkpoint: Path) -> Recorded:
-    """Return what the run in the folder of a checkpoint has recorded of it."""
-    folder = checkpoint.parent
-    step = layout.step_of(checkpoint.name)
+def recorded_of(checkpoint: str | None) -> Recorded:
+    """Return what the run in the folder of a checkpoint has recorded of it; nothing of None."""
+    if checkpoint is None:
+        return Recorded()
+    folder = Path(checkpoint).parent
+    name = Path(checkpoint).name
+    step = layout.step_of(name)
     journals = Journals(folder)
     events = journals.events_of("chief")
-    saved = _time_of_save(events, checkpoint.name)
-    start = _newest(_starts(folder), saved)
+    saved = _time_of_save(events, name)
+    start = _start_of(folder, saved)
     evaluated = retention.metrics_of(checkpoint)
-    metrics = [(name, value, step) for name, value in evaluated.items()]
+    metrics: list[Metric] = [(metric, value, step) for metric, value in evaluated.items()]
     if step is not None:
         metrics += _metrics_of_training(folder, step)
-    return Recorded(
-        name=start.get("name", ""),
-        params=start.get("params", {}),
-        tags=start.get("tags", {}),
-        datasets=_datasets([*events, *journals.events_of("evaluator")], saved, evaluated),
-        metrics=metrics,
-    )
+    events += journals.events_of("evaluator")
+    datasets = _datasets(events, saved, evaluated)
+    return Recorded(start.get("name", ""), start.get("params", {}), start.get("tags", {}), datasets, metrics)
 
 
 def _time_of_save(events: Iterable[Mapping[str, Any]], name: str) -> float:
     """Return when the checkpoint of this name was saved; infinity if no event says so."""
-    saves = [event for event in events if event["event"] == "checkpoint"]
-    return max((save["time"] for save in saves if Path(str(save.get("path"))).name == name), default=math.inf)
+    found = math.inf
+    for event in events:
+        saved = Path(str(event.get("path"))).name
+        if event["event"] == "checkpoint" and saved == name:
+            found = event["time"]
+    return found
 
 
-def _starts(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines about the starts that trained."""
-    bounds = starts_and_ends(folder)
-    return [line for line in bounds if line["event"] == RUN_STARTED and line["command"] in TRAINING_RUNS]
-
-
-def _newest(lines: Iterable[dict[str, Any]], until: float) -> dict[str, Any]:
-    """Return the last line written until a time; {}: there is none."""
-    found: dict[str, Any] = {}
-    for line in lines:
-        if line.get("time", 0.0) <= until:
+def _start_of(folder: Path, saved: float) -> Mapping[str, Any]:
+    """Return the line about the start that trained what was saved at a time; {}: there is none."""
+    found: Mapping[str, Any] = {}
+    for line in starts_and_ends(folder):
+        has_trained = line["event"] == RUN_STARTED and line["command"] in TRAINING_RUNS
+        if has_trained and line["time"] <= saved:
             found = line
     return found
 
@@ -108,11 +107,18 @@ def _datasets(events: Iterable[dict[str, Any]], saved: float, metrics: Iterable[
       saved: the time at which the checkpoint was saved. A later start may train on other data.
       metrics: names of the metrics of its evaluations.
     """
-    datasets = [event for event in events if event["event"] == DATASET]
-    contexts = sorted({name.partition("/")[0] for name in metrics})
-    found = [_newest([line for line in datasets if line["context"] == "train"], saved)]
-    found += [_newest([line for line in datasets if line["context"] == context], math.inf) for context in contexts]
-    return [line for line in found if line]
+    evaluations = {name.partition("/")[0] for name in metrics}
+    train: list[Mapping[str, Any]] = []
+    evals: dict[str, Mapping[str, Any]] = {}
+    for event in events:
+        if event["event"] != DATASET:
+            continue
+        context = event["context"]
+        if context == "train" and event["time"] <= saved:
+            train = [event]
+        if context in evaluations:
+            evals[context] = event
+    return [*train, *evals.values()]
 
 
 def _metrics_of_training(folder: Path, step: int) -> list[Metric]:
@@ -123,11 +129,10 @@ def _metrics_of_training(folder: Path, step: int) -> list[Metric]:
     lines, _ = read_journal(path, max(0, size - BLOCK_BYTES))
     found: dict[str, Metric] = {}
     for line in lines:
-        if line.get("step", math.inf) <= step:
-            for name, value in line.get("metrics", {}).items():
-                is_of_the_model = name.startswith("train/") and not name.endswith("_per_sec")
-                if is_of_the_model:
-                    found[name] = (name, value, line["step"])
+        for point in points_of(line):
+            is_of_training = point.name.startswith("train/") and not point.name.endswith("_per_sec")
+            if is_of_training and point.step <= step:
+                found[point.name] = (point.name, point.value, point.step)
     return list(found.values())
 
 
@@ -142,18 +147,20 @@ def card_of(checkpoint: str | None, signatures: Mapping[str, Any], tags: Sequenc
       signatures: name -> SignatureDef.
       tags: tags of the graph that a reader loads.
     """
-    recorded = recorded_of(Path(checkpoint)) if checkpoint is not None else Recorded()
+    recorded = recorded_of(checkpoint)
+    python = platform.python_version()
     parts = [
         f"# {recorded.name or 'A model'}, {_state(checkpoint)}",
-        f"A SavedModel, exported by estimator-runner {metadata.version('estimator-runner')} with TensorFlow "
-        f"{tf.__version__} and Python {platform.python_version()}.",
+        f"A SavedModel, exported by estimator-runner {runner.__version__} with TensorFlow {tf.__version__} and Python "
+        f"{python}.",
         _origin(recorded),
-        f"## Load it\n\n{_lines_that_load(signatures, tags)}",
-        *(_signature(name, signature) for name, signature in sorted(signatures.items())),
-        _data(recorded.datasets),
-        _metrics(recorded.metrics),
+        _lines_that_load(signatures, tags),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    for name in sorted(signatures):
+        parts.append(_signature(name, signatures[name]))
+    parts.append(_data(recorded.datasets))
+    parts.append(_metrics(recorded.metrics))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _state(checkpoint: str | None) -> str:
@@ -165,15 +172,13 @@ def _state(checkpoint: str | None) -> str:
 
 
 def _lines_that_load(signatures: Mapping[str, Any], tags: Sequence[str]) -> str:
-    name = DEFAULT if DEFAULT in signatures else min(signatures)
-    return (
-        "Where this file is, with TensorFlow alone:\n\n"
-        "```python\n"
-        "import tensorflow as tf\n"
-        f'model = tf.saved_model.load(".", tags={json.dumps(tags)})\n'
-        f"answer = model.signatures[{json.dumps(name)}]  # a function of the inputs below, by name; it returns a dict\n"
-        "```"
-    )
+    name = DEFAULT if DEFAULT in signatures else min(signatures, default="")
+    lines = ["import tensorflow as tf", f'model = tf.saved_model.load(".", tags={json.dumps(tags)})']
+    if name:
+        called = "a function of the inputs below, by name; it returns a dict"
+        lines.append(f"answer = model.signatures[{json.dumps(name)}]  # {called}")
+    code = "\n".join(lines)
+    return f"## Load it\n\nIn the folder of this file, with TensorFlow alone:\n\n```python\n{code}\n```"
 
 
 def _origin(recorded: Recorded) -> str:
@@ -184,14 +189,16 @@ def _origin(recorded: Recorded) -> str:
         rows.append(["model_fn", f"`{model_fn}`"])
     commit = recorded.tags.get("mlflow.source.git.commit")
     if commit:
-        is_dirty = recorded.tags.get("git.dirty") == "true"
-        rows.append(["commit", f"`{commit}`{' with uncommitted changes' if is_dirty else ''}"])
-    versions = [
-        f"{tag.removeprefix(_VERSION)} {version}" for tag, version in recorded.tags.items() if tag.startswith(_VERSION)
-    ]
+        rows.append(["commit", f"`{commit}`"])
+    if recorded.tags.get("git.dirty") == "true":
+        rows.append(["", "with changes that were not committed"])
+    versions = []
+    for tag, version in recorded.tags.items():
+        if tag.startswith(_VERSION):
+            versions.append(f"{tag.removeprefix(_VERSION)} {version}")
     if versions:
         rows.append(["trained with", ", ".join(versions)])
-    return _table(["", ""], rows)
+    return _table("", ["made of", ""], rows)
 
 
 def _signature(name: str, signature: Any) -> str:
@@ -200,7 +207,7 @@ def _signature(name: str, signature: Any) -> str:
     for part, infos in (("input", signature.inputs), ("output", signature.outputs)):
         for key, info in sorted(infos.items()):
             rows.append([part, f"`{key}`", _kind(info), _shape(info)])
-    return f"## Signature `{name}`\n\n{_table(['', 'name', 'dtype', 'shape'], rows)}"
+    return _table(f"## Signature `{name}`", ["", "name", "dtype", "shape"], rows)
 
 
 def _kind(info: Any) -> str:
@@ -222,28 +229,42 @@ def _data(datasets: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for dataset in datasets:
         profile = dataset["profile"]
-        sizes = [profile.get(key, "") for key in ("num_examples", "num_batches", "batch_size")]
-        rows.append([dataset["context"], f"`{dataset['name']}`", f"`{dataset['digest']}`", *sizes, _files(dataset)])
+        name = f"`{dataset['name']}`"
+        digest = f"`{dataset['digest']}`"
+        sizes = [profile.get(key) for key in ("num_examples", "num_batches", "batch_size")]
+        rows.append([dataset["context"], name, digest, *sizes, _files(dataset)])
     head = ["input of", "name", "digest", "examples", "batches", "batch size", "files"]
-    return f"## Data\n\n{_table(head, rows)}" if rows else ""
+    return _table("## Data", head, rows)
 
 
 def _files(dataset: Mapping[str, Any]) -> str:
-    files = dataset["source"].get("files") or []
-    return f"{len(files)} ({format_bytes(sum(file.get('bytes', 0) for file in files))})" if files else ""
+    files = dataset["source"].get("files")
+    if not files:
+        return ""
+    size = sum(file.get("bytes", 0) for file in files)
+    return f"{len(files)} ({format_bytes(size)})"
 
 
 def _metrics(metrics: Sequence[Metric]) -> str:
-    rows = [[f"`{name}`", f"{value:.6g}", "" if step is None else step] for name, value, step in metrics]
-    return f"## Metrics\n\n{_table(['metric', 'value', 'step'], rows)}" if rows else ""
+    rows = [[f"`{name}`", f"{value:.6g}", step] for name, value, step in metrics]
+    return _table("## Metrics", ["metric", "value", "step"], rows)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return a table in Markdown; '' without rows."""
-    lines = [_row(row) for row in rows]
-    return "\n".join([_row(head), _row(["---"] * len(head)), *lines]) if lines else ""
+def _table(heading: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a heading, if it is not '', and a table; '' without rows."""
+    if not rows:
+        return ""
+    lines = [_row(head), _row(["---"] * len(head))]
+    for row in rows:
+        lines.append(_row(row))
+    return "\n".join([heading, "", *lines]).lstrip()
 
 
 def _row(cells: Iterable[Any]) -> str:
-    texts = [str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells]
+    texts = [_cell(cell) for cell in cells]
     return f"| {' | '.join(texts)} |"
+
+
+def _cell(value: Any) -> str:
+    """Return a value as the text of a cell; nothing of what is not known."""
+    return "" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
