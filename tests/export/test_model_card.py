@@ -117,6 +117,20 @@ def test_a_card_has_what_the_run_has_recorded(run: Path) -> None:
 
 
 @pytest.mark.processes
+def test_the_documentation_shows_a_piece_of_such_a_card(run: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "export.md").read_text()
+    (shown,) = re.findall(r"^```markdown\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (card,) = (card for exporter, _, card in cards(run) if exporter == "final")
+    lines = card.read_text().splitlines()
+    fixed = [line for line in shown.splitlines() if line.startswith(("##", "| made of", "| input of"))]
+    assert len(fixed) == 3 and {*fixed} <= {*lines}
+    found = tables(card)
+    for heading, rows in tables(shown).items():
+        name = heading.replace("200", "4")
+        assert [row[0] for row in rows] == [row[0] for row in found[name] if row[0]]
+
+
+@pytest.mark.processes
 def test_its_lines_load_the_model_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (card,) = (card for exporter, _, card in cards(run) if exporter == "final")
     monkeypatch.chdir(card.parent)
