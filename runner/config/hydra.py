@@ -62,7 +62,7 @@ _PLUGINS = {
 VERSION: Mapping[str, str] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
 """Hydra 1.4 no longer has other behaviours to choose from."""
 
-OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
+OPTUNA = "runner.launch.sweeps.optuna_sweeper.OptunaSweeper"
 
 
 def _allow_help_that_is_no_string() -> None:
