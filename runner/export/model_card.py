@@ -148,14 +148,13 @@ def card_of(checkpoint: str | None, signatures: Mapping[str, Any], tags: Sequenc
       tags: tags of the graph that a reader loads.
     """
     recorded = recorded_of(checkpoint)
+    name = recorded.name or "A model"
     python = platform.python_version()
-    parts = [
-        f"# {recorded.name or 'A model'}, {_state(checkpoint)}",
-        f"A SavedModel, exported by estimator-runner {runner.__version__} with TensorFlow {tf.__version__} and Python "
-        f"{python}.",
-        _origin(recorded),
-        _lines_that_load(signatures, tags),
-    ]
+    ours = f"estimator-runner {runner.__version__}"
+    parts = [f"# {name}, {_state(checkpoint)}"]
+    parts.append(f"A SavedModel, exported by {ours} with TensorFlow {tf.__version__} and Python {python}.")
+    parts.append(_origin(recorded))
+    parts.append(_lines_that_load(signatures, tags))
     for name in sorted(signatures):
         parts.append(_signature(name, signatures[name]))
     parts.append(_data(recorded.datasets))
