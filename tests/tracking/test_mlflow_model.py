@@ -68,6 +68,7 @@ def test_an_exported_model_is_one_of_mlflow_with_a_signature_and_a_card(
     assert json.loads(example.read_text()) == {"inputs": {"n": [0.0], "w": [""]}}
     (folder,) = {path.parent for path in (tmp_path / "mlartifacts").rglob("MLmodel")}
     assert same_card_but_for_the_path(folder / "README.md", model.path / "README.md")
+    assert logged.tags["mlflow.note.content"] == (folder / "README.md").read_text(), "what its page shows"
     monkeypatch.chdir(folder)
     assert loaded_by(folder / "README.md").structured_outputs.keys() == {"y"}
     result = subprocess.run(
