@@ -174,7 +174,7 @@ def _lines_that_load(signatures: Mapping[str, Any], tags: Sequence[str]) -> str:
     name = DEFAULT if DEFAULT in signatures else min(signatures, default="")
     lines = ["import tensorflow as tf", f'model = tf.saved_model.load(".", tags={json.dumps(tags)})']
     if name:
-        called = "a function of the inputs below, by name; it returns a dict"
+        called = "takes the inputs below by name"
         lines.append(f"answer = model.signatures[{json.dumps(name)}]  # {called}")
     code = "\n".join(lines)
     return f"## Load it\n\nIn the folder of this file, with TensorFlow alone:\n\n```python\n{code}\n```"
