@@ -29,8 +29,8 @@ SWEEP = [
     "train.max_steps=120", "model.params.decay_steps=120", "checkpoint.save_steps=60",
 ]  # fmt: skip
 SEEDS = [
-    "-m", "experiment=cnn", "run.seed=1,2,3", "model.params.learning_rate=0.05,0.005", "sweep.dir=outputs/seeds",
-    "train.max_steps=120", "model.params.decay_steps=120", "tracking.experiment=seeds",
+    "-m", "run.seed=1,2,3", "model.params.learning_rate=0.02,0.002", "model.params.network=mlp", "train.max_steps=100",
+    "sweep.dir=outputs/seeds", "tracking.experiment=seeds",
 ]  # fmt: skip
 PLOTS = ("param_importances.png", "optimization_history.png", "parallel_coordinates.png")
 WIDTH = 1200
@@ -85,7 +85,7 @@ class Pictures:
         """Take the same page of a sweep with seeds, whose jobs are grouped by their settings."""
         self._open_runs(home / "outputs" / "seeds")
         self._pages.group_by("settings")
-        self._pages.see("//*[@role='columnheader' and contains(., 'eval/accuracy')]")
+        self._pages.see("//*[@role='columnheader' and contains(., 'eval/loss')]")
         self._keep("mlflow_seeds.png", height=600)
 
     def _open_runs(self, sweeps: Path) -> None:

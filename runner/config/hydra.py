@@ -172,6 +172,13 @@ def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
     return args, [word for word in words if word not in args.overrides]
 
 
+def config_flags(words: Sequence[str]) -> list[str]:
+    """Return the flags of a command line that say where its config files are: `--config-dir=mine`."""
+    given = read_flags(words)[0]
+    named = {"path": given.config_path, "name": given.config_name, "dir": given.config_dir}
+    return [f"--config-{name}={value}" for name, value in named.items() if value]
+
+
 INFORMATION = ("help", "resolve", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
 """Flags with which Hydra only prints something, and does so itself."""
 

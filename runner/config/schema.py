@@ -21,7 +21,7 @@ from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceL
 from runner.system.files import write_atomically
 from runner.system.redaction import SecretList, secrets_of
 
-ENVIRONMENT_COMMANDS = ("best", "cluster_info", "doctor", "new")
+ENVIRONMENT_COMMANDS = ("list", "best", "cluster_info", "doctor", "new")
 """Commands without a run: they need no user functions and no model_dir, and start no task."""
 COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", *ENVIRONMENT_COMMANDS)
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
@@ -206,6 +206,7 @@ class RunSettings:
     debug: str | None = setting(None, choices=("fast_dev", "overfit", "nan", "replicas"))
     profile: str | None = None
     log_level: str = setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
+    code: bool = setting(True, shown_only=True)
     secrets: list[str] | None = setting(None, shown_only=True)
     local_dir: str | None = setting(None, shown_only=True)
     lease_secs: int = count(60, minimum=4, shown_only=True)

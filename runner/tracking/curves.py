@@ -284,19 +284,24 @@ def _figure_of_jobs(
 
     figure = _empty_figure(max(9.0, 2.2 * (len(names) + 1)), 4.5)
     axes = figure.add_subplot()
-    values = [value for value, _ in results]
-    ends = [value + sign * deviation for sign in (-1, 1) for value, deviation in results if deviation]
+    values = []
+    lows = []
+    highs = []
+    for value, deviation in results:
+        values.append(value)
+        if deviation:
+            lows.append(value - deviation)
+            highs.append(value + deviation)
+    places = [_placed(column) for column in columns]
     # The ends of the bars belong to the axis, so that it is long enough for them.
-    places = [_placed(column) for column in [*columns, [repr(value) for value in [*values, *ends]]]]
+    places.append(_placed([repr(value) for value in [*values, *lows, *highs]]))
     on_metric = places[-1][0]
+    bars = on_metric[len(values) :]
     for job in range(len(values)):
         heights = [heights[job] for heights, _ in places]
         colour = colormaps["viridis"](0.9 * heights[-1])  # without the last tenth, which is too light on white
         axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
-    number_of_bars = len(ends) // 2
-    lows = on_metric[len(values) : len(values) + number_of_bars]
-    highs = on_metric[len(values) + number_of_bars :]
-    for low, high in zip(lows, highs, strict=True):
+    for low, high in zip(bars[: len(lows)], bars[len(lows) :], strict=True):
         axes.plot([len(columns)] * 2, [low, high], color="#444444", alpha=0.6, linewidth=3, solid_capstyle="butt")
     for number, (_, ticks) in enumerate(places):
         axes.axvline(number, color="#999999", linewidth=0.8)
