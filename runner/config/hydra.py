@@ -773,6 +773,13 @@ def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
             f"{f': {joined}' if joined else '.'}"
         )
     shown = masked_override(override)
+    is_flat_list = (
+        value.startswith("[") and value.find("]") == len(value) - 1 and not re.search(r"[\[{'\"$]", value[1:])
+    )
+    if is_flat_list and "=" in value:
+        texts = [f"'{text.strip()}'" for text in value[1:-1].split(",")]
+        quoted = masked_override(f"{key}=[{','.join(texts)}]")
+        return f'cannot read {shown!r}: quote the texts of a list that have an equals sign: "{quoted}".'
     if "${" in value or value.startswith(("[", "{", "'", '"')) or value.endswith(","):
         return f"cannot read {shown!r}: {reason}"
     quoted = masked_override(f'{key}="{value}"')

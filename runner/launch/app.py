@@ -440,7 +440,7 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     Raises:
       ConfigError: the command is not possible.
     """
-    from runner.launch.environment import best_runs, cluster_info, doctor, list_runs, new_project
+    from runner.launch.environment import best_runs, cluster_info, diff_runs, doctor, list_runs, new_project, report
 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
@@ -448,6 +448,8 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     show: Mapping[str, Callable[[Config, Mapping[str, str]], dict[str, Any]]] = {
         "list": list_runs.show,
         "best": best_runs.show,
+        "diff": diff_runs.show,
+        "report": report.show,
         "cluster_info": cluster_info.show,
         "doctor": doctor.show,
         "new": new_project.show,

@@ -164,12 +164,13 @@ def _checked(cls: type[_T], file: Path) -> _T:
 
 def wrong_fields(record: Any) -> dict[str, str]:
     """Return name -> what it should be, of the fields of a dataclass that have another type than they declare."""
-    kinds = _kinds_of(type(record))
+    kind_of_record: Any = type(record)
+    kinds = _kinds_of(kind_of_record)
     return {name: _WORDS[kind] for name, kind in kinds.items() if not _has_type(getattr(record, name), kind)}
 
 
 @functools.cache  # it takes 0.1 ms, and a folder may have a thousand runs
-def _kinds_of(cls: type) -> dict[str, Any]:
+def _kinds_of(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 

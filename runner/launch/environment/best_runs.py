@@ -131,6 +131,10 @@ class RunRanking:
         """Return the run of a group with the best seed."""
         return group.best(self.mode).run
 
+    def if_repeated(self, cell: str) -> list[str]:
+        """Return the cell of the column that is there only if runs repeat each other."""
+        return [cell] if self.has_repeats else []
+
     def settings(self) -> list[list[str]]:
         """Return of each group the overrides that not all groups have."""
         without = ["run.seed"] if self.has_repeats else []
@@ -140,15 +144,14 @@ class RunRanking:
         """Print the ranking, and return its rows with the values themselves; none if no run has the metric."""
         if not self.groups:
             return []
-        metrics = self._shown_metrics()
+        metrics = self.shown_metrics()
         rows = []
         for rank, (group, settings) in enumerate(zip(self.groups, self.settings(), strict=True), 1):
             best = self.best_run(group)
-            count = [group.count] if self.has_repeats else []
+            count = self.if_repeated(group.count)
             values = [str(spread_of(group, name)) for name in metrics]
             rows.append([rank, best.name, *count, *values, best.step, best.status, ", ".join(settings)])
-        counted = ["n"] if self.has_repeats else []
-        headers = ["rank", "model_dir", *counted, *metrics, "step", "status", "settings"]
+        headers = ["rank", "model_dir", *self.if_repeated("n"), *metrics, "step", "status", "settings"]
         table: list[dict[str, Any]] = print_table(title, headers, rows)
         for row, group in zip(table, self.groups, strict=True):
             for name in metrics:  # numbers as they are, not as they are shown
@@ -160,7 +163,7 @@ class RunRanking:
                 row["runs"] = [ranked.run.name for ranked in group.runs]
         return table
 
-    def _shown_metrics(self) -> list[str]:
+    def shown_metrics(self) -> list[str]:
         """Return the names of the metrics to show: that of the ranking, the loss, and others of the best run."""
         best = self.best_run(self.groups[0]).metrics
         of_evaluations = [name for name in best if is_of_evaluation(name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import time
@@ -15,15 +16,23 @@ from typing import Any
 import yaml
 
 from runner.checkpoint_files import layout
+from runner.checkpoint_files.layout import RUNNER_FILES
 from runner.config import saved_config
-from runner.config.schema import ConfigError, read, value_at
-from runner.launch.start_files import read_overrides
+from runner.config.schema import ConfigError, flatten, read, value_at
+from runner.launch.start_files import NOTES_FOLDER, read_overrides
 from runner.system.console import relative
-from runner.system.redaction import NO_LIST, SecretList, masked_override
+from runner.system.redaction import NO_LIST, SecretList, masked, masked_override
 from runner.system.secret_names import LIST
 from runner.tracking.run_end import RUNNING, RunState, how_run_ended
 from runner.tracking.run_lock import is_held
+from runner.tracking.run_record import RUN_FILE
 from runner.tracking.summary import SUMMARY_FILE
+
+_SMALL_FILES = (
+    saved_config.FILE, SUMMARY_FILE, RUN_FILE, "checkpoint", f"{NOTES_FOLDER}/*.yaml", f"{RUNNER_FILES}/code.*",
+    "events.*.jsonl",
+)  # fmt: skip
+"""Patterns of the files that tell of a run without its checkpoints."""
 
 KILLED = "killed"
 """Status of a run whose files say that it is running, while no process holds its lock."""
@@ -93,8 +102,16 @@ class FoundRun:
     @cached_property
     def overrides(self) -> list[str]:
         """Return the overrides of the last start, without what the run's own config lists as secret."""
-        listed = _list_of(self._config_text, self.folder / saved_config.FILE)
-        return [masked_override(text, listed) for text in read_overrides(self.folder)]
+        return [masked_override(text, self._listed) for text in read_overrides(self.folder)]
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Return key -> value of all settings of the run, but for its secrets and its folder; {} if they are lost."""
+        tree: dict[str, Any] = {}
+        with suppress(ConfigError):  # it is damaged
+            tree = saved_config.read_saved(self.folder) or {}
+        tree.pop("model_dir", None)
+        return flatten(masked(tree, self._listed))
 
     @cached_property
     def experiment(self) -> str:
@@ -104,6 +121,15 @@ class FoundRun:
         written = re.search(r"^  experiment: (.*)$", tracking, re.MULTILINE)
         name = yaml.safe_load(written.group(1)) if written else None
         return str(name or "runner")
+
+    @cached_property
+    def _listed(self) -> SecretList:
+        """What the run's own config lists as secret."""
+        if not self._config_text or "\n  secrets: null\n" in self._config_text:
+            return NO_LIST  # as of most; reading all of it takes 20 ms
+        with suppress(ConfigError):  # damaged, which concerns who reads the run
+            return SecretList.of(value_at(read(self.folder / saved_config.FILE), LIST), os.environ)
+        return NO_LIST
 
     @cached_property
     def _config_text(self) -> str:
@@ -127,6 +153,28 @@ def run_in(folder: Path) -> FoundRun:
     return FoundRun(folder, how_run_ended(folder))
 
 
+def fetch_run(url: str, key: str, folder: Path) -> FoundRun:
+    """Return a run in an object store, of which the small files and the journals are copied to `folder`. Nothing is
+    written to the store.
+
+    Args:
+      key: the key with its sign, for messages.
+
+    Raises:
+      ConfigError: the store cannot be reached.
+    """
+    from runner.remote.store import Store, reaching
+
+    with reaching(f"{key}{url}"):
+        store = Store(url.rstrip("/"), key)
+        for name in store.objects():
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in _SMALL_FILES):
+                file = folder / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(store.fs.cat_file(name))
+    return run_in(folder)
+
+
 def varied_settings(runs: Iterable[FoundRun], without: Sequence[str] = ()) -> list[list[str]]:
     """Return of each run the overrides that not all of these runs have.
 
@@ -138,12 +186,3 @@ def varied_settings(runs: Iterable[FoundRun], without: Sequence[str] = ()) -> li
         typed.append([text for text in run.overrides if text.lstrip("+").partition("=")[0] not in without])
     common = set.intersection(*map(set, typed)) if typed else set()
     return [[text for text in of_run if text not in common] for of_run in typed]
-
-
-def _list_of(text: str, file: Path) -> SecretList:
-    """Return what a config lists as secret."""
-    if not text or "\n  secrets: null\n" in text:  # as in most; reading all of it takes 20 ms
-        return NO_LIST
-    with suppress(ConfigError):  # damaged, which concerns who reads the run
-        return SecretList.of(value_at(read(file), LIST), os.environ)
-    return NO_LIST
