@@ -215,7 +215,9 @@ def _as_numpy(value: Any) -> Any:
     """Return a Python number as a NumPy scalar of the type that tf.estimator gave; other values unchanged."""
     if type(value) is float:
         return np.float32(value)
-    return np.int64(value) if type(value) is int else value
+    if type(value) is int:
+        return np.int64(value)
+    return value
 
 
 def add_metrics(estimator: engine.Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:

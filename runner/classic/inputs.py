@@ -59,19 +59,27 @@ def _checked_arrays(x: Any, y: Any) -> tuple[Any, Any]:
         raise ValueError("numpy_input_fn(x=...): x is empty.")
     if isinstance(y, Mapping) and not y:
         raise ValueError("numpy_input_fn(y={}): y is empty. Use y=None if there are no labels.")
-    if both := [key for key in y if key in x] if isinstance(x, Mapping) and isinstance(y, Mapping) else []:
-        raise ValueError(f"numpy_input_fn: x and y have the same key: {', '.join(map(repr, both))}. Rename it in one.")
-    features, labels = _arrays(x), None if y is None else _arrays(y)
-    sizes: dict[str, int] = {}
-    for part, values in {"x": features, "y": labels}.items():
-        if isinstance(values, Mapping):
-            sizes |= {f"{part}[{key!r}]": len(value) for key, value in values.items()}
-        elif values is not None:
-            sizes[part] = len(values)
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        both = [key for key in y if key in x]
+        if both:
+            shown = ", ".join(map(repr, both))
+            raise ValueError(f"numpy_input_fn: x and y have the same key: {shown}. Rename it in one.")
+    features = _arrays(x)
+    labels = None if y is None else _arrays(y)
+    sizes = {**_sizes("x", features), **_sizes("y", labels)}
     if len(set(sizes.values())) > 1:
         different = ", ".join(f"{part} {size}" for part, size in sizes.items())
         raise ValueError(f"numpy_input_fn: arrays differ in their number of examples: {different}.")
     return features, labels
+
+
+def _sizes(part: str, values: Any) -> dict[str, int]:
+    """Return name of an array -> number of its examples."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        return {part: len(values)}
+    return {f"{part}[{key!r}]": len(value) for key, value in values.items()}
 
 
 def pandas_input_fn(

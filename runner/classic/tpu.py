@@ -105,8 +105,9 @@ class RunConfig(run_config.RunConfig):
     ) -> None:
         if cluster is not None and master is not None:
             raise ValueError("RunConfig(master=..., cluster=...): give only one; the cluster has its own master.")
-        given_master = master if cluster is None else cluster.master()
-        given = {"_master": given_master, "_evaluation_master": evaluation_master, "_resolver": cluster}
+        if cluster is not None:
+            master = cluster.master()
+        given = {"_master": master, "_evaluation_master": evaluation_master, "_resolver": cluster}
         for name, value in {"tpu_config": tpu_config or TPUConfig(), **given}.items():
             object.__setattr__(self, name, value)
         super().__init__(**kwargs)

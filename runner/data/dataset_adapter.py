@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -286,7 +286,9 @@ def call_input_fn(
     graph = InputGraph(rest, name, as_in_session=as_in_session, seed=graph_seed)
     # A draw takes an element of this dataset, which has one for each step.
     each = tf.data.Dataset.from_tensors(0).repeat()
-    drawn = before_draws(lambda: graph.take_of(each)) if as_in_session else contextlib.nullcontext()
+    drawn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if as_in_session:
+        drawn = before_draws(lambda: graph.take_of(each))
     token = _under_way.set(graph)
     try:
         with rest, _iterators(graph, are_first=True), drawn:
@@ -297,20 +299,19 @@ def call_input_fn(
     except Exception as error:
         if _NO_PLACEHOLDER in str(error):
             return _fed_by_hooks(fn, graph)
-        if not graph.taken or graph.taken[0].of is not each:
+        if not graph.begins_with(each) or graph.reads_queues:
             raise
         result = each  # what follows a draw may need eager tensors
     finally:
         _under_way.reset(token)
-    taken = graph.taken
     if isinstance(result, tf.data.Dataset):
         # A dataset of what was drawn cannot be in a graph, and has one draw for all its elements.
-        return keeping_values(fn()) if taken and taken[0].of is each else result
-    if not graph.has_begun and as_in_session:
+        return keeping_values(fn()) if graph.begins_with(each) else result
+    if graph.has_begun:
+        return graph.dataset(result)
+    if as_in_session:
         return keeping_values(result)
-    if not graph.has_begun:
-        return _drawn(fn) if training and _may_change(fn, result) else result
-    return graph.dataset(result)
+    return _drawn(fn) if training and _may_change(fn, result) else result
 
 
 def calls_input_fn(*, in_session: bool = False) -> bool:
@@ -344,6 +345,10 @@ class Taken:
     sources: Sequence[Taken] = ()
     of: Any = None
     is_used: bool = False
+
+    def is_of(self, operations: Collection[tf.Operation]) -> bool:
+        """Report whether the placeholders are among these operations."""
+        return any(tensor.op in operations for tensor in self.inputs)
 
 
 class InputGraph:
@@ -389,6 +394,10 @@ class InputGraph:
             raise ValueError(_QUEUES_AND_ITERATORS.format(self.name))
         self._rest.begin()
 
+    def begins_with(self, dataset: tf.data.Dataset) -> bool:
+        """Report whether the first element was taken of this dataset."""
+        return bool(self.taken) and self.taken[0].of is dataset
+
     def take_of(self, dataset: tf.data.Dataset) -> Any:
         """Return the next element of a dataset, as placeholders."""
         return self.take(dataset.element_spec, functools.partial(_itself, dataset), of=dataset)
@@ -419,7 +428,7 @@ class InputGraph:
                     f"{self.name}: {operation.name} ({operation.type}) waits for a queue that no QueueRunner fills "
                     "here. Return a tf.data.Dataset."
                 )
-        return [one for one in self.taken if any(tensor.op in running for tensor in one.inputs)]
+        return [taken for taken in self.taken if taken.is_of(running)]
 
     def computed(self, result: Any, sources: Sequence[Taken], *, num_threads: int = 1) -> tf.data.Dataset:
         """Return the dataset of `result`, whose structures tf.data knows, from `sources`; endless if there are none.
@@ -427,8 +436,9 @@ class InputGraph:
         Args:
           num_threads: how many elements may be computed at a time, unless that changes them.
         """
-        datasets = tuple(one.dataset() for one in sources)
-        given = tf.data.Dataset.zip(datasets) if datasets else tf.data.Dataset.from_tensors(0).repeat()
+        given = tf.data.Dataset.from_tensors(0).repeat()
+        if sources:
+            given = tf.data.Dataset.zip(tuple(source.dataset() for source in sources))
         running = self._running(result)
         function = self._function(result, sources, running)
         if num_threads == 1 or any(operation.op_def.is_stateful for operation in running):
@@ -448,7 +458,8 @@ class InputGraph:
 
     def made(self, variant: tf.Tensor, element_spec: Any) -> tf.data.Dataset:
         """Return the dataset that the graph makes, of which `variant` is the tensor."""
-        (value,) = function_of_part(Part(self._rest.graph, needed(self._rest.graph, [variant.op]), [], [variant]))()
+        graph = self._rest.graph
+        (value,) = function_of_part(Part(graph, needed(graph, [variant.op]), [], [variant]))()
         return tf.data.experimental.from_variant(value, element_spec)
 
     def _check_taken_once(self, sources: Sequence[Taken]) -> None:
@@ -478,23 +489,24 @@ class InputGraph:
 
     def _function(self, result: Any, sources: Sequence[Taken], running: Sequence[tf.Operation]) -> Callable[..., Any]:
         """Return a function from the values of `sources` to `result`; it computes only what `result` depends on."""
-        inputs = [tensor for one in sources for tensor in one.inputs]
-        places = {id(placeholder): place for place, placeholder in enumerate(inputs)}
+        inputs: list[tf.Tensor] = []
+        for source in sources:
+            inputs += source.inputs
+        placeholders = set(map(id, inputs))
         flat = tf.nest.flatten(result, expand_composites=True)
-        computed = [leaf for leaf in self._computed_leaves(result) if id(leaf) not in places]
-        compute = function_of_part(Part(self._rest.graph, running, inputs, computed)) if computed else None
-        of_graph = {id(leaf) for leaf in computed}
+        computed = [leaf for leaf in self._computed_leaves(result) if id(leaf) not in placeholders]
+        compute: Callable[..., list[tf.Tensor]] = lambda *values: []  # noqa: E731
+        if computed:
+            compute = function_of_part(Part(self._rest.graph, running, inputs, computed))
 
         @tf.autograph.experimental.do_not_convert
         def function(*elements: Any) -> Any:
-            values = tf.nest.flatten(elements, expand_composites=True) if inputs else []
-            found = iter(compute(*values) if compute is not None else ())
-            given = []
-            for leaf in flat:
-                if id(leaf) in places:
-                    given.append(values[places[id(leaf)]])
-                else:
-                    given.append(next(found) if id(leaf) in of_graph else leaf)
+            values: list[Any] = []
+            if inputs:  # else the only argument stands for nothing
+                values = tf.nest.flatten(elements, expand_composites=True)
+            found = dict(zip(map(id, inputs), values, strict=True))
+            found |= zip(map(id, computed), compute(*values), strict=True)
+            given = [found.get(id(leaf), leaf) for leaf in flat]
             return tf.nest.pack_sequence_as(result, given, expand_composites=True)
 
         return function

@@ -76,7 +76,9 @@ class _VariableOp:
     def outputs(self) -> list[tf.Tensor]:
         graph = self.graph
         handle = self._variable.handle
-        return [handle if graph is None else graph.capture(handle)]
+        if graph is not None:
+            handle = graph.capture(handle)
+        return [handle]
 
     def values(self) -> tuple[tf.Tensor, ...]:
         return tuple(self.outputs)
@@ -133,7 +135,9 @@ def keys_by_name() -> contextlib.AbstractContextManager[None]:
 
     def key(variable: Any) -> Any:
         op = getattr(variable, "op", None)
-        return (None, op.name) if isinstance(op, _VariableOp) else own(variable)
+        if isinstance(op, _VariableOp):
+            return None, op.name
+        return own(variable)
 
     return replaced(optimizer, "_var_key", key)
 
@@ -189,7 +193,9 @@ class _Named:
     def graph(self) -> Any:
         """The graph that is traced; where operations are eager, the variable has none."""
         graph = _traced_graph()
-        return super().graph if graph is None else graph  # type: ignore[misc]
+        if graph is not None:
+            return graph
+        return super().graph  # type: ignore[misc]
 
     @property
     def initializer(self) -> Any:
@@ -202,7 +208,9 @@ class _Named:
     create = initializer
 
     def _as_graph_element(self) -> Any:
-        return super()._as_graph_element() if _traced_graph() is None else tf.convert_to_tensor(self)  # type: ignore[misc]
+        if _traced_graph() is not None:
+            return tf.convert_to_tensor(self)
+        return super()._as_graph_element()  # type: ignore[misc]
 
     @property
     def initial_value(self) -> Any:

@@ -247,11 +247,11 @@ def _in_input_fn(function: Callable[..., Any], name: str, *, are_batches: bool =
 
         if not _is_of_input_fn():
             return function(*args, **kwargs)
-        if not are_batches:
-            return getattr(tf1_queues, name)(*args, **kwargs)
         given = inspect.signature(function).bind(*args, **kwargs)
         given.apply_defaults()
-        return tf1_queues.batches(name, given.arguments)
+        if are_batches:
+            return tf1_queues.batches(name, given.arguments)
+        return getattr(tf1_queues, name)(given.arguments)
 
     return made
 

@@ -20,6 +20,9 @@ from runner.data.dataset_adapter import InputGraph, Taken, input_graph
 
 v1 = tf.compat.v1
 
+_PHILOX = 1
+"""The number of the algorithm that TensorFlow's kernels draw with."""
+
 _DEFAULT_GRAPH_SEED = 87654321
 """The seed of a TensorFlow 1 graph for operations with a seed of their own."""
 
@@ -90,127 +93,68 @@ class Queue:
 
 
 # --- producers --------------------------------------------------------------------------------------------------------
+#
+# `given` is name -> value of all arguments of the function of tf.train. What is said of queues and threads is ignored.
+
+Given = Mapping[str, Any]
 
 
-def input_producer(
-    input_tensor: Any,
-    element_shape: Any = None,
-    num_epochs: int | None = None,
-    shuffle: bool = True,
-    seed: int | None = None,
-    capacity: int = 32,
-    shared_name: str | None = None,
-    summary_name: str | None = None,
-    name: str | None = None,
-    cancel_op: Any = None,
-) -> Queue:
-    """Return a queue of the rows of a tensor, `num_epochs` times, each time in another order if they are shuffled.
+def input_producer(given: Given) -> Queue:
+    """Return a queue of the rows of `input_tensor`, `num_epochs` times, each time in another order if `shuffle`.
 
     Raises:
       ValueError: the shape of a row is not known, or num_epochs is not positive.
     """
-    graph = input_graph()
-    rows = _as_tensor(input_tensor)
-    shape = rows.shape[1:].merge_with(element_shape)
-    if not shape.is_fully_defined():
-        raise ValueError(
-            f"input_producer: the shape of a row of {input_tensor!r} is {shape}. Give element_shape, or a tensor whose "
-            "shape is known."
-        )
-    _check_epochs(num_epochs)
-    sources = graph.sources(rows)
-    seeds = _seeds(graph, seed) if shuffle else None
-
-    def elements() -> tf.data.Dataset:
-        of_epochs = graph.computed((rows,), sources).enumerate()
-        if num_epochs is not None:
-            of_epochs = of_epochs.take(num_epochs)
-
-        @tf.autograph.experimental.do_not_convert
-        def of_epoch(epoch: tf.Tensor, made: Any) -> tf.data.Dataset:
-            order = tf.range(tf.shape(made[0], tf.int64)[0]) if seeds is None else _order(made[0], epoch, seeds)
-            return tf.data.Dataset.from_tensor_slices(order).map(lambda row: tf.gather(made[0], row))
-
-        dataset = of_epochs.flat_map(of_epoch)
-        if num_epochs is None:
-            return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-        number = rows.shape[0]
-        if number is None or sources:
-            return dataset
-        return dataset.apply(tf.data.experimental.assert_cardinality(number * num_epochs))
-
-    return Queue(graph, tf.TensorSpec(shape, rows.dtype), elements, sources)
+    input_graph()
+    return _rows(_as_tensor(given["input_tensor"]), given["element_shape"], given)
 
 
-def string_input_producer(
-    string_tensor: Any,
-    num_epochs: int | None = None,
-    shuffle: bool = True,
-    seed: int | None = None,
-    capacity: int = 32,
-    shared_name: str | None = None,
-    name: str | None = None,
-    cancel_op: Any = None,
-) -> Queue:
-    """Return a queue of strings, usually names of files; the arguments are those of `input_producer`.
+def string_input_producer(given: Given) -> Queue:
+    """Return a queue of `string_tensor`, usually names of files, like `input_producer`.
 
     Raises:
       ValueError: there are no strings.
     """
-    if not tf.is_tensor(string_tensor) and not len(string_tensor):
-        raise ValueError("string_input_producer: there are no strings. Give the names of the files.")
-    graph = input_graph()
-    strings = _as_tensor(string_tensor, tf.string)
-    if not graph.sources(strings) and strings.shape.rank == 1 and strings.shape[0] is None:
-        with tf.control_dependencies(
-            [v1.Assert(tf.size(strings) > 0, ["string_input_producer: there are no strings"])]
-        ):
-            strings = tf.identity(strings)
-    return input_producer(strings, [], num_epochs, shuffle, seed)
-
-
-def range_input_producer(
-    limit: Any,
-    num_epochs: int | None = None,
-    shuffle: bool = True,
-    seed: int | None = None,
-    capacity: int = 32,
-    shared_name: str | None = None,
-    name: str | None = None,
-) -> Queue:
-    """Return a queue of the integers below `limit`; the other arguments are those of `input_producer`."""
+    strings = given["string_tensor"]
+    if not tf.is_tensor(strings) and not len(strings):
+        raise ValueError(f"{_NO_STRINGS}. Give the names of the files.")
     input_graph()
-    return input_producer(tf.range(limit), [], num_epochs, shuffle, seed)
+    strings = _as_tensor(strings, tf.string)
+    # Names that match a pattern may be none: without an end of the epochs, a step would wait for ever.
+    with tf.control_dependencies([tf.debugging.Assert(tf.size(strings) > 0, [_NO_STRINGS])]):
+        strings = tf.identity(strings)
+    return _rows(strings, [], given)
 
 
-def slice_input_producer(
-    tensor_list: Sequence[Any],
-    num_epochs: int | None = None,
-    shuffle: bool = True,
-    seed: int | None = None,
-    capacity: int = 32,
-    shared_name: str | None = None,
-    name: str | None = None,
-) -> list[tf.Tensor]:
-    """Return a row of each tensor, the same row of all; the other arguments are those of `input_producer`.
+def range_input_producer(given: Given) -> Queue:
+    """Return a queue of the integers below `limit`, like `input_producer`."""
+    input_graph()
+    return _rows(tf.range(given["limit"]), [], given)
+
+
+def slice_input_producer(given: Given) -> list[tf.Tensor]:
+    """Return a row of each tensor of `tensor_list`, the same row of all, like `input_producer`.
 
     Raises:
       ValueError: there are no tensors.
     """
-    if not len(tensor_list):
+    if not len(given["tensor_list"]):
         raise ValueError("slice_input_producer: there are no tensors. Give at least one.")
     input_graph()
-    tensors = [_as_tensor(one) for one in tensor_list]
-    row = range_input_producer(tf.shape(tensors[0])[0], num_epochs, shuffle, seed).dequeue()
-    return [tf.gather(one, row) for one in tensors]
+    tensors = [_as_tensor(tensor) for tensor in given["tensor_list"]]
+    numbers = tf.range(tf.shape(tensors[0])[0])
+    row = _rows(numbers, [], given).dequeue()
+    return [tf.gather(tensor, row) for tensor in tensors]
 
 
-def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = None) -> tf.Tensor:
-    """Return a tensor that can be computed `num_epochs` times, after which the data ends; None: always.
+def limit_epochs(given: Given) -> tf.Tensor:
+    """Return `tensor`, which can be computed `num_epochs` times, after which the data ends; None: always.
 
     Raises:
       ValueError: num_epochs is not positive.
     """
+    tensor = given["tensor"]
+    num_epochs = given["num_epochs"]
     if num_epochs is None:
         return tensor
     _check_epochs(num_epochs)
@@ -220,15 +164,58 @@ def limit_epochs(tensor: Any, num_epochs: int | None = None, name: str | None = 
         return tf.identity(tensor)
 
 
-def match_filenames_once(pattern: Any, name: str | None = None) -> tf.Tensor:
-    """Return the sorted names of the files that match a pattern or a list of patterns."""
+def match_filenames_once(given: Given) -> tf.Tensor:
+    """Return the sorted names of the files that match `pattern`, which may be a list of several."""
     with tf.init_scope():
-        return tf.io.matching_files(pattern)
+        return tf.io.matching_files(given["pattern"])
 
 
-def start_queue_runners(*args: Any, **kwargs: Any) -> list[Any]:
+def start_queue_runners(given: Given) -> list[Any]:
     """Return an empty list: there are no threads to start."""
+    del given
     return []
+
+
+_NO_STRINGS = "string_input_producer: there are no strings"
+
+
+def _rows(tensor: tf.Tensor, element_shape: Any, given: Given) -> Queue:
+    """Return a queue of the rows of a tensor in all epochs."""
+    graph = input_graph()
+    shape = tensor.shape[1:].merge_with(element_shape)
+    if not shape.is_fully_defined():
+        raise ValueError(
+            f"input_producer: the shape of a row of {tensor!r} is {shape}. Give element_shape, or a tensor whose "
+            "shape is known."
+        )
+    num_epochs = given["num_epochs"]
+    _check_epochs(num_epochs)
+    sources = graph.sources(tensor)
+    seeds: tuple[int, int] | None = None
+    if given["shuffle"]:
+        seeds = _seeds(graph, given["seed"])
+
+    @tf.autograph.experimental.do_not_convert
+    def of_epoch(epoch: tf.Tensor, parts: Any) -> tf.data.Dataset:
+        (rows,) = parts
+        order = tf.range(tf.shape(rows, tf.int64)[0])
+        if seeds is not None:
+            order = _order(rows, epoch, seeds)
+        return tf.data.Dataset.from_tensor_slices(order).map(lambda row: tf.gather(rows, row))
+
+    def elements() -> tf.data.Dataset:
+        epochs = graph.computed((tensor,), sources).enumerate()
+        if num_epochs is None:
+            return epochs.flat_map(of_epoch).apply(_of_size(tf.data.INFINITE_CARDINALITY))
+        dataset = epochs.take(num_epochs).flat_map(of_epoch)
+        number = tensor.shape[0]
+        is_known = number is not None and not sources
+        return dataset.apply(_of_size(number * num_epochs)) if is_known else dataset
+
+    return Queue(graph, tf.TensorSpec(shape, tensor.dtype), elements, sources)
+
+
+_of_size = tf.data.experimental.assert_cardinality
 
 
 def _check_epochs(num_epochs: int | None) -> None:
@@ -236,8 +223,10 @@ def _check_epochs(num_epochs: int | None) -> None:
         raise ValueError(f"num_epochs={num_epochs} must be positive, or None for no end.")
 
 
-def _as_tensor(value: Any, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Return a value as a tensor; an array is not copied into the graph."""
+def _as_tensor(value: Any, dtype: tf.DType | None = None) -> Any:
+    """Return a value as a tensor, if it is no sparse one; an array is not copied into the graph."""
+    if isinstance(value, tf.SparseTensor):
+        return value
     if tf.is_tensor(value):
         return tf.convert_to_tensor(value, dtype)
     with tf.init_scope():
@@ -246,11 +235,13 @@ def _as_tensor(value: Any, dtype: tf.DType | None = None) -> tf.Tensor:
 
 def _seeds(graph: InputGraph, seed: int | None) -> tuple[int, int]:
     """Return the two seeds of a shuffle in a TensorFlow 1 graph; without a seed those of a new operation here."""
-    if seed is not None:
-        return _DEFAULT_GRAPH_SEED if graph.seed is None else graph.seed, seed
-    with tf.init_scope():
-        found = v1.random.get_seed(None)
-    return (found[0] or 0, found[1] or 0)
+    if seed is None:
+        with tf.init_scope():
+            of_graph, seed = v1.random.get_seed(None)
+        return of_graph or 0, seed or 0
+    if graph.seed is None:
+        return _DEFAULT_GRAPH_SEED, seed
+    return graph.seed, seed
 
 
 def _order(rows: tf.Tensor, epoch: tf.Tensor, seeds: tuple[int, int]) -> tf.Tensor:
@@ -262,26 +253,26 @@ def _order(rows: tf.Tensor, epoch: tf.Tensor, seeds: tuple[int, int]) -> tf.Tens
     """
     size = tf.shape(rows, tf.int64)[0]
     last = tf.maximum(size - 1, 0)
+    num_swaps = tf.cast(last, tf.int32)
     # A run takes whole groups of four numbers.
-    group = tf.cast(epoch * ((last + 3) // 4), tf.uint64)
+    groups = epoch * ((last + 3) // 4)
     key = tf.constant([seeds[0] % 2**64], tf.uint64)
-    counter = tf.stack([group, tf.constant(seeds[1] % 2**64, tf.uint64)])
+    second_seed = tf.constant(seeds[1] % 2**64, tf.uint64)
+    counter = tf.stack([tf.cast(groups, tf.uint64), second_seed])
     drawn = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=tf.expand_dims(last, 0), key=key, counter=counter, alg=1, dtype=tf.uint32
+        shape=tf.expand_dims(last, 0), key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
     )
     first = tf.range(last)
-    other = first + tf.cast(drawn, tf.int64) % (size - first)
-    order = tf.TensorArray(tf.int64, tf.cast(size, tf.int32), clear_after_read=False).unstack(tf.range(size))
+    other = tf.cast(first + tf.cast(drawn, tf.int64) % (size - first), tf.int32)
+    order = tf.TensorArray(tf.int64, num_swaps + 1, dynamic_size=True, clear_after_read=False)
+    order = order.unstack(tf.range(size))
 
     def swap(place: tf.Tensor, order: tf.TensorArray) -> Any:
-        with_place = tf.cast(other[place], tf.int32)
         value = order.read(place)
-        order = order.write(place, order.read(with_place))
-        return place + 1, order.write(with_place, value)
+        order = order.write(place, order.read(other[place]))
+        return place + 1, order.write(other[place], value)
 
-    _, order = tf.while_loop(
-        lambda place, _: place < tf.cast(last, tf.int32), swap, (tf.constant(0), order), parallel_iterations=1
-    )
+    _, order = tf.while_loop(lambda place, _: place < num_swaps, swap, (tf.constant(0), order), parallel_iterations=1)
     return order.stack()
 
 
@@ -309,50 +300,54 @@ class Reader:
         """Return the next records of a file, at most `num_records`, as (keys, records)."""
         return self._of(queue, _static("read_up_to", "num_records", num_records)).dequeue()
 
-    def _of(self, queue: Queue, num_records: int | None) -> Queue:
-        if not isinstance(queue, Queue):
+    def _of(self, files: Queue, num_records: int | None) -> Queue:
+        """Return the queue of the records of `files`; with `num_records`, of batches of so many of one file."""
+        if not isinstance(files, Queue):
             raise ValueError(
-                f"{queue!r} is no queue that the runner knows: give a reader what string_input_producer returns, or "
+                f"{files!r} is no queue that the runner knows: give a reader what string_input_producer returns, or "
                 "return a tf.data.Dataset."
             )
-        found = self._queues.get((id(queue), num_records))
-        if found is None:
-            found = self._queues[id(queue), num_records] = _records_of(queue, self._records, num_records)
-        return found
+        key = (id(files), num_records)
+        if key not in self._queues:
+            self._queues[key] = self._queue(files, num_records)
+        return self._queues[key]
+
+    def _queue(self, files: Queue, num_records: int | None) -> Queue:
+        graph = input_graph()
+        (taken,) = graph.sources(files.dequeue())
+
+        @tf.autograph.experimental.do_not_convert
+        def of_file(name: tf.Tensor) -> tf.data.Dataset:
+            records = self._records(name)
+            return records if num_records is None else records.batch(num_records)
+
+        record = tf.TensorSpec([], tf.string)
+        if num_records is not None:
+            record = _batch_spec(None, record)
+        return Queue(graph, (record, record), lambda: taken.dataset().flat_map(of_file), [taken])
 
 
-def _records_of(files: Queue, records: Callable[[tf.Tensor], tf.data.Dataset], num_records: int | None) -> Queue:
-    graph = input_graph()
-    file = files.dequeue()
-    (taken,) = graph.sources(file)
-
-    @tf.autograph.experimental.do_not_convert
-    def of_file(name: tf.Tensor) -> tf.data.Dataset:
-        found = records(name)
-        return found if num_records is None else found.batch(num_records)
-
-    spec = tf.TensorSpec([] if num_records is None else [None], tf.string)
-    return Queue(graph, (spec, spec), lambda: taken.dataset().flat_map(of_file), [taken])
-
-
-def text_line_reader(skip_header_lines: int | None = None, name: str | None = None) -> Reader:
+def text_line_reader(given: Given) -> Reader:
     """Return a reader of the lines of text files, like `tf.TextLineReader`."""
-    first = skip_header_lines or 0
+    num_skipped = given["skip_header_lines"] or 0
 
     def records(file: tf.Tensor) -> tf.data.Dataset:
-        lines = tf.data.TextLineDataset(file).enumerate(1).skip(first)
+        lines = tf.data.TextLineDataset(file).enumerate(1).skip(num_skipped)
         return lines.map(lambda number, line: (_key(file, number), line))
 
     return Reader(records)
 
 
-def tf_record_reader(name: str | None = None, options: Any = None) -> Reader:
+def tf_record_reader(given: Given) -> Reader:
     """Return a reader of TFRecords, like `tf.TFRecordReader`."""
-    compression = None if options is None else v1.io.TFRecordOptions.get_compression_type_string(options)
+    compression: str | None = None
+    if given["options"] is not None:
+        compression = v1.io.TFRecordOptions.get_compression_type_string(given["options"])
 
     def following(begin: tf.Tensor, record: tf.Tensor) -> Any:
         # A record is stored with its length, 8 bytes, and two checksums of 4.
-        return begin + 16 + tf.cast(tf.strings.length(record), tf.int64), (begin, record)
+        size = 16 + tf.cast(tf.strings.length(record), tf.int64)
+        return begin + size, (begin, record)
 
     def records(file: tf.Tensor) -> tf.data.Dataset:
         found = tf.data.TFRecordDataset(file, compression).scan(tf.constant(0, tf.int64), following)
@@ -361,38 +356,38 @@ def tf_record_reader(name: str | None = None, options: Any = None) -> Reader:
     return Reader(records)
 
 
-def whole_file_reader(name: str | None = None) -> Reader:
+def whole_file_reader(given: Given) -> Reader:
     """Return a reader whose records are whole files, like `tf.WholeFileReader`."""
-    return Reader(lambda file: tf.data.Dataset.from_tensors(file).map(lambda name: (name, tf.io.read_file(name))))
+    del given
+
+    def records(file: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(file).map(lambda name: (name, tf.io.read_file(name)))
+
+    return Reader(records)
 
 
-def identity_reader(name: str | None = None) -> Reader:
+def identity_reader(given: Given) -> Reader:
     """Return a reader whose records are the elements of the queue, like `tf.IdentityReader`."""
+    del given
     return Reader(lambda element: tf.data.Dataset.from_tensors((element, element)))
 
 
-def fixed_length_record_reader(
-    record_bytes: int,
-    header_bytes: int | None = None,
-    footer_bytes: int | None = None,
-    hop_bytes: int | None = None,
-    name: str | None = None,
-    encoding: str | None = None,
-) -> Reader:
+def fixed_length_record_reader(given: Given) -> Reader:
     """Return a reader of records of one length, which begin every `hop_bytes`, like `tf.FixedLengthRecordReader`."""
-    header = header_bytes or 0
-    footer = footer_bytes or 0
-    hop = hop_bytes or record_bytes
+    size = given["record_bytes"]
+    header = given["header_bytes"] or 0
+    footer = given["footer_bytes"] or 0
+    hop = given["hop_bytes"] or size
 
     def records(file: tf.Tensor) -> tf.data.Dataset:
         content = tf.io.read_file(file)
-        if encoding:
-            content = tf.io.decode_compressed(content, encoding)
-        room = tf.cast(tf.strings.length(content), tf.int64) - header - footer - record_bytes
-        number = tf.where(room < 0, tf.constant(0, tf.int64), room // hop + 1)
+        if given["encoding"]:
+            content = tf.io.decode_compressed(content, given["encoding"])
+        rest = tf.cast(tf.strings.length(content), tf.int64) - header - footer - size
+        number = tf.where(rest < 0, tf.constant(0, tf.int64), rest // hop + 1)
 
         def record(index: tf.Tensor) -> Any:
-            return _key(file, index), tf.strings.substr(content, header + index * hop, record_bytes)
+            return _key(file, index), tf.strings.substr(content, header + index * hop, size)
 
         return tf.data.Dataset.range(number).map(record)
 
@@ -406,7 +401,7 @@ def _key(file: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def batches(function: str, given: Mapping[str, Any]) -> Any:
+def batches(function: str, given: Given) -> Any:
     """Return batches like one of `tf.train.batch`, `batch_join`, `shuffle_batch`, `shuffle_batch_join` and `maybe_...`.
 
     Args:
@@ -421,32 +416,25 @@ def batches(function: str, given: Mapping[str, Any]) -> Any:
       TypeError: the lists of tensors have different types.
     """
     graph = input_graph()
-    is_shuffled = "min_after_dequeue" in given
-    if is_shuffled and given["capacity"] <= given["min_after_dequeue"]:
-        raise ValueError(
-            f"{function}: capacity={given['capacity']} must be greater than "
-            f"min_after_dequeue={given['min_after_dequeue']}."
-        )
-    in_lists = given["tensors_list"] if "tensors_list" in given else [given["tensors"]]
-    lists = [_tensors(function, tensors) for tensors in in_lists]
-    if not lists:
-        raise ValueError(f"{function}: there are no lists of tensors. Give at least one.")
-    examples = _Examples(function, graph, lists, given)
+    least = given.get("min_after_dequeue")
+    if least is not None and given["capacity"] <= least:
+        raise ValueError(f"{function}: capacity={given['capacity']} must be greater than min_after_dequeue={least}.")
+    in_lists = given.get("tensors_list")
+    if in_lists is None:
+        in_lists = [given["tensors"]]
+    examples = _Examples(function, graph, in_lists, given)
     size = _static(function, "batch_size", given["batch_size"])
     is_full = not given["allow_smaller_final_batch"]
 
     def dataset() -> tf.data.Dataset:
         found = examples.dataset()
-        if is_shuffled:
-            # The next example is drawn from at least so many.
-            found = found.shuffle(max(given["min_after_dequeue"], 1), given["seed"])
+        if least is not None:  # each example is drawn from so many, at least
+            found = found.shuffle(max(least, 1), given["seed"])
         if given.get("dynamic_pad"):
             return found.padded_batch(size, tuple(examples.shapes), drop_remainder=is_full)
         return found.batch(size, drop_remainder=is_full)
 
-    number = size if is_full else None
-    spec = tuple(_spec_of_batch(number, one, shape) for one, shape in zip(lists[0], examples.shapes, strict=True))
-    batch = graph.take(spec, dataset, examples.sources)
+    batch = graph.take(examples.batch_spec(size if is_full else None), dataset, examples.sources)
     if isinstance(in_lists[0], Mapping):
         return dict(zip(sorted(in_lists[0]), batch, strict=True))
     return batch[0] if len(batch) == 1 else list(batch)
@@ -458,39 +446,72 @@ class _Examples:
     Args:
       function: as in `batches`.
       graph: the graph of the input function.
-      lists: the tensors of an example, or of several if `enqueue_many`; of several lists in turn.
+      in_lists: lists or dicts of the tensors of an example, or of several if `enqueue_many`; examples come from each
+        of them in turn.
       given: as in `batches`.
 
     Attributes:
       shapes: shapes of the tensors of an example.
     """
 
-    def __init__(
-        self, function: str, graph: InputGraph, lists: Sequence[Sequence[Any]], given: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, function: str, graph: InputGraph, in_lists: Sequence[Any], given: Given) -> None:
         self._function = function
         self._graph = graph
-        self._lists = lists
         self._given = given
+        self._lists = [_tensors(function, tensors) for tensors in in_lists]
+        if not self._lists:
+            raise ValueError(f"{function}: there are no lists of tensors. Give at least one.")
+        self._check_types()
         self._in_rows = given["enqueue_many"]
-        dtypes = [[one.dtype for one in tensors] for tensors in lists]
-        if any(of_list != dtypes[0] for of_list in dtypes):
-            raise TypeError(f"{function}: the lists have tensors of different types: {dtypes}.")
-        self._keep = _kept(function, given.get("keep_input", True), in_rows=self._in_rows)
+        self._keep = self._kept(given.get("keep_input", True))
         self.shapes = self._common_shapes()
-        self._sources = [graph.sources((tensors, self._keep)) for tensors in lists]
+        self._sources = [graph.sources((tensors, self._keep)) for tensors in self._lists]
 
     @property
     def sources(self) -> list[Taken]:
-        return [source for of_list in self._sources for source in of_list]
+        """What the examples of all lists are computed from."""
+        sources: list[Taken] = []
+        for of_list in self._sources:
+            sources += of_list
+        return sources
+
+    def batch_spec(self, number: int | None) -> tuple[Any, ...]:
+        """Return the specs of a batch of `number` examples; None: of any number."""
+        specs = []
+        for tensor, shape in zip(self._lists[0], self.shapes, strict=True):
+            spec = _batch_spec(number, tf.TensorSpec(shape, tensor.dtype))
+            if isinstance(tensor, tf.SparseTensor):
+                spec = tf.SparseTensorSpec([None, *spec.shape[1:]], tensor.dtype)
+            specs.append(spec)
+        return tuple(specs)
 
     def dataset(self) -> tf.data.Dataset:
         """Return the dataset of examples, tuples of tensors."""
-        made = [self._of(tensors, sources) for tensors, sources in zip(self._lists, self._sources, strict=True)]
-        if len(made) == 1:
-            return made[0]
-        turns = tf.data.Dataset.range(len(made)).repeat()
-        return tf.data.Dataset.choose_from_datasets(made, turns, stop_on_empty_dataset=False)
+        datasets = list(map(self._of_list, self._lists, self._sources))
+        if len(datasets) == 1:
+            return datasets[0]
+        turns = tf.data.Dataset.range(len(datasets)).repeat()
+        return tf.data.Dataset.choose_from_datasets(datasets, turns, stop_on_empty_dataset=False)
+
+    def _check_types(self) -> None:
+        first = [tensor.dtype for tensor in self._lists[0]]
+        for tensors in self._lists[1:]:
+            found = [tensor.dtype for tensor in tensors]
+            if found != first:
+                raise TypeError(f"{self._function}: the lists have tensors of different types: {first} and {found}.")
+
+    def _kept(self, keep_input: Any) -> tf.Tensor | None:
+        """Return `keep_input` as a tensor; None: all examples are kept."""
+        if keep_input is True:
+            return None
+        keep = _as_tensor(keep_input)
+        ranks = (0, 1) if self._in_rows else (0,)
+        if keep.shape.rank not in ranks:
+            raise ValueError(
+                f"{self._function}: keep_input has shape {keep.shape}. It must be a scalar, or a vector if "
+                "enqueue_many=True."
+            )
+        return keep
 
     def _common_shapes(self) -> list[tf.TensorShape]:
         given = self._given["shapes"]
@@ -500,7 +521,7 @@ class _Examples:
         for tensors in zip(*self._lists, strict=True):
             shape = self._shape_of(tensors[0])
             for other in tensors[1:]:
-                shape.merge_with(self._shape_of(other))
+                shape.merge_with(self._shape_of(other))  # raises if they contradict each other
                 shape = shape.most_specific_compatible_shape(self._shape_of(other))
             self._check_known(tensors[0], shape)
             shapes.append(shape)
@@ -511,23 +532,23 @@ class _Examples:
 
     def _check_known(self, tensor: Any, shape: tf.TensorShape) -> None:
         is_padded = self._given.get("dynamic_pad", False) and shape.rank is not None
-        if not (is_padded or isinstance(tensor, tf.SparseTensor) or shape.is_fully_defined()):
+        is_any = is_padded or isinstance(tensor, tf.SparseTensor)
+        if not is_any and not shape.is_fully_defined():
             raise ValueError(
                 f"{self._function}: the shape of {tensor.name} is {shape}, which is not fully known. Set it "
                 "(tensor.set_shape), give shapes=, or use tf.train.batch(..., dynamic_pad=True)."
             )
 
-    def _of(self, tensors: Sequence[Any], sources: Sequence[Taken]) -> tf.data.Dataset:
-        keep = self._keep
-        parts = (tuple(tensors),) if keep is None else (tuple(tensors), keep)
-        dataset = self._graph.computed(parts, sources, num_threads=self._given.get("num_threads", 1))
-        if keep is not None and keep.shape.rank == 0:
-            dataset = dataset.filter(lambda example, is_kept: is_kept).map(lambda example, is_kept: (example,))
-        if self._in_rows:
-            dataset = dataset.unbatch()
-        if keep is not None and keep.shape.rank == 1:
-            dataset = dataset.filter(lambda example, is_kept: is_kept)
-        return dataset.map(self._with_shapes)
+    def _of_list(self, tensors: Sequence[Any], sources: Sequence[Taken]) -> tf.data.Dataset:
+        num_threads = self._given.get("num_threads", 1)
+        if self._keep is None:
+            dataset = self._graph.computed((tuple(tensors),), sources, num_threads=num_threads)
+            return (dataset.unbatch() if self._in_rows else dataset).map(self._with_shapes)
+        dataset = self._graph.computed((tuple(tensors), self._keep), sources, num_threads=num_threads)
+        if self._in_rows and self._keep.shape.rank == 1:
+            return dataset.unbatch().filter(_is_kept).map(self._with_shapes)
+        dataset = dataset.filter(_is_kept).map(_without_flag)
+        return (dataset.unbatch() if self._in_rows else dataset).map(self._with_shapes)
 
     @tf.autograph.experimental.do_not_convert
     def _with_shapes(self, example: Sequence[Any], *_: Any) -> tuple[Any, ...]:
@@ -538,24 +559,21 @@ class _Examples:
         return tuple(shaped)
 
 
+def _is_kept(example: Any, is_kept: tf.Tensor) -> tf.Tensor:
+    return is_kept
+
+
+def _without_flag(example: Any, is_kept: tf.Tensor) -> tuple[Any]:
+    return (example,)
+
+
 def _tensors(function: str, tensors: Any) -> list[Any]:
-    values = [tensors[key] for key in sorted(tensors)] if isinstance(tensors, Mapping) else list(tensors)
+    values = list(tensors)
+    if isinstance(tensors, Mapping):
+        values = [tensors[key] for key in sorted(tensors)]
     if not values:
         raise ValueError(f"{function}: there are no tensors. Give at least one.")
-    return [value if isinstance(value, tf.SparseTensor) else _as_tensor(value) for value in values]
-
-
-def _kept(function: str, keep_input: Any, *, in_rows: bool) -> tf.Tensor | None:
-    """Return `keep_input` as a tensor; None: all examples are kept."""
-    if keep_input is True:
-        return None
-    keep = _as_tensor(keep_input)
-    rank = keep.shape.rank
-    if rank is None or rank > 1 or (rank == 1 and not in_rows):
-        raise ValueError(
-            f"{function}: keep_input has shape {keep.shape}. It must be a scalar, or a vector if enqueue_many=True."
-        )
-    return keep
+    return list(map(_as_tensor, values))
 
 
 def _static(function: str, argument: str, value: Any) -> int:
@@ -567,10 +585,3 @@ def _static(function: str, argument: str, value: Any) -> int:
 
 def _batch_spec(number: int | None, spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec(tf.TensorShape([number]).concatenate(spec.shape), spec.dtype)
-
-
-def _spec_of_batch(number: int | None, example: Any, shape: tf.TensorShape) -> Any:
-    if not isinstance(example, tf.SparseTensor):
-        return _batch_spec(number, tf.TensorSpec(shape, example.dtype))
-    rank = shape.rank
-    return tf.SparseTensorSpec(None if rank is None else [None] * (rank + 1), example.dtype)

@@ -407,7 +407,9 @@ def _swapped(tensor: tf.Tensor) -> tf.Tensor:
     rank = tensor.shape.rank
     if rank is None:
         return tf.transpose(tensor, tf.concat([[1, 0], tf.range(2, tf.rank(tensor))], 0))
-    return tensor if rank < 2 else tf.transpose(tensor, [1, 0, *range(2, rank)])
+    if rank < 2:
+        return tensor
+    return tf.transpose(tensor, [1, 0, *range(2, rank)])
 
 
 # --- beam search ------------------------------------------------------------------------------------------------------
