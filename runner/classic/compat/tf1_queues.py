@@ -114,15 +114,20 @@ def string_input_producer(given: Given) -> Queue:
 
     Raises:
       ValueError: there are no strings.
+      tf.errors.InvalidArgumentError: there are none in a tensor.
     """
     strings = given["string_tensor"]
     if not tf.is_tensor(strings) and not len(strings):
         raise ValueError(f"{_NO_STRINGS}. Give the names of the files.")
     input_graph()
     strings = _as_tensor(strings, tf.string)
-    # Names that match a pattern may be none: without an end of the epochs, a step would wait for ever.
-    with tf.control_dependencies([tf.debugging.Assert(tf.size(strings) > 0, [_NO_STRINGS])]):
-        strings = tf.identity(strings)
+    # Without an end of the epochs, a step would wait for ever.
+    number = strings.shape.num_elements()
+    if number == 0:
+        raise tf.errors.InvalidArgumentError(None, None, f"{_NO_STRINGS}: does a pattern match no files?")
+    if number is None:  # only then: an input with an assertion has no position that can be saved
+        with tf.control_dependencies([tf.debugging.Assert(tf.size(strings) > 0, [_NO_STRINGS])]):
+            strings = tf.identity(strings)
     return _rows(strings, [], given)
 
 

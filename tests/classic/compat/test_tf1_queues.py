@@ -250,6 +250,8 @@ def test_files_of_a_pattern_are_read_in_their_order(texts: list[str]) -> None:
         return tf.train.batch([tf.WholeFileReader().read(queue)[0]], 2)
 
     assert read(input_fn) == [[path.encode() for path in texts]]
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        read(lambda: tf.train.string_input_producer(tf.train.match_filenames_once("/nowhere/*")).dequeue())
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -270,15 +272,33 @@ def model_fn(features: Any, labels: Any, mode: str) -> Any:
     )
 
 
-def test_training_in_parts_sees_what_training_at_once_sees(tmp_path: Path) -> None:
+def of_lines(texts: list[str]) -> Any:
+    names = tf.train.string_input_producer(tf.constant(texts), seed=1)
+    _, line = tf.TextLineReader(skip_header_lines=1).read(names)
+    x = tf.strings.to_number(tf.strings.substr(line, 5, 1)) / 10
+    return tf.train.batch([x, x + 1], 3)
+
+
+@pytest.mark.parametrize("reads_files", [False, True])
+def test_training_in_parts_sees_what_training_at_once_sees(
+    reads_files: bool, texts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def input_fn() -> Any:
+        if not reads_files:
+            return shuffled()
+        x, y = of_lines(texts)
+        return {"x": x}, y
+
+    caplog.set_level("INFO")
     weights = []
     for name, parts in {"once": [7], "parts": [2, 4, 7]}.items():
         for max_steps in parts:  # each part with an Estimator of its own, as after a restart
             config = RunConfig(str(tmp_path / name), tf_random_seed=3)
-            estimator = Estimator(model_fn, config=config).train(shuffled, max_steps=max_steps)
+            estimator = Estimator(model_fn, config=config).train(input_fn, max_steps=max_steps)
         weights.append(estimator.get_variable_value("w"))
         assert estimator.get_variable_value("global_step") == 7
     assert weights[0] == weights[1] != 0
+    assert "cannot be saved" not in caplog.text  # no batch is read again to find the position
 
 
 def test_an_evaluation_reads_queues(tmp_path: Path) -> None:
