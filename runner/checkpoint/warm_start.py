@@ -26,7 +26,7 @@ _SAVED_MODEL = os.path.join("variables", "variables")
 
 
 class MissingCheckpointError(ValueError):
-    """There is no undamaged checkpoint where one is named."""
+    """There is no checkpoint where one is named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,9 +167,11 @@ def _checkpoint(where: str, setting: str) -> str:
         folder, *checkpoint = re.split(r"/(?=[^/]*ckpt-\d+$)", where)
         place = os.path.join(local_folder(f"{setting}=", folder, is_read=True), *checkpoint)
     if not tf.io.gfile.isdir(place):
-        damage = find_damage(place) if os.path.exists(f"{place}.index") else "there is no such checkpoint or folder"
+        if not os.path.exists(f"{place}.index"):
+            raise MissingCheckpointError(f"{setting}={where}: there is no such checkpoint or folder.")
+        damage = find_damage(place)
         if damage is not None:
-            raise MissingCheckpointError(f"{setting}={where}: {damage}.")
+            raise ValueError(f"{setting}={where}: {damage}.")
         return place
     if tf.io.gfile.exists(os.path.join(place, f"{_SAVED_MODEL}.index")):
         return os.path.join(place, _SAVED_MODEL)
