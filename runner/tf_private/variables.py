@@ -20,7 +20,7 @@ from tensorflow.python.ops import embedding_ops
 # When it moves: create tf.Variable(tf.zeros(shape)) instead; discovery then holds a second copy of the model.
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-# checkpoint_utils: see `initial_values_from_checkpoints`; optimizer: see `keys_by_name`.
+# checkpoint_utils: see `initial_values_from_checkpoints`; optimizer: see `_key_by_name`.
 from tensorflow.python.training import checkpoint_utils, optimizer
 
 from runner.tf_private import tensor_bundle
@@ -124,22 +124,22 @@ def _traced_graph() -> Any:
     return graph
 
 
-def keys_by_name() -> contextlib.AbstractContextManager[None]:
-    """Let v1 optimizers find the slots of a variable by its name alone, inside this context.
+def _key_by_name(own: Callable[[Any], Any], variable: Any) -> Any:
+    """Return the key by which v1 optimizers find the slots of a variable: its name alone.
 
-    They make slots eagerly, and look for them in the graph that is traced: the graph of the variable's `op` differs.
+    They make slots eagerly, and look for them in the graph that is traced, also in hooks: the graph of the variable's
+    `op` differs.
 
-    Private: `optimizer._var_key`, (graph, name) of the `op`; since TF 1.5. When it moves: the `op` has no graph.
+    Private: `optimizer._var_key`, (graph, name) of the `op`, here `own`; since TF 1.5. It is replaced once and for all,
+    for our variables alone. When it moves: the `op` has no graph.
     """
-    own = optimizer._var_key
+    op = getattr(copies_of(variable)[0], "op", None)  # of a strategy's variable, that of its first copy
+    if isinstance(op, _VariableOp):
+        return None, op.name
+    return own(variable)
 
-    def key(variable: Any) -> Any:
-        op = getattr(variable, "op", None)
-        if isinstance(op, _VariableOp):
-            return None, op.name
-        return own(variable)
 
-    return replaced(optimizer, "_var_key", key)
+optimizer._var_key = functools.partial(_key_by_name, optimizer._var_key)
 
 
 def load(variable: Any, value: Any, session: Any = None) -> None:

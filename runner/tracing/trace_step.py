@@ -26,7 +26,7 @@ from runner.distribute.replica_values import ReplicaValues
 from runner.tf_private import graphs
 from runner.tf_private.cluster import replicas_in_sync, strategy_seen
 from runner.tf_private.keras3 import keras_trace
-from runner.tf_private.variables import initial_values_from_checkpoints, keys_by_name, lookups_of_rows
+from runner.tf_private.variables import initial_values_from_checkpoints, lookups_of_rows
 from runner.tracing.adapted_layers import adapting_once
 from runner.tracing.graph_operations import captured, handles, needed
 from runner.tracing.random_state import Stream, drawing_from, moment, next_seed, seeded, stateless_random_ops
@@ -148,7 +148,6 @@ class _Step:
                 self.store.placement.tracing(),
                 stateless_random_ops(),
                 initial_values_from_checkpoints(),
-                keys_by_name(),
                 lookups_of_rows(),
                 gradients_given_to_calls(),
                 adapting_once(v1.get_default_graph(), self.store.adapted, self.workers),
