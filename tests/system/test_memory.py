@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.system.memory import free_memory, peak_beyond_now
+from runner.system.memory import free_memory, peak_beyond_now, peak_memory
 
 
 def write(folder: Path, **files: str) -> None:

@@ -47,6 +47,9 @@ MAX_NAMED = 5
 ARTIFACTS = "code"
 """Folder of the files among the artifacts of a run."""
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Ten times as fast as PyYAML's own, where it was built with LibYAML."""
+
 _IS_CODE = re.compile(r".*\.(py|yaml|yml)")
 _HAS_VARIABLES = re.compile(r"\.env(\..+)?|.+\.env|\.envrc")
 
@@ -256,7 +259,7 @@ def composed_files(hydra_notes: str) -> list[Path]:
       hydra_notes: Hydra's own settings, as in `.hydra/hydra.yaml`.
     """
     try:
-        settings = yaml.safe_load(hydra_notes)["hydra"]
+        settings = yaml.load(hydra_notes, _LOADER)["hydra"]
         sources = settings["runtime"]["config_sources"]
         chosen = dict(settings["runtime"]["choices"])
         waiting = [str(settings["job"]["config_name"])]
@@ -280,7 +283,7 @@ def _defaults_in(file: Path, group: str) -> Iterator[str]:
     """Yield the files that a config file has in its list of defaults; options of groups are known from the choices."""
     tree: Any = None
     with suppress(OSError, ValueError, yaml.YAMLError):
-        tree = yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+        tree = yaml.load(file.read_text(encoding="utf-8-sig"), _LOADER)
     defaults = tree.get("defaults") if isinstance(tree, dict) else None
     for entry in defaults if isinstance(defaults, list) else ():
         if isinstance(entry, str) and entry.startswith("/"):
