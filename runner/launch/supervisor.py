@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import platform
 import shlex
 import signal
 import tempfile
@@ -45,6 +46,7 @@ from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder,
 from runner.system.redaction import SecretList, mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, LATER_JOB, say
 from runner.system.start_status import START_STATUS
+from runner.tracking.backends.host_metrics import HostMetrics
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.journal import RUN_STARTED, WANTS_RUN, Journals, journal_path, note_of_run
 from runner.tracking.provenance import tags_of_this_process
@@ -233,7 +235,7 @@ class Supervisor:
         code, change = FAILED, ""
         try:
             # It ends before the end of the run is noted, after which trackers take nothing.
-            with self._recording_code():
+            with self._measuring_host(), self._recording_code():
                 outcome = self._run_recorded(tasks, journals)
             self._keep_of_earlier(outcome, earlier)
             is_over_early = self.trains and outcome.code != FINISHED and not journals.events("first_step")
@@ -381,6 +383,13 @@ class Supervisor:
         # `follow` reads them.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
         shipping.follow(self.model_dir)
+
+    def _measuring_host(self) -> AbstractContextManager[object]:
+        """Return a context beside which the use of this host is recorded, if that is asked for."""
+        tracking = self.config.tracking
+        if not (self.trains and tracking.system_metrics and tracking.has_mlflow):
+            return nullcontext()
+        return HostMetrics(self.model_dir, self.env, platform.node() if self.place is not None else "")
 
     def _recording_code(self) -> AbstractContextManager[object]:
         """Return a context beside which the code of this start is recorded, if it trains."""

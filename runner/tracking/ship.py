@@ -50,6 +50,7 @@ from runner.tracking.journal import (
     SUPERVISOR,
     WANTS_RUN,
     Journals,
+    is_of_host,
     journal_path,
     journals_in,
     make_durable,
@@ -120,7 +121,7 @@ def build_tracker(backend: str, settings: TrackingConfig, model_dir: Path, name:
       started_at: when the run started, in seconds since 1970; the tracker may be built later.
     """
     if backend == MLFLOW:
-        return MlflowTracker(str(settings.uri), str(settings.experiment), settings.system_metrics, started_at)
+        return MlflowTracker(str(settings.uri), str(settings.experiment), started_at)
     if backend == "csv":
         return CsvTracker(model_dir)
     return UserTracker(next(one for one in settings.backends if one.name == backend), name)
@@ -389,9 +390,9 @@ class RunShipper:
         """Ship the journals of the tasks, up to the next start: whether a step that is repeated counts depends on the
         start.
         """
-        for path in journals_in(self.folder):
+        for path in self._journals_of_tasks():
             before = -1
-            while path != self._bounds and before != (before := self._offset(path)):
+            while before != (before := self._offset(path)):
                 lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
                 # Must follow the reading of lines: a start may just have begun.
                 bounds = starts_and_ends(self.folder, self._offset(self._bounds))
@@ -402,6 +403,13 @@ class RunShipper:
                 # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
                 # and step).
                 self._note(path, after)
+
+    def _journals_of_tasks(self) -> Iterator[Path]:
+        """Yield the journals that this tracker gets beside the supervisor's; those of hosts are for MLflow's pages."""
+        for path in journals_in(self.folder):
+            is_taken = self._name == MLFLOW or not is_of_host(path)
+            if path != self._bounds and is_taken:
+                yield path
 
     def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> None:
         last_steps = dict(self._shipped.last_steps)
