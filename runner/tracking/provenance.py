@@ -32,8 +32,10 @@ from runner.system.redaction import NO_LIST, SecretList, mask_text, masked_overr
 from runner.system.secret_texts import MASK
 from runner.tracking.run_lock import LOCK_FILE
 
-GIT_SECS, GIT_BYTES = 10.0, 20_000_000
-"""Limits of an answer of git: a repository may be huge, or on a disk that hangs."""
+GIT_SECS = 10.0
+"""Seconds that git may take for an answer: a repository may be huge, or on a disk that hangs."""
+GIT_BYTES = 20_000_000
+"""Largest number of bytes of an answer."""
 IGNORED = "git ignores it"
 """Why a file is left out that is made, or that is of this machine alone."""
 

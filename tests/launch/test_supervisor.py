@@ -115,6 +115,7 @@ def test_a_task_that_finishes_is_summarised(
         "strategy": "default",
         "num_replicas": 2,
         "devices": "2 x NVIDIA H200",
+        "peak_memory": None,
         "checkpoint": "c",
         "predictions": None,
         "exports": [],

@@ -95,8 +95,10 @@ class CodeRecorder:
     _over: threading.Event = dataclasses.field(default_factory=threading.Event, init=False)
     _is_given_up: bool = dataclasses.field(default=False, init=False)
 
-    LOOK_SECS, LATER_SECS = 0.2, 2.0
-    """Seconds between two looks at the journal, before and after the first step."""
+    LOOK_SECS = 0.2
+    """Seconds between two looks at the journal, before the first step."""
+    LATER_SECS = 2.0
+    """The same after it."""
     END_SECS = 10.0
     """Seconds that the end of a run waits for git."""
 
@@ -152,7 +154,8 @@ class CodeRecorder:
         """
         named = [*map(Path, line.get("files", ())), *composed_files(self.hydra_notes)]
         has_git = (project / ".git").exists()
-        patch, problem = Patch(project, began), ""
+        patch = Patch(project, began)
+        problem = ""
         try:
             base = commit
             if has_git and base is None:

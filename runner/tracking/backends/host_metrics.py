@@ -70,23 +70,21 @@ class HostMetrics:
 def build_sample() -> Callable[[], dict[str, float]]:
     """Return what measures this host: name of a metric -> its value now, or since the last call."""
     psutil.cpu_percent()  # the first call has nothing to compare with
-    sent_before = psutil.net_io_counters()
+    network_before = psutil.net_io_counters()
     gpus = _gpus()
 
     def sample() -> dict[str, float]:
+        values = {"cpu_utilization_percentage": psutil.cpu_percent()}
         memory = psutil.virtual_memory()
+        values["system_memory_usage_megabytes"] = memory.used / 1e6
+        values["system_memory_usage_percentage"] = 100 * memory.used / memory.total
         disk = psutil.disk_usage(os.sep)
-        sent = psutil.net_io_counters()
-        values = {
-            "cpu_utilization_percentage": psutil.cpu_percent(),
-            "system_memory_usage_megabytes": memory.used / 1e6,
-            "system_memory_usage_percentage": 100 * memory.used / memory.total,
-            "disk_usage_percentage": disk.percent,
-            "disk_usage_megabytes": disk.used / 1e6,
-            "disk_available_megabytes": disk.free / 1e6,
-            "network_receive_megabytes": (sent.bytes_recv - sent_before.bytes_recv) / 1e6,
-            "network_transmit_megabytes": (sent.bytes_sent - sent_before.bytes_sent) / 1e6,
-        }
+        values["disk_usage_percentage"] = disk.percent
+        values["disk_usage_megabytes"] = disk.used / 1e6
+        values["disk_available_megabytes"] = disk.free / 1e6
+        network = psutil.net_io_counters()
+        values["network_receive_megabytes"] = (network.bytes_recv - network_before.bytes_recv) / 1e6
+        values["network_transmit_megabytes"] = (network.bytes_sent - network_before.bytes_sent) / 1e6
         for number, gpu in enumerate(gpus):
             for name, value in _measured(gpu):
                 values[f"gpu_{number}_{name}"] = value
