@@ -237,7 +237,7 @@ def shipping(number: int) -> tuple[Times, Times]:
 def job_results(number: int) -> Point:
     """Measure the work of a sweep itself, after each job and at the end, with this many jobs that take no time."""
     from runner.config.schema import SweepConfig, TrackingConfig
-    from runner.launch.sweep import Sweep
+    from runner.launch.sweeps.sweep import Sweep
 
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         config: Any = SimpleNamespace(sweep=SweepConfig(), tracking=TrackingConfig(backend="none"))

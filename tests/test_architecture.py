@@ -110,6 +110,7 @@ def test_a_room_has_a_page_about_itself_and_imports_nothing() -> None:
         "classic.premade",
         "tracking.backends",
         "launch.environment",
+        "launch.sweeps",
     ):
         if room in ("contract", "classic"):  # `import runner.classic` puts its names on TensorFlow
             continue

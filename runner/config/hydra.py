@@ -62,7 +62,7 @@ _PLUGINS = {
 VERSION: Mapping[str, str] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3") else {}
 """Hydra 1.4 no longer has other behaviours to choose from."""
 
-OPTUNA = "runner.launch.optuna_sweeper.OptunaSweeper"
+OPTUNA = "runner.launch.sweeps.optuna_sweeper.OptunaSweeper"
 
 
 def _allow_help_that_is_no_string() -> None:
@@ -773,6 +773,13 @@ def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
             f"{f': {joined}' if joined else '.'}"
         )
     shown = masked_override(override)
+    is_flat_list = (
+        value.startswith("[") and value.find("]") == len(value) - 1 and not re.search(r"[\[{'\"$]", value[1:])
+    )
+    if is_flat_list and "=" in value:
+        texts = [f"'{text.strip()}'" for text in value[1:-1].split(",")]
+        quoted = masked_override(f"{key}=[{','.join(texts)}]")
+        return f'cannot read {shown!r}: quote the texts of a list that have an equals sign: "{quoted}".'
     if "${" in value or value.startswith(("[", "{", "'", '"')) or value.endswith(","):
         return f"cannot read {shown!r}: {reason}"
     quoted = masked_override(f'{key}="{value}"')

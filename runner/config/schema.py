@@ -21,7 +21,7 @@ from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceL
 from runner.system.files import write_atomically
 from runner.system.redaction import SecretList, secrets_of
 
-ENVIRONMENT_COMMANDS = ("best", "cluster_info", "doctor", "new")
+ENVIRONMENT_COMMANDS = ("list", "diff", "report", "best", "cluster_info", "doctor", "new")
 """Commands without a run: they need no user functions and no model_dir, and start no task."""
 COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", *ENVIRONMENT_COMMANDS)
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
@@ -444,6 +444,7 @@ class SweepConfig:
     parallel: int = count(1, minimum=1)
     max_failed: int | None = count(None, minimum=1)
     devices_per_job: Any = count("auto", minimum=0, auto=True)
+    seeds: list[int] | None = setting(None, minimum=0)
 
 
 @dataclass(frozen=True)
@@ -451,6 +452,20 @@ class NewConfig:
     """Settings of command=new: the folder `path` in which it creates a project."""
 
     path: str | None = None
+
+
+@dataclass(frozen=True)
+class DiffConfig:
+    """Settings of command=diff: the `runs` that it compares, by their folders or URLs."""
+
+    runs: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Settings of command=report: the file `path` that it writes."""
+
+    path: str = "report.html"
 
 
 @dataclass(frozen=True)
@@ -473,6 +488,8 @@ class Config:
     predict: PredictConfig = field(default_factory=PredictConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig, metadata={"shown_only": True})
     new: NewConfig = field(default_factory=NewConfig)
+    diff: DiffConfig = field(default_factory=DiffConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig, metadata={"shown_only": True})
 
     @property

@@ -1,7 +1,7 @@
 """The command line, and the processes around the tasks of a run. Nothing here imports TensorFlow.
 
 `app` is `python -m runner`, and `api` is the same for Python: Hydra composes the config, and a run or a sweep
-(`multirun`, `sweep`, `optuna_sweeper`) starts; `command` is what its jobs share.
+(`sweeps/`) starts; `command` is what its jobs share.
 `supervisor` is responsible for a run: its lock, record, status and exit code. `start_files` has the
 files that a start writes, and puts them back if it fails before its first step.
 `task_group` starts the tasks of a run as a `gang`, which ends as a whole. `task_starter` starts a task, or forks it

@@ -49,6 +49,7 @@ from runner.config.hydra import (
     read_flags,
     write_privately,
 )
+from runner.config.job_id import settings_id
 from runner.config.mistakes import ConfigError, Conflict, NoEffect, NotAllowed, NotSet
 from runner.config.schema import Config
 from runner.distribute import cluster_resolver, managed_jobs
@@ -63,7 +64,7 @@ from runner.system.start_status import START_STATUS
 from runner.system.urls import is_url
 
 if TYPE_CHECKING:
-    from runner.launch.multirun import Multirun
+    from runner.launch.sweeps.multirun import Multirun
     from runner.launch.task_starter import TaskStarter
 
 MISTAKES = (ConfigError, OmegaConfBaseException, YAMLError)
@@ -202,13 +203,17 @@ class CommandLine:
         listed = SecretList.of(secrets, self.command.env)
         also_hide(listed)  # from here on, messages of the command
         if is_sweep:
-            from runner.launch.multirun import SweepJob, name_of_job
+            from runner.launch.sweeps.multirun import SEED, SweepJob, name_of_job, settings_of_job
 
             self.multirun.only_lists = composed.get("command") == "dry_run"
             batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
             varied = [text for text in overrides if text != "command=dry_run"]
-            name = name_of_job(self.command.argv, varied, hydra_config.sweeper.get("params") or (), listed)
+            swept = {*(hydra_config.sweeper.get("params") or ())}
+            if OmegaConf.select(composed, "sweep.seeds"):  # Optuna's sweeper sets run.seed
+                swept.add(SEED)
+            name = name_of_job(self.command.argv, varied, swept, listed)
+            settings = settings_of_job(self.command.argv, varied, swept, listed)
         try:
             if hydra_config.job.chdir:
                 raise NotAllowed(
@@ -225,7 +230,7 @@ class CommandLine:
                     raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                job = SweepJob(hydra_config.job.num, name, config, argv, notes)
+                job = SweepJob(hydra_config.job.num, name, settings, settings_id(composed), config, argv, notes)
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
                 self.multirun.list_job(hydra_config.job.num, name, directory)
@@ -244,7 +249,7 @@ class CommandLine:
                 self.command.env,
                 argv,
                 stops=self.command.stops,
-                member=supervisor.Member(starter=self.command.starter),
+                member=supervisor.Member(starter=self.command.starter, settings_id=settings_id(composed)),
                 notes=notes,
             )
             self.command.mistake = outcome.error or ""
@@ -267,7 +272,7 @@ class CommandLine:
     @functools.cached_property
     def multirun(self) -> Multirun:
         """The jobs of this command, which is a sweep."""
-        from runner.launch.multirun import Multirun
+        from runner.launch.sweeps.multirun import Multirun
 
         return Multirun(self.command)
 
@@ -360,7 +365,7 @@ class CommandLine:
         settings: Any = {"hydra_context": context, "task_function": self.run_job, "config": config}
         target = str(config.hydra.sweeper._target_)
         if target == OPTUNA:  # no plugin in `hydra_plugins`: every Hydra app on the machine would import it
-            from runner.launch.optuna_sweeper import OptunaSweeper
+            from runner.launch.sweeps.optuna_sweeper import OptunaSweeper
 
             self._sweeper = OptunaSweeper(self.multirun)
             self._sweeper.setup(**settings)
@@ -435,14 +440,20 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     Raises:
       ConfigError: the command is not possible.
     """
-    from runner.launch.environment import best_runs, cluster_info, doctor, new_project
+    from runner.launch.environment import best_runs, cluster_info, diff_runs, doctor, list_runs, new_project, report
 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
             raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
     show: Mapping[str, Callable[[Config, Mapping[str, str]], dict[str, Any]]] = {
-        "best": best_runs.show, "cluster_info": cluster_info.show, "doctor": doctor.show, "new": new_project.show,
-    }  # fmt: skip
+        "list": list_runs.show,
+        "best": best_runs.show,
+        "diff": diff_runs.show,
+        "report": report.show,
+        "cluster_info": cluster_info.show,
+        "doctor": doctor.show,
+        "new": new_project.show,
+    }
     return show[config.command](config, env)
 
 

@@ -79,6 +79,8 @@ class Member:
       prefix: text before each line that the run prints; '' if one job runs at a time.
       starter: starts the tasks of all jobs, or of all runs of a Python session; None: the run has its own starter.
       shipping: ships the journals of all jobs, and is closed by the sweep; None: each run has its own.
+      settings: the values that vary, without the seed: a tag, by which MLflow groups runs that repeat each other.
+      settings_id: what the run has in common with those that repeat it, also without a sweep; None: not known.
     """
 
     name: str = ""
@@ -86,6 +88,8 @@ class Member:
     prefix: str = ""
     starter: TaskStarter | None = None
     shipping: Shipping | None = None
+    settings: str = ""
+    settings_id: str | None = None
 
 
 def run(
@@ -321,9 +325,7 @@ class Supervisor:
         self._say_changes(before)
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:
-            self.record.generation += 1
-            self.record.training = STILL_RUNNING.status
-            self.record.ending = {}
+            self.record.begin(STILL_RUNNING.status)
             start_files.write_notes(self.model_dir, self.notes)
             write_summary(self.model_dir, self._summary_of(STILL_RUNNING))
         self.record.save(self.model_dir)
@@ -368,6 +370,8 @@ class Supervisor:
         if backends:
             tags |= masked(tracking.tags, self.listed, "tracking.tags")
             tags |= tags_of_this_process(self.model_dir, self.argv, url, self.listed)
+            if self.member.settings:
+                tags["settings"] = mask_text(self.member.settings, self.secrets)
         name = self.member.name or tracking.run_name or self.model_dir.name
         note_of_run(
             self.model_dir,
@@ -555,7 +559,7 @@ class Supervisor:
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
-        return summary_of(outcome, self.config, run_id, self.secrets)
+        return summary_of(outcome, self.config, run_id, self.secrets, self.member.settings_id)
 
     def _model_name(self) -> str:
         """Return the model's name from its function: digits for model_fns.digits.model_fn."""

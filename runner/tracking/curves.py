@@ -57,24 +57,29 @@ def draw_curves(model_dir: Path) -> Path | None:
     return path
 
 
-def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: Path) -> Path | None:
+def draw_jobs(jobs: Sequence[tuple[str, float | None, float | None]], metric: str, directory: Path) -> Path | None:
     """Draw the values and the metric of each job into `directory`, and return the file.
 
     Args:
-      jobs: (`learning_rate=0.1, strategy=mirrored` as in the sweep's table, the metric or None).
+      jobs: (`learning_rate=0.1, strategy=mirrored` as in the sweep's table, the metric or None, its standard deviation
+        over jobs that repeat each other or None).
+      metric: the title of the metric's axis.
 
     Returns:
       The file; None if fewer than two jobs have the metric.
     """
-    rows = [(dict(part.split("=", 1) for part in name.split(", ") if "=" in part), value) for name, value in jobs]
-    rows = [(varied, value) for varied, value in rows if value is not None and math.isfinite(value)]
-    names = list(dict.fromkeys(name for varied, _ in rows for name in varied))
-    if len(rows) < 2 or not names:
+    settings: list[dict[str, str]] = []
+    results: list[tuple[float, float]] = []
+    for name, value, deviation in jobs:
+        if value is not None and math.isfinite(value):
+            settings.append(dict(part.split("=", 1) for part in name.split(", ") if "=" in part))
+            results.append((value, deviation or 0.0))
+    names = list(dict.fromkeys(name for varied in settings for name in varied))
+    if len(results) < 2 or not names:
         return None
-    columns = [[varied.get(name, "-") for varied, _ in rows] for name in names]
-    values = [float(value) for _, value in rows if value is not None]
+    columns = [[varied.get(name, "-") for varied in settings] for name in names]
     path = directory / JOBS_FILE
-    save_figure(_figure_of_jobs(names, columns, metric, values), path)
+    save_figure(_figure_of_jobs(names, columns, metric, results), path)
     return path
 
 
@@ -155,7 +160,7 @@ def _empty_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def _text(text: str) -> str:
+def plain_text(text: str) -> str:
     """Return any text, such as a metric's name, as matplotlib shows it: between two dollar signs it would read a
     formula, and it fails at half of a surrogate pair.
     """
@@ -174,7 +179,7 @@ def _figure_of_curves(panels: Mapping[str, Curves], run_name: str) -> Figure:
     figure = _empty_figure(max(10.0, 4.2 * columns), 3.9 + 2.7 * (rows - 1))
     grid = figure.add_gridspec(rows, columns, height_ratios=[3.6, *[2.6] * (rows - 1)])
     left_out = f"   ({len(panels) - len(shown)} more metrics are not shown)" if len(shown) < len(panels) else ""
-    figure.suptitle(_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    figure.suptitle(plain_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
     names = dict.fromkeys(name for curves in shown.values() for name in curves)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     ends = [points[place][0] for curves in shown.values() for points in curves.values() for place in (0, -1)]
@@ -200,7 +205,7 @@ def _draw_panel(axes: Axes, title: str, curves: Curves, colours: Mapping[str, st
         axes.set_ylim(0, 1.15 * max(values, default=1) or 1)
     if 1000 <= max(map(abs, values), default=0) < 1e7 and axes.get_yscale() == "linear":
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_title(_text(title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
+    axes.set_title(plain_text(title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
     axes.set_xlabel("step", fontsize=9)
     axes.tick_params(labelsize=9)
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -244,7 +249,7 @@ def _label(name: str, points: Points) -> str:
     note = f"  ({lost} of {len(points)} not finite)" if lost else ""
     value = points[-1][1]
     number = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
-    return _text(f"{name.replace('_', ' ').strip() or 'value'}  {number}{note}")
+    return plain_text(f"{name.replace('_', ' ').strip() or 'value'}  {number}{note}")
 
 
 def _wants_log(title: str, values: Sequence[float]) -> bool:
@@ -266,25 +271,47 @@ def _is_finite(value: float) -> bool:
 
 
 def _figure_of_jobs(
-    names: Sequence[str], columns: Sequence[Sequence[str]], metric: str, values: Sequence[float]
+    names: Sequence[str], columns: Sequence[Sequence[str]], metric: str, results: Sequence[tuple[float, float]]
 ) -> Figure:
+    """Return the figure.
+
+    Args:
+      names: the axes, but for that of the metric.
+      columns: the values of the jobs on each of these axes.
+      metric: title of the last axis.
+      results: (value of the metric, its standard deviation or 0) of each job.
+    """
     from matplotlib import colormaps
 
     figure = _empty_figure(max(9.0, 2.2 * (len(names) + 1)), 4.5)
     axes = figure.add_subplot()
-    places = [_placed(column) for column in [*columns, [repr(value) for value in values]]]
+    values = []
+    lows = []
+    highs = []
+    for value, deviation in results:
+        values.append(value)
+        if deviation:
+            lows.append(value - deviation)
+            highs.append(value + deviation)
+    places = [_placed(column) for column in columns]
+    # The ends of the bars belong to the axis, so that it is long enough for them.
+    places.append(_placed([repr(value) for value in [*values, *lows, *highs]]))
+    on_metric = places[-1][0]
+    bars = on_metric[len(values) :]
     for job in range(len(values)):
         heights = [heights[job] for heights, _ in places]
         colour = colormaps["viridis"](0.9 * heights[-1])  # without the last tenth, which is too light on white
         axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
+    for low, high in zip(bars[: len(lows)], bars[len(lows) :], strict=True):
+        axes.plot([len(columns)] * 2, [low, high], color="#444444", alpha=0.6, linewidth=3, solid_capstyle="butt")
     for number, (_, ticks) in enumerate(places):
         axes.axvline(number, color="#999999", linewidth=0.8)
         for height, text in ticks:
             axes.annotate(
-                _text(text), (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
+                plain_text(text), (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
                 bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )  # fmt: skip
-    axes.set_xticks(range(len(places)), [_text(text) for text in (*names, metric)], fontsize=9)
+    axes.set_xticks(range(len(places)), [plain_text(text) for text in (*names, metric)], fontsize=9)
     axes.set_yticks([])
     axes.set_xlim(-0.1, len(places) - 0.6)
     axes.tick_params(length=0)

@@ -19,6 +19,7 @@ SUMMARY_FILE = "summary.json"
 _TYPES = {
     "metrics": dict, "phases": dict, "exports": list, "unread_params": list, "checkpoint": str, "status": str,
     "global_step": int, "command": str, "error": str,
+    "settings_id": str, "seed": int,
 }  # fmt: skip
 
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
@@ -104,8 +105,15 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return facts
 
 
-def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: set[str]) -> dict[str, Any]:
-    """Return the summary of a run, without its secrets."""
+def summary_of(
+    outcome: Outcome, config: Config, run_id: str | None, secrets: set[str], settings_id: str | None = None
+) -> dict[str, Any]:
+    """Return the summary of a run, without its secrets.
+
+    Args:
+      run_id: MLflow's id of the run; None: not known yet.
+      settings_id: what it has in common with runs that repeat it; None: not known.
+    """
     facts = outcome.facts
     return {
         "command": config.command,
@@ -116,6 +124,8 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         **{name: facts.get(name) for name in ("steps_per_sec", "input_bound", "examples")},
         "phases": facts.get("phases", {}),
         "unread_params": facts.get("unread_params", []),
+        "settings_id": settings_id,
+        "seed": config.run.seed,
         "strategy": config.strategy.name,
         **{name: facts.get(name) for name in ("num_replicas", "devices", "peak_memory", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -56,6 +57,10 @@ def nvmlDeviceGetPowerUsage(gpu):
 def nvmlDeviceGetEnforcedPowerLimit(gpu):
     return 600_000
 '''
+
+
+def has_lines(model_dir: Path, least: int) -> bool:
+    return len(lines_of(model_dir)) >= least
 
 
 def lines_of(model_dir: Path, node: str = "here") -> list[dict[str, Any]]:
@@ -114,7 +119,7 @@ def test_without_the_library_or_its_driver_the_rest_is_measured(pynvml: Path, co
 def test_a_host_goes_on_counting_where_its_journal_ends(tmp_path: Path) -> None:
     for number in (1, 2):
         with HostMetrics(tmp_path, OFTEN):
-            wait_until(lambda least=2 * number: len(lines_of(tmp_path)) >= least)
+            wait_until(functools.partial(has_lines, tmp_path, 2 * number))
     steps = [line["step"] for line in lines_of(tmp_path)]
     assert steps == list(range(len(steps)))
     assert not [thread for thread in threading.enumerate() if thread.name == "metrics of this host"]

@@ -9,6 +9,8 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -357,7 +359,7 @@ def test_the_end_of_a_run_does_not_wait_for_git_and_nothing_comes_after_it(
     project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     project.write(net_py="x = 1\n")
-    ends = run_code.threading.Event()
+    ends = threading.Event()
     monkeypatch.setattr(run_code, "_requirements", lambda: ends.wait(20) and "")
     monkeypatch.setattr(CodeRecorder, "END_SECS", 0.1)
     recorder = project.recorder()
@@ -560,8 +562,8 @@ def test_the_modules_of_a_task_are_those_of_its_project_and_none_is_imported_by_
     monkeypatch.chdir(project.folder / "lib")
     module = type(json)("net_of_the_test")
     module.__file__ = str(project.folder / "net.py")
-    monkeypatch.setitem(provenance.sys.modules, "net_of_the_test", module)
-    monkeypatch.setitem(provenance.sys.modules, "lazy_of_the_test", Lazy())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "net_of_the_test", module)
+    monkeypatch.setitem(sys.modules, "lazy_of_the_test", Lazy())
     assert provenance.imported_files() == [str(project.folder / "net.py")]
 
 

@@ -24,9 +24,10 @@ from runner.config import job_id
 from runner.config.hydra import Composer
 from runner.config.schema import SweepConfig, TrackingConfig
 from runner.launch import app, task_group
-from runner.launch import sweep as sweeps
-from runner.launch.multirun import name_of_job
-from runner.launch.sweep import JobResult, Sweep
+from runner.launch.sweeps import sweep as sweeps
+from runner.launch.sweeps.multirun import name_of_job
+from runner.launch.sweeps.ranking import JobResult
+from runner.launch.sweeps.sweep import Sweep
 from runner.system.standard_streams import LATER_JOB
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages
@@ -409,7 +410,8 @@ if rate == 0.2:
 finish()
 """
     argv = command(tmp_path, hangs, "tracking=none", RATES)
-    argv[2] = f"import runner.launch.sweep\nrunner.launch.sweep.WRITE_AFTER_SECS_PER_BYTE = 1e3\n{argv[2]}"
+    early = "from runner.launch.sweeps import sweep\nsweep.WRITE_AFTER_SECS_PER_BYTE = 1e3\n"
+    argv[2] = early + argv[2]
     process = subprocess.Popen(argv, cwd=tmp_path, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not (tmp_path / "ready").exists():

@@ -22,7 +22,7 @@ from runner.checkpoint.retention import Keep  # noqa: E402
 from runner.checkpoint_files import layout, manifest  # noqa: E402
 from runner.config.mistakes import ConfigError, NotAllowed  # noqa: E402
 from runner.config.schema import RunSettings  # noqa: E402
-from runner.launch.optuna_sweeper import STUDY_FILE  # noqa: E402
+from runner.launch.sweeps.optuna_sweeper import STUDY_FILE  # noqa: E402
 from runner.remote import store as stores  # noqa: E402
 from runner.remote.mirror import Mirror  # noqa: E402
 from runner.remote.note import LAST_FILES, NOTE_FILE, Note, fingerprints, upload_order  # noqa: E402
