@@ -49,7 +49,7 @@ from runner.system.start_status import START_STATUS
 from runner.tracking.backends.host_metrics import HostMetrics
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.journal import RUN_STARTED, WANTS_RUN, Journals, journal_path, note_of_run
-from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.provenance import code_files, repeat_text, tags_of_this_process
 from runner.tracking.run_end import RunEnd, settle, tell_training_ended, write_end, write_end_of_command
 from runner.tracking.run_lock import alone_in, wait_for_tasks
 from runner.tracking.run_record import MLFLOW, RunRecord, Shipped
@@ -522,14 +522,18 @@ class Supervisor:
                 f"summary.{self.config.command}.json": summary,
                 SUMMARY_FILE: after_reading(earlier, summary),
             }
-        return RunEnd(
+        end = RunEnd(
             outcome.status,
             self._recorded(outcome),
             summaries,
-            tags=self._tags_of_end(outcome, summary) if self.trains else {},
             files=[self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE],
             models=self._models_of(outcome),
         )
+        if not self.trains:
+            return end
+        tags = self._tags_of_end(outcome, summary)
+        files = [*end.files, *code_files(self.model_dir)]
+        return dataclasses.replace(end, tags=tags, description=repeat_text(self.model_dir), files=files)
 
     def _tags_of_end(self, outcome: Outcome, summary: Mapping[str, Any]) -> dict[str, str]:
         """Return the tags that the trackers get at the end of training."""

@@ -37,8 +37,6 @@ HOST = "host"
 """Role of the journals with the metrics of a host (`system/...`)."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
-DESCRIPTION = "description"
-"""Event: what the trackers show of the run, in Markdown (text)."""
 
 
 ShowPhase = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -311,7 +309,6 @@ _NEEDS: Mapping[str, Mapping[str, Any]] = {
     RUN_ENDED: {"time": _NUMBER, "status": str, "recorded": str},
     ARTIFACT: {"time": _NUMBER, "path": str, "folder": str},
     IMAGE: {"time": _NUMBER, "path": str, "name": str, "step": int},
-    DESCRIPTION: {"text": str},
     DATASET: {"context": str, "name": str, "digest": str, "source": dict, "profile": dict},
 }
 """Event -> type of each of its fields without which nobody can use it."""

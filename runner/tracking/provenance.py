@@ -141,7 +141,22 @@ def repeat_lines(model_dir: Path) -> list[str]:
         if len(codes) > 1:
             lines.append(f"# start {code.start}, from step {code.step} on:")
         lines += _lines_of(code, model_dir)
-    return lines
+    # The name of a file may have a line break, after which a shell would read a command.
+    return [re.sub(r"[\x00-\x1f]", "?", line) for line in lines]
+
+
+def repeat_text(model_dir: Path) -> str | None:
+    """Return these lines as Markdown, for the page of a run; None: there are none."""
+    lines = "\n".join(repeat_lines(model_dir))
+    if not lines:
+        return None
+    return f"### Repeat this run\n\n```\n{lines}\n```\n"
+
+
+def code_files(model_dir: Path) -> list[str]:
+    """Return the files that say what the run in `model_dir` was made of, as paths below it."""
+    files = sorted((model_dir / RUNNER_FILES).glob("code.*"))
+    return [str(file.relative_to(model_dir)) for file in files]
 
 
 def _lines_of(code: RunCode, model_dir: Path) -> Iterator[str]:
@@ -152,7 +167,7 @@ def _lines_of(code: RunCode, model_dir: Path) -> Iterator[str]:
     for name, why in code.left_out.items():
         yield f"# not recorded: {name} ({why})"
     if code.commit:
-        yield f"git checkout {code.commit}"
+        yield f"git checkout {shlex.quote(code.commit)}"
     if patch.exists():
         yield f"git apply {shlex.quote(str(patch))}"
     yield f"pip install -r {shlex.quote(str(requirements))}"

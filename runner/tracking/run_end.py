@@ -28,6 +28,7 @@ from runner.config.schema import TRAINING_RUNS, ConfigError
 from runner.system.files import read_dataclass, remove, write_json
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.journal import RUN_ENDED, RUN_STARTED, journals_in, note_of_run, starts_and_ends
+from runner.tracking.provenance import code_files, repeat_text
 from runner.tracking.run_record import RunRecord
 from runner.tracking.summary import MLFLOW_STATUS, STILL_RUNNING, SUMMARY_FILE, read_summary, write_summary
 
@@ -290,7 +291,8 @@ def _killed(folder: Path, summary: Mapping[str, Any]) -> RunEnd:
     if not summary:
         return end
     summaries = {SUMMARY_FILE: {**summary, **_KILLED}}
-    return dataclasses.replace(end, summaries=summaries, files=(saved_config.FILE, SUMMARY_FILE, CURVES_FILE))
+    files = (saved_config.FILE, SUMMARY_FILE, CURVES_FILE, *code_files(folder))
+    return dataclasses.replace(end, summaries=summaries, files=files, description=repeat_text(folder))
 
 
 def _end_of_start(folder: Path, start: Mapping[str, Any]) -> RunEnd:

@@ -43,7 +43,6 @@ from runner.tracking.journal import (
     ARTIFACT,
     BLOCK_BYTES,
     DATASET,
-    DESCRIPTION,
     IMAGE,
     RUN_ENDED,
     RUN_STARTED,
@@ -325,7 +324,7 @@ class RunShipper:
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             things: list[Callable[[], None]] = []
             if line.get("description"):
-                things.append(partial(tracker.set_description, line["description"], _heading_of(line["description"])))
+                things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
             things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
             for thing in things:
@@ -369,7 +368,8 @@ class RunShipper:
                 if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
                     write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
         self._deadline.expect(path.stat().st_size)
-        tracker.log_file(path)
+        folder = str(Path(name).parent)
+        tracker.log_file(path, "" if folder == "." else folder)
         self._deadline.expect()
 
     def _send_model(self, tracker: Tracker, facts: Mapping[str, Any]) -> None:
@@ -423,8 +423,6 @@ class RunShipper:
                 tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(tracker, line)
-            elif line.get("event") == DESCRIPTION:
-                tracker.set_description(line["text"], _heading_of(line["text"]))
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
@@ -556,11 +554,6 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
             except OSError:  # one of the processes is alive, or the file is not a lock of a run
                 continue
             _close_as_killed(tracker, run_id, path.parent)
-
-
-def _heading_of(description: str) -> str:
-    """Return what a description begins with that a later one replaces; one of the user begins otherwise."""
-    return description[:20]
 
 
 @contextmanager

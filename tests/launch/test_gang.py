@@ -74,12 +74,6 @@ def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, A
     return recorded(folder / "run", role, index)
 
 
-def restarts_of(folder: Path) -> list[dict[str, Any]]:
-    """What the supervisor noted of its restarts: a line of each, and one with their number."""
-    lines = noted(folder, "supervisor")
-    return [line for line in lines if line.get("event") == "restart" or "metrics" in line]
-
-
 def started(folder: Path, *names: str, generation: int = 1) -> list[int]:
     """The process ids of the tasks of a generation, as soon as all run."""
     files = [folder / f"{name}.pid" for name in names]
@@ -282,7 +276,7 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     assert RunRecord.read(tmp_path / "run").generation == 2
     said = line_of(capfd.readouterr().err, "runner: ")
     messages.same("stderr", said)
-    restart, metric = restarts_of(tmp_path)
+    (_, restart, metric, _) = noted(tmp_path, "supervisor")
     assert (restart["event"], restart["task"], restart["step"]) == ("restart", "worker:0", 40)
     messages.same("reason", restart["reason"])
     assert (metric["step"], metric["metrics"]) == (40, {"run/restarts": 1.0})
@@ -385,7 +379,7 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)\n"
     loses = JOIN + "if generation == 1: wait_for('worker:0.pid'); sys.exit(75)\n"
     assert run({"chief": loses + FINISH, "worker:0": freezes}) == 0
-    messages.same("reason", restarts_of(tmp_path)[0]["reason"], hide=SILENT_SECS)
+    messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"], hide=SILENT_SECS)
 
 
 @pytest.mark.alone
@@ -405,7 +399,7 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(
 ) -> None:
     dies_once = "if generation == 1: save(3); os.kill(os.getpid(), signal.SIGKILL)\n"
     assert run({"chief": dies_once + FINISH}, "default", max_restarts=1) == 0
-    messages.same("reason", restarts_of(tmp_path)[0]["reason"])
+    messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"])
 
 
 # --- fewer workers --------------------------------------------------------------------------------------------------

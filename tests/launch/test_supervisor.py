@@ -263,7 +263,7 @@ def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int]
     tags = recorded.data.tags
     assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
     assert tags["version.tensorflow"].startswith(("2.21", "2.22"))
-    left = {"code", "config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
+    left = {"runner_files", "config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
     assert {file.path for file in client.list_artifacts(run_id)} == left
 
     assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1
