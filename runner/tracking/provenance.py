@@ -34,6 +34,8 @@ from runner.tracking.run_lock import LOCK_FILE
 
 GIT_SECS = 10.0
 """Seconds that git may take for an answer: a repository may be huge, or on a disk that hangs."""
+START_SECS = 5.0
+"""The same at the start of a run, which waits for it."""
 GIT_BYTES = 20_000_000
 """Largest number of bytes of an answer."""
 IGNORED = "git ignores it"
@@ -67,10 +69,10 @@ def tags_of_this_process(
     for package in ("tensorflow", "keras", "mlflow", "estimator-runner"):
         with suppress(metadata.PackageNotFoundError):
             tags[f"version.{package}"] = metadata.version(package)
-    commit = commit_in(Path.cwd())
+    commit = commit_in(Path.cwd(), START_SECS)
     if commit:
         tags["mlflow.source.git.commit"] = commit
-        changes = git(Path.cwd(), "status", "--porcelain", "--untracked-files=no")
+        changes = git(Path.cwd(), "status", "--porcelain", "--untracked-files=no", secs=START_SECS)
         if changes is not None:
             tags["git.dirty"] = str(bool(changes)).lower()
     return tags
@@ -287,16 +289,19 @@ def project_of(folder: Path) -> Path:
 # --- git --------------------------------------------------------------------------------------------------------------
 
 
-def git(folder: Path, *arguments: str) -> bytes | None:
+def git(folder: Path, *arguments: str, secs: float | None = None) -> bytes | None:
     """Return the output of a git command in `folder`; None without git or outside of a repository, or if the answer
     takes too long or is too large.
+
+    Args:
+      secs: seconds that it may take; None: GIT_SECS.
     """
     # Without locks: another git command of the user must not fail because of this one.
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with suppress(OSError), subprocess.Popen(command, **streams) as process:
         assert process.stdout is not None
-        limit = threading.Timer(GIT_SECS, process.kill)
+        limit = threading.Timer(secs or GIT_SECS, process.kill)
         limit.daemon = True
         limit.start()
         try:
@@ -310,7 +315,7 @@ def git(folder: Path, *arguments: str) -> bytes | None:
     return None
 
 
-def commit_in(folder: Path) -> str | None:
-    """Return the commit of the repository that has `folder`; None: it has none."""
-    answer = git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
+def commit_in(folder: Path, secs: float | None = None) -> str | None:
+    """Return the commit of the repository that has `folder`; None: it has none. Args: secs: as of `git`."""
+    answer = git(folder, "rev-parse", "--verify", "--quiet", "HEAD", secs=secs)
     return answer.decode().strip() if answer else None
