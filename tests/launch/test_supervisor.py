@@ -124,6 +124,8 @@ def test_a_task_that_finishes_is_summarised(
         "interrupted_by": None,
         "repeated_steps": 0,
         "mlflow_run_id": None,
+        "seed": 1,
+        "settings_id": None,
     }
     assert (tmp_path / "run" / "config.yaml").exists()
     said = capsys.readouterr().out.splitlines()
