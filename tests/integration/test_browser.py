@@ -128,3 +128,24 @@ def test_the_learning_curves_are_shown_as_a_picture(pages: Pages, folder: Path) 
     pages.click("//*[normalize-space(text())='learning_curves.png']")
     picture = pages.see("//img[@alt='learning_curves.png' or contains(@class, 'rc-image-img')]")
     assert pages.run("return arguments[0].naturalWidth", picture) == 1000
+
+
+@pytest.mark.parametrize("width", [390, 1920])
+def test_the_report_fits_the_window_and_sorts_by_a_column(width: int, pages: Pages, folder: Path) -> None:
+    report = started(["-m", "runner", "command=report", "model_dir=outputs"], folder)
+    said, _ = report.communicate(timeout=TIMEOUT_SECS)
+    assert report.returncode == 0, said
+    pages.resize(width)
+    pages.open_file(folder / "report.html")
+    picture = pages.see("//*[local-name()='svg' and contains(@aria-label, 'model.params.learning_rate')]")
+    assert 300 < pages.run("return arguments[0].getBoundingClientRect().width", picture) < width
+    assert pages.run("return document.documentElement.scrollWidth <= innerWidth"), "only tables scroll to the side"
+    of_losses = "return [...document.querySelectorAll('table')[0].tBodies[0].rows].map(row => row.cells[2].textContent)"
+    best_first = pages.run(of_losses)
+    assert len(best_first) == 3
+    assert best_first == sorted(best_first, key=float)
+    head = pages.see("//table[1]//th[normalize-space()='eval/loss']")
+    pages.run("arguments[0].click()", head)
+    pages.run("arguments[0].click()", head)
+    assert pages.run(of_losses) == best_first[::-1]
+    pages.resize()  # as the other tests have it
