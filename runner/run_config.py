@@ -225,6 +225,11 @@ class RunConfig:
         return cls(**values, **given)
 
     def __post_init__(self) -> None:
+        if self.gradient_accumulation == "auto":  # the key allows it
+            raise ValueError(
+                "RunConfig(gradient_accumulation='auto'): a process that has run out of memory cannot train on. Give a "
+                "number, or start the run by `python -m runner` or runner.run, whose supervisor starts it again."
+            )
         if self.model_dir is not None:
             path = os.fspath(self.model_dir)
             if not path:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from runner.data.batch_groups import are_small
 from runner.data.wait_timer import WaitTimer
+from runner.estimator import out_of_memory
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import LoopLength, Pace
 from runner.estimator.nan_loss import NanPolicy
@@ -156,7 +157,8 @@ class TrainSteps:
             program, request, records=records, in_groups=plan.in_groups, splits=self._always_splits
         )
         iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
-        taken = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
+        with out_of_memory.explained(self._setup, self._examples_of_replica):
+            taken = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
         self._note_read(taken)
         losses = self._context.collectives.sum(taken.losses) if program.has_local_losses else taken.losses
         self._note_taken(taken)
@@ -199,6 +201,12 @@ class TrainSteps:
                 return [value[-1] for value in result.values["fetches"]]
             if train_input.ended:
                 raise tf.errors.OutOfRangeError(None, None, "the training input has ended, but a hook asks for a batch")
+
+    @property
+    def _examples_of_replica(self) -> float:
+        """The mean number of examples of a replica in a step so far; 0: no step was taken."""
+        steps = (self.global_step - self.first_step) // self.advance
+        return self.examples / max(1, steps) / self._setup.config.num_replicas_in_sync
 
     def _can_group(self) -> bool:
         """Report whether loops may read batches in groups; if so, build such a loop, to make its first use fast."""

@@ -14,6 +14,9 @@ from runner.tracking.journal import RUN_STARTED, SUPERVISOR, has_end_of_line, jo
 MLFLOW = "mlflow"
 RUN_FILE = "run.json"
 
+FOUND_ACCUMULATION = "RUNNER_GRADIENT_ACCUMULATION"
+"""Environment variable of a task with `RunRecord.gradient_accumulation`, which stands for auto in its config."""
+
 _WORDS: Mapping[Any, str] = {
     int: "a whole number", int | None: "a whole number or null", str | None: "text or null", bool: "true or false",
     dict[str, int]: "a mapping of whole numbers", dict[str, str]: "a mapping", dict[str, Any]: "a mapping",
@@ -33,6 +36,8 @@ class RunRecord:
       training: how the run ended, or that it is running: running, finished, failed or interrupted. It decides, as
         `runner.tracking.run_end` says; None: nothing was trained.
       drawn_seed: the value that was drawn for `run.seed=null`; None: none was drawn yet.
+      gradient_accumulation: number of micro-batches with which the last start trained with
+        `train.gradient_accumulation=auto`, and the next begins; None: that start had a number of its own.
       ending: what the other files say of that end, which are written from it; {}: the run is running, or was of an
         earlier version.
     """
@@ -40,6 +45,7 @@ class RunRecord:
     generation: int = 0
     training: str | None = None
     drawn_seed: int | None = None
+    gradient_accumulation: int | None = None
     ending: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -104,8 +104,18 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return facts
 
 
-def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: set[str]) -> dict[str, Any]:
-    """Return the summary of a run, without its secrets."""
+def summary_of(
+    outcome: Outcome, config: Config, run_id: str | None, secrets: set[str], gradient_accumulation: int
+) -> dict[str, Any]:
+    """Return the summary of a run, without its secrets.
+
+    Args:
+      outcome: how it ended, or that it runs.
+      config: its config.
+      run_id: MLflow's id of it; None: not known.
+      secrets: texts to mask.
+      gradient_accumulation: number of micro-batches of its last start.
+    """
     facts = outcome.facts
     return {
         "command": config.command,
@@ -117,6 +127,7 @@ def summary_of(outcome: Outcome, config: Config, run_id: str | None, secrets: se
         "phases": facts.get("phases", {}),
         "unread_params": facts.get("unread_params", []),
         "strategy": config.strategy.name,
+        "gradient_accumulation": gradient_accumulation,
         **{name: facts.get(name) for name in ("num_replicas", "devices", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),
         **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},

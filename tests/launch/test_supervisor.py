@@ -111,6 +111,7 @@ def test_a_task_that_finishes_is_summarised(
         "phases": {},
         "unread_params": [],
         "strategy": "default",
+        "gradient_accumulation": 1,
         "num_replicas": 2,
         "devices": "2 x NVIDIA H200",
         "checkpoint": "c",
