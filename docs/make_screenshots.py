@@ -28,6 +28,10 @@ SWEEP = [
     "model.params.learning_rate=tag(log,interval(0.0005,0.1))", "model.params.filters=2,4,8",
     "train.max_steps=120", "model.params.decay_steps=120", "checkpoint.save_steps=60",
 ]  # fmt: skip
+SEEDS = [
+    "-m", "experiment=cnn", "run.seed=1,2,3", "model.params.learning_rate=0.05,0.005", "sweep.dir=outputs/seeds",
+    "train.max_steps=120", "model.params.decay_steps=120", "tracking.experiment=seeds",
+]  # fmt: skip
 PLOTS = ("param_importances.png", "optimization_history.png", "parallel_coordinates.png")
 WIDTH = 1200
 
@@ -42,6 +46,7 @@ def record(home: Path) -> None:
 
     run(*RUN)
     run(*SWEEP)
+    run(*SEEDS)
     (sweep,) = (home / "outputs" / "sweeps").iterdir()
     best = sweep / json.loads((sweep / "sweep.json").read_text())["jobs"][0]["folder"]
     run(
@@ -59,6 +64,7 @@ class Pictures:
     def take_all(self, home: Path) -> None:
         sweep, jobs = sweep_in(home)
         self.take_runs(home)
+        self.take_groups(home)
         self.take_curves(sweep, jobs)
         self.take_run()
         self.take_metrics()
@@ -69,12 +75,22 @@ class Pictures:
 
     def take_runs(self, home: Path) -> None:
         """Take the page to which the last lines of the sweep lead."""
-        of_job, *_ = (home / "outputs" / "sweeps").glob("*/*/shipped.mlflow.json")
-        self._pages.open(json.loads(of_job.read_text())["address"].split(":5000/")[1])
+        self._open_runs(home / "outputs" / "sweeps")
         for metric in ("eval/accuracy", "eval/loss", "train/loss"):
             self._pages.see(f"//*[@role='columnheader' and contains(., '{metric}')]")
         self._pages.see(link("first"))
         self._keep("mlflow.png", height=700)
+
+    def take_groups(self, home: Path) -> None:
+        """Take the same page of a sweep with seeds, whose jobs are grouped by their settings."""
+        self._open_runs(home / "outputs" / "seeds")
+        self._pages.group_by("settings")
+        self._pages.see("//*[@role='columnheader' and contains(., 'eval/accuracy')]")
+        self._keep("mlflow_seeds.png", height=600)
+
+    def _open_runs(self, sweeps: Path) -> None:
+        of_job, *_ = sweeps.glob("**/shipped.mlflow.json")
+        self._pages.open(json.loads(of_job.read_text())["address"].split(":5000/")[1])
 
     def take_curves(self, sweep: str, jobs: list[str]) -> None:
         pages = self._pages

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from runner.config import schema
 
 _LENGTH = 10
@@ -37,6 +39,18 @@ def job_id(tree: Mapping[str, Any], *, reads_a_run: bool = False) -> str:
     if not reads_a_run:
         changed.pop("model_dir", None)
     return _hash(changed)
+
+
+def settings_id(composed: DictConfig) -> str:
+    """Return what runs have in common that repeat each other, with other seeds: a hash as `job_id`, without the seed.
+
+    Args:
+      composed: the config, not resolved: other keys may follow the seed (`shuffle_seed: ${run.seed}`).
+    """
+    of_any_seed = composed.copy()
+    OmegaConf.update(of_any_seed, "run.seed", 0)
+    tree: Any = OmegaConf.to_container(of_any_seed, resolve=True)
+    return job_id(tree)
 
 
 def _changed(tree: Mapping[str, Any], defaults: Any) -> dict[str, Any]:

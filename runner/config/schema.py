@@ -454,6 +454,7 @@ class SweepConfig:
     parallel: int = count(1, minimum=1)
     max_failed: int | None = count(None, minimum=1)
     devices_per_job: Any = count("auto", minimum=0, auto=True)
+    seeds: list[int] | None = setting(None, minimum=0)
 
 
 @dataclass(frozen=True)

@@ -436,6 +436,11 @@ def _check_rules(config: Config) -> Iterator[ConfigError]:
         yield from _check_metric_of(rule.key, rule, config)
     if config.sweep.metric is not None:
         yield from _check_metric("sweep.metric", config.sweep.metric, config, of_training=True)
+    seeds = config.sweep.seeds
+    if seeds is not None and not seeds:
+        yield Empty("sweep.seeds=[]: there is no seed. Set sweep.seeds=[1,2,3], or null for run.seed alone.")
+    if seeds and len(set(seeds)) < len(seeds):
+        yield Twice(f"sweep.seeds={as_typed(seeds)}: a seed is there twice. Each repeats the run with another one.")
     metric = config.train.reduce_lr_on_plateau.metric
     if metric is not None and config.cluster.evaluator and config.command == "train_and_evaluate":
         yield Conflict(

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from runner.data.batch_groups import are_small
 from runner.data.wait_timer import WaitTimer
-from runner.estimator import out_of_memory
 from runner.estimator.context import EstimatorContext
 from runner.estimator.loop_boundary import LoopLength, Pace
 from runner.estimator.nan_loss import NanPolicy
@@ -21,6 +20,7 @@ from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.fetches import joined
 from runner.hooks.hook import Every
+from runner.programs.gradient_accumulation import explaining_memory
 from runner.programs.train_loop import LoopResult, Steps
 from runner.types import StepRequest, StepResult
 
@@ -157,7 +157,7 @@ class TrainSteps:
             program, request, records=records, in_groups=plan.in_groups, splits=self._always_splits
         )
         iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
-        with out_of_memory.explained(self._setup, self._examples_of_replica):
+        with explaining_memory(self._setup.config, program.spec, train_input, self._examples_of_replica):
             taken = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
         self._note_read(taken)
         losses = self._context.collectives.sum(taken.losses) if program.has_local_losses else taken.losses

@@ -48,6 +48,7 @@ from runner.config.hydra import (
     read_flags,
     write_privately,
 )
+from runner.config.job_id import settings_id
 from runner.config.mistakes import ConfigError, Conflict, NoEffect, NotAllowed, NotSet
 from runner.config.schema import Config
 from runner.distribute import cluster_resolver, managed_jobs
@@ -199,13 +200,17 @@ class CommandLine:
         listed = SecretList.of(secrets, self.command.env)
         also_hide(listed)  # from here on, messages of the command
         if is_sweep:
-            from runner.launch.sweeps.multirun import SweepJob, name_of_job
+            from runner.launch.sweeps.multirun import SEED, SweepJob, name_of_job, settings_of_job
 
             self.multirun.only_lists = composed.get("command") == "dry_run"
             batches = getattr(self._sweeper, "overrides", None) or ()  # of Hydra's own sweeper; Optuna's says it itself
             self.multirun.total = self.multirun.total or sum(map(len, batches)) or None
             varied = [text for text in overrides if text != "command=dry_run"]
-            name = name_of_job(self.command.argv, varied, hydra_config.sweeper.get("params") or (), listed)
+            swept = {*(hydra_config.sweeper.get("params") or ())}
+            if OmegaConf.select(composed, "sweep.seeds"):  # Optuna's sweeper sets run.seed
+                swept.add(SEED)
+            name = name_of_job(self.command.argv, varied, swept, listed)
+            settings = settings_of_job(self.command.argv, varied, swept, listed)
         try:
             if hydra_config.job.chdir:
                 raise NotAllowed(
@@ -222,7 +227,8 @@ class CommandLine:
                     raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                job = SweepJob(hydra_config.job.num, name, config, ["runner", *overrides], notes)
+                argv = ["runner", *overrides]
+                job = SweepJob(hydra_config.job.num, name, settings, settings_id(composed), config, argv, notes)
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
                 self.multirun.list_job(hydra_config.job.num, name, directory)
@@ -241,7 +247,7 @@ class CommandLine:
                 self.command.env,
                 ["runner", *overrides],
                 stops=self.command.stops,
-                member=supervisor.Member(starter=self.command.starter),
+                member=supervisor.Member(starter=self.command.starter, settings_id=settings_id(composed)),
                 notes=notes,
             )
             self.command.mistake = outcome.error or ""

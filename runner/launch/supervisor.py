@@ -77,6 +77,8 @@ class Member:
       prefix: text before each line that the run prints; '' if one job runs at a time.
       starter: starts the tasks of all jobs, or of all runs of a Python session; None: the run has its own starter.
       shipping: ships the journals of all jobs, and is closed by the sweep; None: each run has its own.
+      settings: the values that vary, without the seed: a tag, by which MLflow groups runs that repeat each other.
+      settings_id: what the run has in common with those that repeat it, also without a sweep; None: not known.
     """
 
     name: str = ""
@@ -84,6 +86,8 @@ class Member:
     prefix: str = ""
     starter: TaskStarter | None = None
     shipping: Shipping | None = None
+    settings: str = ""
+    settings_id: str | None = None
 
 
 def run(
@@ -381,6 +385,8 @@ class Supervisor:
             tags |= masked(tracking.tags, self.listed, "tracking.tags")
             tags |= tags_of_this_process(self.model_dir, self.argv, url, self.listed)
             tags |= self._found_accumulation()
+            if self.member.settings:
+                tags["settings"] = mask_text(self.member.settings, self.secrets)
         name = self.member.name or tracking.run_name or self.model_dir.name
         note_of_run(
             self.model_dir,
@@ -556,8 +562,9 @@ class Supervisor:
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
+        summary = summary_of(outcome, self.config, run_id, self.secrets, self.member.settings_id)
         number = self.record.gradient_accumulation or self.config.train.first_accumulation
-        return summary_of(outcome, self.config, run_id, self.secrets, number)
+        return {**summary, "gradient_accumulation": number}
 
     def _model_name(self) -> str:
         """Return the model's name from its function: digits for model_fns.digits.model_fn."""

@@ -57,24 +57,29 @@ def draw_curves(model_dir: Path) -> Path | None:
     return path
 
 
-def draw_jobs(jobs: Sequence[tuple[str, float | None]], metric: str, directory: Path) -> Path | None:
+def draw_jobs(jobs: Sequence[tuple[str, float | None, float | None]], metric: str, directory: Path) -> Path | None:
     """Draw the values and the metric of each job into `directory`, and return the file.
 
     Args:
-      jobs: (`learning_rate=0.1, strategy=mirrored` as in the sweep's table, the metric or None).
+      jobs: (`learning_rate=0.1, strategy=mirrored` as in the sweep's table, the metric or None, its standard deviation
+        over jobs that repeat each other or None).
+      metric: the title of the metric's axis.
 
     Returns:
       The file; None if fewer than two jobs have the metric.
     """
-    rows = [(dict(part.split("=", 1) for part in name.split(", ") if "=" in part), value) for name, value in jobs]
-    rows = [(varied, value) for varied, value in rows if value is not None and math.isfinite(value)]
-    names = list(dict.fromkeys(name for varied, _ in rows for name in varied))
-    if len(rows) < 2 or not names:
+    settings: list[dict[str, str]] = []
+    results: list[tuple[float, float]] = []
+    for name, value, deviation in jobs:
+        if value is not None and math.isfinite(value):
+            settings.append(dict(part.split("=", 1) for part in name.split(", ") if "=" in part))
+            results.append((value, deviation or 0.0))
+    names = list(dict.fromkeys(name for varied in settings for name in varied))
+    if len(results) < 2 or not names:
         return None
-    columns = [[varied.get(name, "-") for varied, _ in rows] for name in names]
-    values = [float(value) for _, value in rows if value is not None]
+    columns = [[varied.get(name, "-") for varied in settings] for name in names]
     path = directory / JOBS_FILE
-    save_figure(_figure_of_jobs(names, columns, metric, values), path)
+    save_figure(_figure_of_jobs(names, columns, metric, results), path)
     return path
 
 
@@ -265,17 +270,34 @@ def _is_finite(value: float) -> bool:
 
 
 def _figure_of_jobs(
-    names: Sequence[str], columns: Sequence[Sequence[str]], metric: str, values: Sequence[float]
+    names: Sequence[str], columns: Sequence[Sequence[str]], metric: str, results: Sequence[tuple[float, float]]
 ) -> Figure:
+    """Return the figure.
+
+    Args:
+      names: the axes, but for that of the metric.
+      columns: the values of the jobs on each of these axes.
+      metric: title of the last axis.
+      results: (value of the metric, its standard deviation or 0) of each job.
+    """
     from matplotlib import colormaps
 
     figure = _empty_figure(max(9.0, 2.2 * (len(names) + 1)), 4.5)
     axes = figure.add_subplot()
-    places = [_placed(column) for column in [*columns, [repr(value) for value in values]]]
+    values = [value for value, _ in results]
+    ends = [value + sign * deviation for sign in (-1, 1) for value, deviation in results if deviation]
+    # The ends of the bars belong to the axis, so that it is long enough for them.
+    places = [_placed(column) for column in [*columns, [repr(value) for value in [*values, *ends]]]]
+    on_metric = places[-1][0]
     for job in range(len(values)):
         heights = [heights[job] for heights, _ in places]
         colour = colormaps["viridis"](0.9 * heights[-1])  # without the last tenth, which is too light on white
         axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
+    number_of_bars = len(ends) // 2
+    lows = on_metric[len(values) : len(values) + number_of_bars]
+    highs = on_metric[len(values) + number_of_bars :]
+    for low, high in zip(lows, highs, strict=True):
+        axes.plot([len(columns)] * 2, [low, high], color="#444444", alpha=0.6, linewidth=3, solid_capstyle="butt")
     for number, (_, ticks) in enumerate(places):
         axes.axvline(number, color="#999999", linewidth=0.8)
         for height, text in ticks:

@@ -19,6 +19,7 @@ SUMMARY_FILE = "summary.json"
 _TYPES = {
     "metrics": dict, "phases": dict, "exports": list, "unread_params": list, "checkpoint": str, "status": str,
     "global_step": int, "command": str, "error": str,
+    "settings_id": str, "seed": int,
 }  # fmt: skip
 
 _OF_READERS = ("metrics", "predictions", "exports", "mlflow_run_id")
@@ -105,16 +106,13 @@ def facts_in(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary_of(
-    outcome: Outcome, config: Config, run_id: str | None, secrets: set[str], gradient_accumulation: int
+    outcome: Outcome, config: Config, run_id: str | None, secrets: set[str], settings_id: str | None = None
 ) -> dict[str, Any]:
     """Return the summary of a run, without its secrets.
 
     Args:
-      outcome: how it ended, or that it runs.
-      config: its config.
-      run_id: MLflow's id of it; None: not known.
-      secrets: texts to mask.
-      gradient_accumulation: number of micro-batches of its last start.
+      run_id: MLflow's id of the run; None: not known yet.
+      settings_id: what it has in common with runs that repeat it; None: not known.
     """
     facts = outcome.facts
     return {
@@ -126,8 +124,9 @@ def summary_of(
         **{name: facts.get(name) for name in ("steps_per_sec", "input_bound", "examples")},
         "phases": facts.get("phases", {}),
         "unread_params": facts.get("unread_params", []),
+        "settings_id": settings_id,
+        "seed": config.run.seed,
         "strategy": config.strategy.name,
-        "gradient_accumulation": gradient_accumulation,
         **{name: facts.get(name) for name in ("num_replicas", "devices", "checkpoint", "predictions")},
         "exports": facts.get("exports", []),
         **{name: facts.get(name, 0) for name in ("restarts", "repeated_steps")},

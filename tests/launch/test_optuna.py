@@ -150,7 +150,7 @@ def test_the_metrics_name_says_the_direction(study: Study) -> None:
 def test_ranges_choices_and_whole_numbers(study: Study) -> None:
     result = study(
         "finish()", "model.params.learning_rate=choice(0.1,0.2)", "model.params.width=16,32",
-        "train.max_steps=range(10,50,10)", "run.seed=int(interval(1,3))", "hydra.sweeper.n_trials=4",
+        "train.max_steps=range(10,50,10)", "train.log_steps=int(interval(1,3))", "hydra.sweeper.n_trials=4",
         "hydra.sweeper.sampler=random",
     )  # fmt: skip
     assert result.code == 0, result.err
@@ -158,7 +158,7 @@ def test_ranges_choices_and_whole_numbers(study: Study) -> None:
         assert trial.params["model.params.learning_rate"] in ("0.1", "0.2")
         assert trial.params["model.params.width"] in ("16", "32")
         assert trial.params["train.max_steps"] in (10, 20, 30, 40)
-        assert trial.params["run.seed"] in (1, 2, 3)
+        assert trial.params["train.log_steps"] in (1, 2, 3)
 
 
 @pytest.mark.slow

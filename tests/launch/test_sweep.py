@@ -26,7 +26,8 @@ from runner.config.schema import SweepConfig, TrackingConfig
 from runner.launch import app, task_group
 from runner.launch.sweeps import sweep as sweeps
 from runner.launch.sweeps.multirun import name_of_job
-from runner.launch.sweeps.sweep import JobResult, Sweep
+from runner.launch.sweeps.ranking import JobResult
+from runner.launch.sweeps.sweep import Sweep
 from runner.system.standard_streams import LATER_JOB
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages

@@ -130,6 +130,16 @@ class Pages:
         self.click(link(name))
         self.click(f"//*[@role='tab' and normalize-space()='{tab}']")
 
+    def group_by(self, tag: str) -> None:
+        """Group the runs of the page by a tag."""
+        from selenium.webdriver.common.keys import Keys
+
+        self.click("//button[contains(., 'Group by')]")
+        self.see("//input[@placeholder='Search']").send_keys(tag)
+        self.click(f"//*[@role='menuitemcheckbox' and normalize-space()='{tag}']")
+        self.see("//*[contains(normalize-space(), 'Group: ')]")
+        self._driver.find_element("xpath", "//body").send_keys(Keys.ESCAPE)
+
     def run(self, script: str, *arguments: Any) -> Any:
         return self._driver.execute_script(script, *arguments)
 

@@ -65,7 +65,7 @@ class CommandLine:
                 patch.chdir(cwd)
                 patch.setattr(sys, "argv", ["runner", *words])
                 patch.setattr(sys, "path", [*sys.path])
-                for user in ("task_group", "multirun"):
+                for user in ("task_group", "sweeps.multirun"):
                     patch.setattr(f"runner.launch.{user}.build_starter", lambda *args, **settings: self.starter)
                 # What a command sets in its environment ends with it, too: the tasks of the next would not be forked.
                 with mock.patch.dict(os.environ, {"PYTHONPATH": str(ROOT), **env}):

@@ -161,7 +161,7 @@ def test_draws_whatever_there_is(
 
 @pytest.mark.parametrize("odd", ["$\\frac{$", "$$", "\ud800"], ids=["formula", "dollars", "half a pair"])
 def test_odd_values_and_names_of_jobs_are_drawn_as_text(odd: str, tmp_path: Path) -> None:
-    jobs = [(f"fn={odd}, b=1", 0.5), ("fn=other, b=2", 0.7)]
+    jobs = [(f"fn={odd}, b=1", 0.5, None), ("fn=other, b=2", 0.7, 0.1)]
     assert draw_jobs(jobs, f"eval/{odd}", tmp_path) is not None
 
 

@@ -106,8 +106,8 @@ def check_limits(limits: Limits, value: Any, written: Callable[[Any], str]) -> N
             choices = [*map(as_typed, limits.choices)]
             hint = did_you_mean(one, choices)
             raise NotAllowed(f"{written(one)} is not allowed.{hint} Allowed: {', '.join(choices)}.")
-    _check_bounds(limits, value, written)
     for one in values:
+        _check_bounds(limits, one, written)
         _check_size(limits, one, written)
 
 

@@ -1,11 +1,16 @@
-"""command=best: rank the runs in a folder by a metric of their last evaluations. Starts nothing."""
+"""command=best: rank the runs in a folder by a metric of their last evaluations. Starts nothing.
+
+Runs that repeat each other (the same settings with other seeds) have one row, with the means of their metrics.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,8 @@ from runner.config import saved_config
 from runner.config.metric_names import is_of_evaluation, mode_of, rank_by
 from runner.config.schema import Config, ConfigError, read, value_at
 from runner.launch.start_files import read_overrides
-from runner.system.console import format_number, print_table, relative
+from runner.launch.sweeps.repeats import Repeats, Spread, group_repeats, have_repeats
+from runner.system.console import print_table, relative
 from runner.system.redaction import NO_LIST, SecretList, masked_override
 from runner.system.secret_names import LIST
 from runner.system.suggestions import did_you_mean
@@ -69,6 +75,29 @@ def _print_others(metric: str, others: Sequence[str], runs: Mapping[str, Mapping
     return list(print_table(f"without {metric}", ["model_dir", "status", "step"], rows))
 
 
+@dataclass(frozen=True)
+class RankedRun:
+    """A run, as `repeats` ranks it.
+
+    Attributes:
+      folder: its model_dir.
+      summary: the contents of its summary.json.
+      value: the metric by which it is ranked; None: it has none, or it is not finite.
+    """
+
+    folder: str
+    summary: Mapping[str, Any]
+    value: float | None
+
+    @property
+    def settings_id(self) -> str | None:
+        return self.summary.get("settings_id")
+
+    @property
+    def seed(self) -> int | None:
+        return self.summary.get("seed")
+
+
 class Ranking:
     """The runs of one experiment, by one metric.
 
@@ -78,55 +107,74 @@ class Ranking:
       mode: as in `rank_by`.
 
     Attributes:
-      others: the runs without a value of the metric, or with NaN.
+      others: the runs without a finite value of the metric.
     """
 
     def __init__(self, runs: Mapping[str, Mapping[str, Any]], metric: str, mode: str | None) -> None:
-        self._runs = runs
         self._metric = metric
-        values: dict[str, float] = {}
-        for run in runs:
-            value = self._value(run, metric)
-            if value is not None:
-                values[run] = value
-        self._ranked = rank_by(values, metric, mode)
-        self.others = [run for run in runs if run not in self._ranked]
+        self._mode = mode_of(metric, mode)
+        found = [RankedRun(folder, summary, _value(summary, metric)) for folder, summary in runs.items()]
+        of_group: dict[str, Repeats[RankedRun]] = {}
+        means: dict[str, float] = {}
+        for group in group_repeats(found):
+            best = group.best(self._mode).folder
+            of_group[best] = group
+            if group.spread.mean is not None:
+                means[best] = group.spread.mean
+        self._ranked = [of_group[folder] for folder in rank_by(means, metric, mode)]
+        self.others = [run.folder for run in found if run.value is None]
 
     def print(self, title: str) -> list[dict[str, Any]]:
         """Print the ranking, and return its rows with the values themselves; none if no run has the metric."""
         if not self._ranked:
             return []
-        typed = {run: _shown_overrides(Path(run)) for run in self._ranked}
+        has_repeats = have_repeats(self._ranked)
+        typed = {}
+        for group in self._ranked:
+            typed[group] = _shown_overrides(Path(group.best(self._mode).folder))
+            if has_repeats:
+                typed[group] = [text for text in typed[group] if not text.startswith("run.seed=")]
         common = set.intersection(*map(set, typed.values()))
         metrics = self._shown_metrics()
+        counted = ["n"] if has_repeats else []
         rows = []
-        for rank, run in enumerate(self._ranked, 1):
-            shown = [_shown(self._value(run, name)) for name in metrics]
-            differs = [text for text in typed[run] if text not in common]
-            summary = self._runs[run]
-            rows.append([rank, run, *shown, summary["global_step"], summary["status"], ", ".join(differs)])
-        table: list[dict[str, Any]] = print_table(
-            title, ["rank", "model_dir", *metrics, "step", "status", "settings"], rows
-        )
-        for row in table:  # numbers as they are, not as they are shown
-            for name in metrics:
-                row[name] = self._value(row["model_dir"], name)
+        for rank, group in enumerate(self._ranked, 1):
+            best = group.best(self._mode)
+            count = [group.count] if has_repeats else []
+            shown = [str(_spread(group, name)) for name in metrics]
+            differs = [text for text in typed[group] if text not in common]
+            summary = best.summary
+            rows.append(
+                [rank, best.folder, *count, *shown, summary["global_step"], summary["status"], ", ".join(differs)]
+            )
+        headers = ["rank", "model_dir", *counted, *metrics, "step", "status", "settings"]
+        table: list[dict[str, Any]] = print_table(title, headers, rows)
+        for row, group in zip(table, self._ranked, strict=True):
+            for name in metrics:  # numbers as they are, not as they are shown
+                row[name] = _spread(group, name).mean
+            if has_repeats:
+                row |= {"n": len(group.spread.values), "sd": group.spread.deviation}
+                row |= {"seeds": [run.seed for run in group.runs], "runs": [run.folder for run in group.runs]}
         return table
 
     def _shown_metrics(self) -> list[str]:
         """Return the names of the metrics to show: that of the ranking, the loss, and others of the best run."""
-        best = self._runs[self._ranked[0]]["metrics"]
+        best = self._ranked[0].best(self._mode).summary["metrics"]
         of_evaluations = [name for name in best if is_of_evaluation(name)]
         names = dict.fromkeys([self._metric, "eval/loss", *of_evaluations])
         return [name for name in names if name in best][:_MOST_METRICS]
 
-    def _value(self, run: str, metric: str) -> float | None:
-        metrics = self._runs[run].get("metrics") or {}
-        return float(metrics[metric]) if metric in metrics else None
+
+def _spread(group: Repeats[RankedRun], metric: str) -> Spread:
+    """Return the values of a metric in the runs that have that of the ranking."""
+    values = [_value(run.summary, metric) for run in group.with_value]
+    return Spread([value for value in values if value is not None])
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else format_number(value)
+def _value(summary: Mapping[str, Any], metric: str) -> float | None:
+    metrics = summary.get("metrics") or {}
+    value = float(metrics.get(metric, math.nan))
+    return value if math.isfinite(value) else None
 
 
 def _check_metric(metric: str, runs: Mapping[str, Mapping[str, Any]], folder: Path) -> None:

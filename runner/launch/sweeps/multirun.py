@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +16,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from runner.config import parsing
 from runner.config.hydra import RefusedJob
 from runner.config.metric_names import is_of_evaluation
+from runner.config.mistakes import NotAllowed
 from runner.config.schema import Config, ConfigError
+from runner.config.settings.limits import as_typed
 from runner.launch import supervisor
 from runner.launch.command import Command
 from runner.launch.environment.gpus import visible_gpus
 from runner.launch.stop_requests import Stoppable, StopRequests
 from runner.launch.sweeps.devices import DevicePool
+from runner.launch.sweeps.ranking import JobResult, rounded
 from runner.launch.sweeps.sweep import NOT_STARTED, Sweep
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import url_or_path
@@ -35,6 +37,8 @@ from runner.tracking.journal import journals_in, read_journal
 from runner.tracking.run_end import how_run_ended
 from runner.tracking.tracker import Point, points_of
 
+SEED = "run.seed"
+
 
 @dataclass(frozen=True)
 class SweepJob:
@@ -42,13 +46,17 @@ class SweepJob:
 
     Attributes:
       number: number of the job, from 0, in the order of the sweep.
-      name: the values that vary in the sweep.
+      name: the values that vary in the sweep, for display.
+      settings: the same with all digits, without the seed.
+      settings_id: what the job has in common with those that repeat it.
       argv: the job's own command line, for the record.
       notes: notes on how the job's config was composed, as in `supervisor.run`.
     """
 
     number: int
     name: str
+    settings: str
+    settings_id: str
     config: Config
     argv: Sequence[str]
     notes: Mapping[str, str]
@@ -56,6 +64,18 @@ class SweepJob:
     @property
     def folder(self) -> Path:
         return Path(str(self.config.model_dir))
+
+    @property
+    def not_started(self) -> JobResult:
+        """Return the result that the job has before it is started."""
+        return JobResult(
+            self.name,
+            self.folder.name,
+            NOT_STARTED,
+            settings=self.settings,
+            settings_id=self.settings_id,
+            seed=self.config.run.seed,
+        )
 
 
 class Multirun:
@@ -109,6 +129,12 @@ class Multirun:
                 f"sweep.parallel={parallel} works with Hydra's basic launcher and the sweepers basic and optuna. "
                 "Other launchers have their own setting, such as hydra.launcher.n_jobs."
             )
+        seeds = job.config.sweep.seeds
+        if seeds and sweeper != "optuna":
+            raise NotAllowed(
+                f"sweep.seeds={as_typed(seeds)} is for hydra/sweeper=optuna. Instead, write "
+                f"run.seed={as_typed(seeds)[1:-1]}: the jobs that differ only in it are ranked by their mean."
+            )
         sweep = self.open(directory, job.config)
         if not self.command.is_copy:  # otherwise this process runs a single job
             self._starter = self._starter or build_starter(job.config, 1, is_sweep=True)
@@ -151,7 +177,8 @@ class Multirun:
         sweep = self._sweep or self._open_of_others(directory)
         if sweep is not None:
             for job in self._refused:
-                sweep.add(sweep.result_of(job.folder, job.name, job.reason))
+                never_started = JobResult(job.name, job.folder.name, NOT_STARTED)
+                sweep.add(sweep.result_of(never_started, job.reason))
             sweep.end(stops=self.command.stops.came, failed=failed, total=self.total)
         if self.command.stops.came:
             self.command.note(INTERRUPTED)
@@ -185,15 +212,17 @@ class Multirun:
         title = self._title(job.number, job.name)
         if how_run_ended(job.folder).status == "finished":
             say(f"{title} already finished, skipped")
-            sweep.add(sweep.result_of(job.folder, job.name))
+            sweep.add(sweep.result_of(job.not_started))
             return
         if sweep.has_failed_too_often:
             say(f"{title} not started: sweep.max_failed={job.config.sweep.max_failed} jobs have failed")
-            sweep.add(sweep.not_started(job.folder, job.name))
+            sweep.add(sweep.left_out(job.not_started))
             return
         say(title)
         shipping = None if command.is_copy else sweep.shipping
-        member = supervisor.Member(job.name, sweep.directory, prefix, self._starter, shipping)
+        member = supervisor.Member(
+            job.name, sweep.directory, prefix, self._starter, shipping, job.settings, job.settings_id
+        )
         env = self._env_of_next
         self._env_of_next = {**command.env, LATER_JOB: "1"}
         stops = None if command.is_copy else command.stops if judge is None else JudgedJob(command.stops, job, judge)
@@ -202,10 +231,10 @@ class Multirun:
                 of_job = {**env, **variables}
                 outcome = supervisor.run(job.config, of_job, job.argv, stops=stops, member=member, notes=job.notes)
             code = outcome.code
-            result = sweep.result_of(job.folder, job.name)
+            result = sweep.result_of(job.not_started)
         except ConfigError as error:
             code = USER_ERROR
-            result = sweep.result_of(job.folder, job.name, command.say(error))
+            result = sweep.result_of(job.not_started, command.say(error))
         if isinstance(stops, JudgedJob) and stops.pruned_by and result.status == "interrupted" and not stops.came:
             point = stops.pruned_by
             say(f"{prefix}pruned: {point.name} was {console.format_number(point.value)} at step {point.step}")
@@ -290,20 +319,35 @@ def name_of_job(
     Args:
       argv: command line of the sweep.
       overrides: overrides of the job.
-      swept: keys that a config file varies (`hydra.sweeper.params`).
+      swept: keys that are not varied on the command line (`hydra.sweeper.params`).
       listed: what the config of the job lists as secret.
     """
+    values = _values_of_job(argv, overrides, swept, listed)
+    return rounded(", ".join(values.values())) or "defaults"
+
+
+def settings_of_job(
+    argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str] = (), listed: SecretList = NO_LIST
+) -> str:
+    """Return what `name_of_job` returns, with all digits and without the seed."""
+    values = _values_of_job(argv, overrides, swept, listed)
+    values.pop(SEED, None)
+    return ", ".join(values.values()) or "all seeds"
+
+
+def _values_of_job(
+    argv: Sequence[str], overrides: Sequence[str], swept: Iterable[str], listed: SecretList
+) -> dict[str, str]:
+    """Return key -> `learning_rate=0.1` of each key that varies; of all keys of the job if none does."""
     varying = _varying(tuple(argv), frozenset(swept))
     last_words = [key.rpartition(".")[2] for key in varying]
-    words = []
+    values = {}
     for text in overrides:
         key, _, value = masked_override(text, listed).lstrip("+").partition("=")
-        last = key.rpartition(".")[2]
-        # A number of many digits rounded to four, for display; the params of the job's run have all digits.
-        value = f"{float(value):.4g}" if re.fullmatch(r"-?\d*\.\d{6,}(e[+-]?\d+)?", value) else value
         if not varying or key in varying:
-            words.append(f"{last if last_words.count(last) <= 1 else key}={value}")
-    return ", ".join(words) or "defaults"
+            last = key.rpartition(".")[2]
+            values[key] = f"{last if last_words.count(last) <= 1 else key}={value}"
+    return values
 
 
 @functools.lru_cache(maxsize=1)  # all jobs of a sweep ask the same, and a command line may be long

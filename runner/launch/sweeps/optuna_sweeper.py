@@ -10,8 +10,9 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,9 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config import parsing
 from runner.config.hydra import write_privately
 from runner.config.metric_names import mode_of
+from runner.config.mistakes import Conflict
 from runner.config.schema import Config, ConfigError
-from runner.launch.sweeps.multirun import Multirun
-from runner.launch.sweeps.sweep import JobResult, Sweep
+from runner.config.settings.limits import as_typed
+from runner.launch.sweeps.multirun import SEED, Multirun
+from runner.launch.sweeps.ranking import JobResult
+from runner.launch.sweeps.sweep import Sweep
 from runner.system import console
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import say
@@ -38,6 +42,7 @@ from runner.tracking.tracker import Point, describe
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
 
 STUDY_FILE = "study.journal"
@@ -50,8 +55,41 @@ PRUNERS = {
 }  # fmt: skip
 
 
+_WITH_OWN_NUMBERS = ("tpe", "random", "gp", "cmaes")
+"""Samplers that draw each trial's values at random. The others (qmc) have one sequence, which the study continues."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """The jobs of a trial: one, or one for each of `sweep.seeds`.
+
+    Attributes:
+      trials: the trial, and others that got the same values before its jobs had ended.
+      seeds: values of run.seed whose jobs are not started yet; None stands for that of the config.
+      running: number of jobs that run.
+      has_first: its first job has ended; it may be pruned, so the others wait for it.
+      folders: names of the folders of the jobs that were started.
+    """
+
+    trials: list[Trial]
+    seeds: list[int | None]
+    running: int = 0
+    has_first: bool = False
+    folders: list[str] = field(default_factory=list)
+
+    @property
+    def may_start_a_job(self) -> bool:
+        is_first = not self.running
+        return bool(self.seeds) and (is_first or self.has_first)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.seeds and not self.running
+
+
 class OptunaSweeper(Sweeper):
-    """Runs `hydra.sweeper.n_trials` jobs, `sweep.parallel` at a time, with the values that a study suggests.
+    """Runs the jobs of `hydra.sweeper.n_trials` trials, `sweep.parallel` at a time, with the values that a study
+    suggests. A trial is one job, or with `sweep.seeds` a job for each seed, and its result the mean of theirs.
 
     A launcher other than Hydra's basic one gets that many jobs at once, and none of them is pruned.
     """
@@ -86,23 +124,27 @@ class OptunaSweeper(Sweeper):
                 "'model.params.learning_rate=tag(log, interval(1e-4, 0.1))' or model.params.width=16,32."
             )
         config, directory = self._config_of_all()
+        _check_seeds(config.sweep.seeds, overrides)
+        seeds = config.sweep.seeds
+        self._seeds: list[int | None] = [None] if seeds is None else [*seeds]
         if config.command == "dry_run":
             for key, each in space.items():
                 print(f"{key}: {_described(each)}")
-            print(f"{settings.n_trials} trials in {console.relative(directory)}", flush=True)
+            with_seeds = f", each with run.seed={as_typed(config.sweep.seeds)}" if config.sweep.seeds else ""
+            print(f"{settings.n_trials} trials{with_seeds} in {console.relative(directory)}", flush=True)
             self._multirun.only_lists = True
             return
         directory.mkdir(parents=True, exist_ok=True)
         with alone_in(directory, "sweep.dir"):  # before the sweep is opened, so that a wrong setting does not change it
-            seed = config.run.seed if settings.seed is None else settings.seed
+            self._sampler_seed = config.run.seed if settings.seed is None else settings.seed
             study = _open_study(settings, directory, mode_of(config.sweep.metric or "eval/loss", config.sweep.mode))
-            study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, study, seed)
-            study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, study, seed)
+            self._set_sampler(study)
+            study.pruner = _build("pruner", settings.pruner or "none", PRUNERS, settings.pruner_params, None)
             _note_version(study, optuna.__version__, settings)
         write_privately(directory / "multirun.yaml", self._master)
         sweep = self._multirun.open(directory, config)
         remaining = self._take_up(study, sweep, settings.n_trials)
-        self._multirun.total = settings.n_trials
+        self._multirun.total = settings.n_trials * len(self._seeds)
         try:
             self._run(study, sweep, space, remaining, config.sweep.parallel)
         finally:
@@ -120,7 +162,8 @@ class OptunaSweeper(Sweeper):
         return parsing.parse(tree), directory
 
     def _take_up(self, study: Study, sweep: Sweep, n_trials: int) -> int:
-        """Add the jobs of earlier starts to the study, and queue those that were interrupted or failed.
+        """Add the jobs of earlier starts to the sweep, and queue the trials that were interrupted or failed, or whose
+        jobs lack one of the seeds of this start.
 
         Returns:
           The number of trials that are left.
@@ -130,18 +173,19 @@ class OptunaSweeper(Sweeper):
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             study.tell(trial.number, state=TrialState.FAIL)  # its process was killed
         trials = study.get_trials(deepcopy=False)
-        done = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+        done = [trial for trial in trials if self._is_done(trial)]
         for trial in done:
-            job = trial.user_attrs.get("job")
-            if job is not None:
-                sweep.add(JobResult(**job))
-        self._next_job = len(done)
+            jobs = _jobs_of(trial)
+            self._next_job += len(jobs)
+            for job in jobs:
+                sweep.add(job)
         tried: list[Any] = [trial.params for trial in done]
         tried += [trial.user_attrs.get("again") for trial in trials if trial.state == TrialState.WAITING]
         remaining = max(n_trials - len(done), 0)
         room = remaining - sum(trial.state == TrialState.WAITING for trial in trials)
         for trial in trials:
-            if trial.state == TrialState.FAIL and trial.params not in tried and trial.params and room > 0:
+            has_ended = trial.state.is_finished() and bool(trial.params)
+            if has_ended and trial.params not in tried and room > 0:
                 study.enqueue_trial(trial.params, user_attrs={"again": trial.params})
                 tried.append(trial.params)
                 room -= 1
@@ -150,46 +194,85 @@ class OptunaSweeper(Sweeper):
             say(f"The study has finished its {len(done)} trials. To run more, set {more}.")
         return remaining
 
+    def _is_done(self, trial: FrozenTrial) -> bool:
+        """Report whether the result of a trial of an earlier start holds: it has one with all seeds of this start."""
+        from optuna.trial import TrialState
+
+        if trial.state != TrialState.COMPLETE:
+            return trial.state == TrialState.PRUNED
+        seeds = {job.seed for job in _jobs_of(trial)}
+        return self._seeds == [None] or seeds.issuperset(self._seeds)
+
     def _run(self, study: Study, sweep: Sweep, space: Mapping[str, BaseDistribution], due: int, parallel: int) -> None:
-        """Ask for values, run a job with them and report its result to the study, `parallel` at a time."""
-        running: dict[Future[None], list[tuple[Trial, str]]] = {}
-        while due or running:
+        """Ask for values, run the jobs with them and report their result to the study, `parallel` jobs at a time."""
+        groups: list[_Group] = []
+        running: dict[Future[None], tuple[_Group, str]] = {}
+        while due or groups:
             is_stopped = self._multirun.command.stops.came or self._multirun.command.error is not None
             if is_stopped or sweep.has_failed_too_often:
                 due = 0
-            trials: list[Trial] = []
-            while due and len(running) + len(trials) < parallel:
-                due -= 1
-                trial = self._ask(study, space, sweep.directory)
-                twin = next((same for same in running.values() if same[0][0].params == trial.params), None)
-                if twin is not None:
-                    twin.append((trial, twin[0][1]))
-                elif not self._is_known(study, trial):
-                    trials.append(trial)
-                    if self._is_basic:
-                        break
-            for trial, future, folder in self._launch(trials):
-                if future is None:
-                    _tell(study, trial, sweep.result_in(folder))
+                for group in groups:
+                    group.seeds.clear()
+            jobs: list[tuple[_Group, int | None]] = []
+            while len(running) + len(jobs) < parallel:
+                startable = [group for group in groups if group.may_start_a_job]
+                if startable:
+                    jobs.append((startable[0], startable[0].seeds.pop(0)))
+                    startable[0].running += 1
+                elif due:
+                    due -= 1
+                    self._ask(study, space, sweep.directory, groups)
                 else:
-                    running[future] = [(trial, folder)]
-            if due and len(running) < parallel:
-                continue
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                for trial, folder in running.pop(future):
-                    _tell(study, trial, sweep.result_in(folder))
+                    break
+                if jobs and self._is_basic:  # which takes one job at a time
+                    break
+            for (group, _), (future, folder) in zip(jobs, self._launch(jobs), strict=True):
+                group.folders.append(folder)
+                if future is None:
+                    self._end_job(sweep, group, folder)
+                else:
+                    running[future] = group, folder
+            may_fill = bool(jobs) and len(running) < parallel
+            if running and not may_fill:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    self._end_job(sweep, *running.pop(future))
+            for group in [group for group in groups if group.is_over]:
+                groups.remove(group)
+                self._tell(study, sweep, group)
 
-    def _ask(self, study: Study, space: Mapping[str, BaseDistribution], directory: Path) -> Trial:
+    def _ask(self, study: Study, space: Mapping[str, BaseDistribution], directory: Path, groups: list[_Group]) -> None:
+        """Ask the study for the values of a trial, and add its jobs to `groups`, unless equal ones are there or have
+        ended.
+        """
+        if self._hydra.sweeper.sampler in _WITH_OWN_NUMBERS:
+            self._set_sampler(study)
         try:
-            return study.ask(dict(space))
+            trial = study.ask(dict(space))
         except ValueError as error:
             raise ConfigError(
                 f"the study in {console.relative(directory)} belongs to another sweep: {describe(error)}. Set another "
                 "sweep.dir."
             ) from error
+        for group in groups:
+            if group.trials[0].params == trial.params:
+                group.trials.append(trial)
+                return
+        if not self._is_known(study, trial):
+            groups.append(_Group([trial], list(self._seeds)))
+
+    def _set_sampler(self, study: Study) -> None:
+        """Give the study the sampler for its next trial.
+
+        Its seed follows from the number of the trial, not from what this process has asked before, so that a study that
+        was killed goes on with the values of an undisturbed one. Trials that run again do not count.
+        """
+        settings = self._hydra.sweeper
+        number = sum("again" not in trial.user_attrs for trial in study.get_trials(deepcopy=False))
+        seed = None if self._sampler_seed is None else self._sampler_seed + number
+        study.sampler = _build("sampler", settings.sampler, SAMPLERS, settings.sampler_params, seed)
 
     def _is_known(self, study: Study, trial: Trial) -> bool:
-        """If an earlier trial had the same values, report its result to the study instead of running an equal job.
+        """If an earlier trial had the same values, report its result to the study instead of running equal jobs.
 
         Returns:
           Whether there was such a trial.
@@ -197,30 +280,84 @@ class OptunaSweeper(Sweeper):
         from optuna.trial import TrialState
 
         for earlier in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
-            if earlier.params == trial.params:
+            if earlier.params == trial.params and self._is_done(earlier):
                 values = earlier.values if earlier.state == TrialState.COMPLETE else None
+                # Those of the earlier one say with which seeds the result was made.
+                trial.set_user_attr("jobs", [asdict(job) for job in _jobs_of(earlier)])
                 study.tell(trial, values, state=earlier.state)
                 return True
         return False
 
-    def _launch(self, trials: Sequence[Trial]) -> list[tuple[Trial, Future[None] | None, str]]:
-        """Run a job for each trial, and return (trial, future that completes when the job has ended, or None if it has
-        ended, name of its folder).
+    def _launch(self, jobs: Sequence[tuple[_Group, int | None]]) -> list[tuple[Future[None] | None, str]]:
+        """Run jobs, and return of each the future that completes when it has ended, or None if it has ended, and the
+        name of its folder.
         """
-        if not trials:
+        if not jobs:
             return []
         first = self._next_job
-        self._next_job += len(trials)
+        self._next_job += len(jobs)
+        overrides = []
+        for group, seed in jobs:
+            params = [f"{key}={value}" for key, value in group.trials[0].params.items()]
+            of_seed = [] if seed is None else [f"{SEED}={seed}"]
+            overrides.append([*self._fixed, *params, *of_seed])
         if self._is_basic:
-            self._multirun.judges[first] = _Judge(trials[0])
-        jobs = [[*self._fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
+            (group, _) = jobs[0]
+            if not group.folders:
+                self._multirun.judges[first] = _Judge(group.trials[0])
         launched = []
-        all_returned = self.launcher.launch(jobs, initial_job_idx=first)
-        for number, (trial, returned) in enumerate(zip(trials, all_returned, strict=True), first):
+        for number, returned in enumerate(self.launcher.launch(overrides, initial_job_idx=first), first):
             of_job: Any = returned.hydra_cfg
             folder = Path(str(of_job.hydra.runtime.output_dir)).name
-            launched.append((trial, self._multirun.begun.get(number), folder))
+            launched.append((self._multirun.begun.get(number), folder))
         return launched
+
+    def _end_job(self, sweep: Sweep, group: _Group, folder: str) -> None:
+        """Note that a job has ended. If it has not finished, the other seeds of its trial are not started."""
+        group.running -= 1
+        group.has_first = True
+        job = sweep.result_in(folder)
+        if job is None or job.status != "finished":
+            self._multirun.total = (self._multirun.total or 0) - len(group.seeds)
+            group.seeds.clear()
+
+    def _tell(self, study: Study, sweep: Sweep, group: _Group) -> None:
+        """Report the result of a trial to the study: the mean of its jobs; none if one of them has no value."""
+        from optuna.trial import TrialState
+
+        found = [sweep.result_in(folder) for folder in group.folders]
+        jobs = [job for job in found if job is not None]  # None: the job never ran
+        values = [job.value for job in jobs if job.status == "finished" and job.value is not None]
+        is_pruned = any(job.status == "pruned" for job in jobs)
+        for trial in group.trials:
+            if jobs:
+                trial.set_user_attr("jobs", [asdict(job) for job in jobs])
+            if len(values) == len(self._seeds):
+                study.tell(trial, fmean(values))
+            else:
+                study.tell(trial, state=TrialState.PRUNED if is_pruned else TrialState.FAIL)
+
+
+def _jobs_of(trial: FrozenTrial) -> list[JobResult]:
+    """Return the results of the jobs of a trial that has ended."""
+    attributes = trial.user_attrs
+    # Until 2026-11 a trial had one job.
+    jobs = attributes.get("jobs") or [job for job in (attributes.get("job"),) if job is not None]
+    return [JobResult(**job) for job in jobs]
+
+
+def _check_seeds(seeds: Sequence[int] | None, overrides: Mapping[str, Override]) -> None:
+    """Raise ConfigError if the sweep sets run.seed itself."""
+    typed = overrides.get(SEED)
+    if typed is None:
+        return
+    if seeds:
+        raise Conflict(f"{typed.input_line} with sweep.seeds={as_typed(seeds)}, which are the values of run.seed.")
+    if typed.is_sweep_override():
+        raise Conflict(
+            f"{typed.input_line} with hydra/sweeper=optuna, which would look for the best seed. To repeat each trial "
+            "with several seeds and optimize the mean of its results, write sweep.seeds=[1,2,3]."
+        )
 
 
 class _Judge:
@@ -237,19 +374,6 @@ class _Judge:
         self._last_step = point.step
         self._trial.report(point.value, point.step)
         return self._trial.should_prune()
-
-
-def _tell(study: Study, trial: Trial, job: JobResult | None) -> None:
-    """Report a job's result to the study; None: the job never ran."""
-    from optuna.trial import TrialState
-
-    if job is not None:
-        trial.set_user_attr("job", asdict(job))
-    if job is not None and job.status == "finished" and job.value is not None:
-        study.tell(trial, job.value)
-    else:
-        is_pruned = job is not None and job.status == "pruned"
-        study.tell(trial, state=TrialState.PRUNED if is_pruned else TrialState.FAIL)
 
 
 def _import_optuna() -> Any:
@@ -321,12 +445,13 @@ def _drop_torn_line(file: Path) -> None:
             opened.truncate(data.rfind(b"\n") + 1)
 
 
-def _build(
-    kind: str, name: str, known: Mapping[str, str], params: Mapping[str, Any], study: Study, seed: int | None
-) -> Any:
+def _build(kind: str, name: str, known: Mapping[str, str], params: Mapping[str, Any], seed: int | None) -> Any:
     """Return the sampler or pruner `name`: one of `known`, or a class by its dotted name.
 
-    A start that resumes a study gets another seed, because the same one would suggest the same values again.
+    Args:
+      kind: "sampler" or "pruner".
+      params: its arguments.
+      seed: its argument `seed`, if it has one; None: none is passed.
 
     Raises:
       ConfigError: the name is unknown, or the class does not accept `params`.
@@ -339,7 +464,7 @@ def _build(
         factory = getattr(importlib.import_module(module or f"optuna.{kind}s"), last if module else known[name])
         arguments = dict(params)
         if "seed" in inspect.signature(factory).parameters and seed is not None:
-            arguments.setdefault("seed", seed + len(study.get_trials(deepcopy=False)))
+            arguments.setdefault("seed", seed)
         return factory(**arguments)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         shown = f" with hydra.sweeper.{kind}_params={dict(params)}" if params else ""

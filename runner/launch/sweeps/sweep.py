@@ -11,17 +11,17 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 
-from runner.config.metric_names import mode_of
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
+from runner.launch.sweeps.ranking import JobResult, Ranking, means_of, metric_name
+from runner.launch.sweeps.repeats import Repeats
 from runner.remote.mirror import remote_dir, url_or_path
 from runner.system import console
 from runner.system.files import read_json, write_json
@@ -48,38 +48,6 @@ Writing takes 3.3e-8 s a byte (measured), so it takes less than a percent of the
 are. With 100 jobs it is rewritten after each job that takes longer than 0.3 s.
 """
 NOT_STARTED = "not started"
-DESCRIPTION_BEGINS = "Jobs, best first by"
-MAX_DESCRIBED = 30
-"""Largest number of jobs in the description of the sweep's MLflow run."""
-
-
-@dataclass
-class JobResult:
-    """The result of one job.
-
-    Attributes:
-      name: the values that vary: `learning_rate=0.1, strategy=mirrored`.
-      status: finished, failed, interrupted, pruned (stopped because it was unlikely to become the best) or not started
-        (too many others had failed).
-      value: the job's value of the sweep's metric; None: the job has no value, or it is not finite.
-      metrics, global_step, error, unread_params: as in the job's summary.json.
-    """
-
-    name: str
-    folder: str
-    status: str
-    value: float | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    global_step: int | None = None
-    error: str | None = None
-    unread_params: Sequence[str] = ()
-
-    @property
-    def shown_name(self) -> str:
-        """`name`, followed by the params that no function read: `lrr=0.5 (not read: lrr)`."""
-        varied = [part.partition("=")[0] for part in self.name.split(", ")]
-        unread = [name for name in varied if any(f".{key}".endswith(f".{name}") for key in self.unread_params)]
-        return f"{self.name} (not read: {', '.join(unread)})" if unread else self.name
 
 
 class Sweep:
@@ -116,7 +84,7 @@ class Sweep:
             record = read_json(directory / SWEEP_FILE) or {}
             if record.get("start") != self._start:
                 self._tell_start(config, command)
-                self._save([])
+                self._save(Ranking([], self._settings))
                 self._journal.unlink(missing_ok=True)
         if not command.is_copy:
             self.shipping.follow(directory)
@@ -145,29 +113,31 @@ class Sweep:
         limit = self._settings.max_failed
         return limit is not None and sum(job.status == "failed" for job in self.results) >= limit
 
-    def not_started(self, folder: Path, name: str) -> JobResult:
-        """Return the result of a job that this start leaves out; arguments as of `result_of`."""
-        if how_run_ended(folder).status is not None:  # of an earlier start
-            return self.result_of(folder, name)
-        return JobResult(name, folder.name, NOT_STARTED)
+    def left_out(self, job: JobResult) -> JobResult:
+        """Return the result of a job that this start leaves out: that of an earlier start, if it has one."""
+        was_run = how_run_ended(self.directory / job.folder).status is not None
+        return self.result_of(job) if was_run else job
 
-    def result_of(self, folder: Path, name: str, error: str | None = None) -> JobResult:
+    def result_of(self, job: JobResult, error: str | None = None) -> JobResult:
         """Return the result of a job from its summary.
 
         Args:
-          folder: the job's folder.
-          name: the job's name.
-          error: why the job was never started; None: it was started.
+          job: the job, as it was before it was started.
+          error: why it was never started; None: it was started.
         """
-        summary = {} if error else how_run_ended(folder).summary
+        summary = {} if error else how_run_ended(self.directory / job.folder).summary
         metrics = summary.get("metrics") or {}
-        if summary.get("status") == RUNNING:  # the job ended without writing its status
-            summary["status"] = "failed"
-        number = float(metrics.get(self._metric_name(metrics) or "", math.nan))
-        value = number if math.isfinite(number) else None
-        status, error = summary.get("status", "failed"), error or summary.get("error")
-        unread = summary.get("unread_params") or ()
-        return JobResult(name, folder.name, status, value, metrics, summary.get("global_step"), error, unread)
+        number = float(metrics.get(metric_name(self._settings, metrics) or "", math.nan))
+        status = summary.get("status", "failed")
+        return replace(
+            job,
+            status="failed" if status == RUNNING else status,  # running: it ended without writing its status
+            value=number if math.isfinite(number) else None,
+            metrics=metrics,
+            global_step=summary.get("global_step"),
+            error=error or summary.get("error"),
+            unread_params=summary.get("unread_params") or (),
+        )
 
     def add(self, result: JobResult) -> None:
         """Write a job's result, replacing an earlier one."""
@@ -176,7 +146,7 @@ class Sweep:
                 journal.event("job", start=self._start, result=asdict(result))
             wait = self._secs_until_due()
             if wait <= 0:
-                self._save(self.results)
+                self._save(Ranking(self.results, self._settings))
             elif not self._is_copy and (self._later is None or not self._later.is_alive()):
                 self._later = threading.Timer(wait, self._save_later)
                 self._later.daemon = True
@@ -192,27 +162,32 @@ class Sweep:
           failed: the sweep failed.
           total: number of jobs of the sweep; None: not known.
         """
-        results, interrupted = self.results, bool(stops)
-        sign = 1 if self._mode(results) == "min" else -1
-        ranked = sorted(results, key=lambda job: (job.value is None, job.status == "pruned", sign * (job.value or 0.0)))
+        interrupted = bool(stops)
+        ranking = Ranking(self.results, self._settings)
+        ranked = ranking.jobs
         with self._lock:
             if self._later is not None:
                 self._later.cancel()
                 self._later = None
-            self._save(ranked)
+            self._save(ranking, is_ranked=True)
             # Not before: until sweep.json is written, only the journal may have some of the results.
             self._journal.unlink(missing_ok=True)
-        self._print(ranked)
+        self._print(ranking)
         if interrupted or self.has_failed_too_often:
             remaining = 0 if total is None else total - sum(job.status in ("finished", "pruned") for job in ranked)
             what = f"{remaining} of {total} jobs are left. " if remaining > 0 else ""
             print(f"{what}Run the same command again to resume this sweep.", flush=True)
         try:
-            draw_jobs([(job.name, job.value) for job in ranked], self._shown_metric(ranked), self.directory)
+            draw_jobs(*ranking.lines(), self.directory)
         except Exception as error:
             say(f"no {JOBS_FILE}: {describe(error)}")
         failed = failed or any(job.status == "failed" for job in ranked)
-        self._tell_end(ranked, "interrupted" if interrupted else "failed" if failed else "finished")
+        status = "finished"
+        if interrupted:
+            status = "interrupted"
+        elif failed:
+            status = "failed"
+        self._tell_end(ranking, status)
         self._held.close()
         for job in ranked:  # an earlier start, or the process of a job, may not have reached the tracker
             if (self.directory / job.folder / SETTINGS_FILE).exists():
@@ -221,34 +196,33 @@ class Sweep:
         for name, address in self.shipping.addresses(self.directory).items():
             print(f"{name}: {address}", flush=True)
 
-    def _tell_end(self, ranked: Sequence[JobResult], status: str) -> None:
-        """Note in the journal how the sweep ended, with its best job and ranking."""
-        best = ranked[0] if ranked and ranked[0].value is not None else None
+    def _tell_end(self, ranking: Ranking, status: str) -> None:
+        """Note in the journal how the sweep ended: its ranking, and its best job or the means of the best settings."""
+        best = ranking.best
+        tags = {}
         if best is not None:
-            path = journal_path(self.directory, SUPERVISOR)
-            step, values = best.global_step or 0, {f"best/{name}": float(v) for name, v in best.metrics.items()}
-            lines = [(line["step"], line["metrics"]) for line in read_journal(path)[0] if "metrics" in line]
-            if lines[-1:] != [(step, values)]:  # an earlier start ended with another best job
-                with closing(Journal(path)) as journal:
-                    journal.metrics(step, values)
+            tags["best"] = ranking.name_of(best)
+            self._note_best(ranking, best)
         pictures = [path.name for path in sorted(self.directory.glob("*.png"))]
         end = RunEnd(
             status,
             MLFLOW_STATUS[status],
-            tags={"best": best.name} if best is not None else {},
-            description=self._description(ranked),
+            tags=tags,
+            description=ranking.as_markdown(),
             files=[SWEEP_FILE, *pictures],
         )
         write_end(self.directory, end)
 
-    def _description(self, ranked: Sequence[JobResult]) -> str:
-        """Return the ranking as Markdown, for the page of the sweep's MLflow run."""
-        metric = self._shown_metric(ranked)
-        rows = [("job", metric, "status"), ("---", "---:", "---")]
-        rows += [(job.shown_name, _shown(job.value), job.status) for job in ranked[:MAX_DESCRIBED]]
-        table = "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in rows)
-        left_out = f"\n\n{len(ranked) - MAX_DESCRIBED} more are in sweep.json." if len(ranked) > MAX_DESCRIBED else ""
-        return f"{DESCRIPTION_BEGINS} {metric} ({self._mode(ranked)})\n\n{table}{left_out}"
+    def _note_best(self, ranking: Ranking, best: Repeats[JobResult]) -> None:
+        """Note the metrics of the best job in the journal, unless an earlier start has ended with the same ones."""
+        path = journal_path(self.directory, SUPERVISOR)
+        step = ranking.best_job(best).global_step or 0
+        values = {f"best/{name}": value for name, value in means_of(best).items()}
+        lines, _ = read_journal(path)
+        noted = [(line["step"], line["metrics"]) for line in lines if "metrics" in line]
+        if noted[-1:] != [(step, values)]:
+            with closing(Journal(path)) as journal:
+                journal.metrics(step, values)
 
     def _tell_start(self, config: Config, command: Command) -> None:
         """Note in the journal what the sweep's run is, for the trackers."""
@@ -264,19 +238,6 @@ class Sweep:
         note_of_run(self.directory, RUN_STARTED, command="sweep", name=name, params=params, tags=tags)
         write_settings(self.directory, replace(config.tracking, system_metrics=False), command.env, listed=listed)
 
-    def _metric_name(self, metrics: Mapping[str, float]) -> str | None:
-        if self._settings.metric or "eval/loss" in metrics:
-            return self._settings.metric or "eval/loss"
-        losses = [name for name in metrics if name.endswith("/loss")]
-        return next(iter([*losses, *metrics]), None)
-
-    def _shown_metric(self, results: Sequence[JobResult]) -> str:
-        return next((str(self._metric_name(job.metrics)) for job in results if job.metrics), "eval/loss")
-
-    def _mode(self, results: Sequence[JobResult]) -> str:
-        """Return "min" or "max", which value is best; if the config has null, the metric's name decides."""
-        return mode_of(self._shown_metric(results), self._settings.mode)
-
     def _secs_until_due(self) -> float:
         """Return the seconds until sweep.json may be rewritten; 0 or less: now."""
         with suppress(FileNotFoundError):
@@ -288,40 +249,36 @@ class Sweep:
         """Write the results that came while sweep.json was too young to be rewritten."""
         with self._lock:
             if self._later is not None and self.directory.is_dir():
-                self._save(self.results)
+                self._save(Ranking(self.results, self._settings))
 
-    def _save(self, results: Sequence[JobResult]) -> None:
+    def _save(self, ranking: Ranking, *, is_ranked: bool = False) -> None:
+        """Write sweep.json: the jobs in the order in which they ended, or, at the end, best first."""
         record = {
             "start": self._start,
             "mlflow_run_id": Shipped.read(self.directory, MLFLOW).run_id,
-            "metric": self._shown_metric(results),
-            "mode": self._mode(results),
-            "jobs": [asdict(job) for job in results],
+            "metric": ranking.metric,
+            "mode": ranking.mode,
+            "jobs": [asdict(job) for job in (ranking.jobs if is_ranked else ranking.results)],
         }
+        if ranking.has_repeats:
+            record["settings"] = ranking.settings_as_records()
         write_json(self.directory / SWEEP_FILE, record)
 
-    def _print(self, ranked: Sequence[JobResult]) -> None:
+    def _print(self, ranking: Ranking) -> None:
         START_STATUS.stop()  # it is still shown if all jobs had already finished
-        metric = self._shown_metric(ranked)
         where = url_or_path(self.directory)
-        title = f"sweep {where}: {console.counted(len(ranked), 'job')}, best first by {metric} ({self._mode(ranked)})"
-        rows = [
-            (str(rank), job.shown_name, job.status, _shown(job.value), _shown(job.global_step), f"{where}/{job.folder}")
-            for rank, job in enumerate(ranked, 1)
-        ]
-        headers = ["rank", "job", "status", metric, "step", "model_dir"]
+        headers, rows = ranking.table(where)
         if sys.stdout.isatty() and console.table_width(headers, rows) > console.terminal_width(sys.stdout):
-            headers[-1], rows = "folder", [(*row[:-1], job.folder) for row, job in zip(rows, ranked, strict=True)]
-        console.print_table(title, headers, rows)
-        summaries = [how_run_ended(self.directory / job.folder).summary for job in ranked]
-        console.print_common([one for one in summaries if one])  # a job that was never started has none
-        for job in ranked:
+            headers[-1] = "folder"
+            for row in rows:
+                row[-1] = row[-1].removeprefix(f"{where}/")
+        console.print_table(f"sweep {where}: {ranking.title()}", headers, rows)
+        summaries = [how_run_ended(self.directory / job.folder).summary for job in ranking.jobs]
+        console.print_common([summary for summary in summaries if summary])  # a job that was never started has none
+        names: set[str] = set()
+        for job in ranking.jobs:
+            names.update(job.metrics)
             if job.error:
                 print(f"{job.name}: {job.error}", flush=True)
-        names = sorted({name for job in ranked for name in job.metrics})
-        if names and metric not in names:
-            say(f"sweep.metric={metric}: no job has it. There are: {', '.join(names)}.")
-
-
-def _shown(number: float | None) -> str:
-    return "-" if number is None else console.format_number(number)
+        if names and ranking.metric not in names:
+            say(f"sweep.metric={ranking.metric}: no job has it. There are: {', '.join(sorted(names))}.")

@@ -1,0 +1,214 @@
+"""The results of the jobs of a sweep, best first. Jobs that differ only in their seed are ranked as one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from runner.config.metric_names import mode_of
+from runner.config.schema import SweepConfig
+from runner.launch.sweeps.repeats import Repeats, group_repeats, have_repeats
+from runner.system import console
+
+DESCRIPTION_BEGINS = "Jobs, best first by"
+MAX_DESCRIBED = 30
+"""Largest number of rows in the description of the sweep's MLflow run."""
+
+
+@dataclass
+class JobResult:
+    """The result of one job.
+
+    Attributes:
+      name: the values that vary: `learning_rate=0.1, strategy=mirrored`.
+      status: finished, failed, interrupted, pruned (stopped because it was unlikely to become the best) or not started
+        (too many others had failed).
+      value: the job's value of the sweep's metric; None: the job has no value, or it is not finite.
+      metrics, global_step, error, unread_params: as in the job's summary.json.
+      settings: the values that vary, with all digits and without the seed; '': not known.
+      settings_id, seed: as in `repeats.Repeat`.
+    """
+
+    name: str
+    folder: str
+    status: str
+    value: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    global_step: int | None = None
+    error: str | None = None
+    unread_params: Sequence[str] = ()
+    settings: str = ""
+    settings_id: str | None = None
+    seed: int | None = None
+
+    def shown(self, name: str) -> str:
+        """Return `name`, which is the job's or that of its settings, followed by the params that no function read:
+        `lrr=0.5 (not read: lrr)`.
+        """
+        varied = [part.partition("=")[0] for part in name.split(", ")]
+        unread = [key for key in varied if any(f".{read}".endswith(f".{key}") for read in self.unread_params)]
+        return f"{name} (not read: {', '.join(unread)})" if unread else name
+
+
+class Ranking:
+    """The jobs of a sweep, and the groups of them that repeat each other; a group may be a single job.
+
+    The best comes first, then pruned ones; those without the metric come last, in the order in which they ended.
+
+    Args:
+      results: the jobs, in the order in which they ended.
+      settings: says which metric ranks them, and whether its smallest or its largest value is best.
+
+    Attributes:
+      metric, mode: the metric, and "min" or "max".
+      jobs: each job by itself, ranked.
+      groups: the groups, ranked by their means.
+      has_repeats: a group has more than one job.
+    """
+
+    def __init__(self, results: Sequence[JobResult], settings: SweepConfig) -> None:
+        self.results = results
+        names = [metric_name(settings, job.metrics) for job in results if job.metrics]
+        self.metric = str(names[0]) if names else "eval/loss"
+        self.mode = mode_of(self.metric, settings.mode)
+        self.jobs = sorted(results, key=self._place_of_job)
+        self.groups = sorted(group_repeats(self.jobs), key=self._place_of_group)
+        self.has_repeats = have_repeats(self.groups)
+
+    def _place_of_job(self, job: JobResult) -> tuple[bool, bool, float]:
+        return self._place(job.value, [job])
+
+    def _place_of_group(self, group: Repeats[JobResult]) -> tuple[bool, bool, float]:
+        return self._place(group.spread.mean, group.runs)
+
+    def _place(self, value: float | None, jobs: Sequence[JobResult]) -> tuple[bool, bool, float]:
+        sign = 1 if self.mode == "min" else -1
+        is_pruned = any(job.status == "pruned" for job in jobs)
+        return value is None, is_pruned, sign * (value or 0.0)
+
+    @property
+    def best(self) -> Repeats[JobResult] | None:
+        """Return the best group; None if no job has the metric."""
+        is_there = bool(self.groups) and bool(self.groups[0].spread.values)
+        return self.groups[0] if is_there else None
+
+    def best_job(self, group: Repeats[JobResult]) -> JobResult:
+        """Return the job of a group with the best seed."""
+        return group.best(self.mode)
+
+    def name_of(self, group: Repeats[JobResult]) -> str:
+        """Return the name of a group: what varies, with the seed only if no job repeats another."""
+        first = group.runs[0]
+        if self.has_repeats and first.settings:
+            return first.shown(rounded(first.settings))
+        return first.shown(first.name)
+
+    def title(self) -> str:
+        """Return what the table shows: `6 jobs of 2 settings, best first by the mean of eval/loss (min)`."""
+        jobs = console.counted(len(self.jobs), "job")
+        if not self.has_repeats:
+            return f"{jobs}, best first by {self.metric} ({self.mode})"
+        settings = console.counted(len(self.groups), "setting")
+        return f"{jobs} of {settings}, best first by the mean of {self.metric} ({self.mode})"
+
+    def table(self, where: str) -> tuple[list[str], list[list[str]]]:
+        """Return headers and rows of the table.
+
+        Args:
+          where: the folder of the sweep, as the last column shows it.
+        """
+        headers = ["rank", "job", *self._if_repeated("n"), "status", self.metric, "step", "model_dir"]
+        rows = []
+        for rank, group in enumerate(self.groups, 1):
+            best = self.best_job(group)
+            step = "-"
+            if best.global_step is not None:
+                step = console.format_number(best.global_step)
+            name = self.name_of(group)
+            count = self._if_repeated(group.count)
+            folder = f"{where}/{best.folder}"
+            rows.append([str(rank), name, *count, _status_of(group), str(group.spread), step, folder])
+        return headers, rows
+
+    def as_markdown(self) -> str:
+        """Return the table for the page of the sweep's MLflow run."""
+        rows = [["job", *self._if_repeated("n"), self.metric, "status"]]
+        rows.append(["---", *self._if_repeated("---:"), "---:", "---"])
+        for group in self.groups[:MAX_DESCRIBED]:
+            rows.append([self.name_of(group), *self._if_repeated(group.count), str(group.spread), _status_of(group)])
+        lines = [f"{DESCRIPTION_BEGINS} {self.metric} ({self.mode})", ""]
+        for row in rows:
+            cells = [text.replace("|", "\\|") for text in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        if len(self.groups) > MAX_DESCRIBED:
+            lines += ["", f"{len(self.groups) - MAX_DESCRIBED} more are in sweep.json."]
+        return "\n".join(lines)
+
+    def lines(self) -> tuple[list[tuple[str, float | None, float | None]], str]:
+        """Return the lines of the picture of the jobs, and the title of the metric's axis, for `draw_jobs`."""
+        lines = []
+        for group in self.groups:
+            name = group.runs[0].settings if self.has_repeats else group.runs[0].name
+            lines.append((name, group.spread.mean, group.spread.deviation))
+        if not self.has_repeats:
+            return lines, self.metric
+        numbers = {len(group.spread.values) for group in self.groups if group.spread.values}
+        return lines, f"{self.metric}\nmean ± sd, n = {' or '.join(map(str, sorted(numbers)))}"
+
+    def settings_as_records(self) -> list[dict[str, Any]]:
+        """Return the groups as sweep.json has them."""
+        records = []
+        for group in self.groups:
+            records.append(
+                {
+                    "settings": group.runs[0].settings,
+                    "mean": group.spread.mean,
+                    "sd": group.spread.deviation,
+                    "n": len(group.spread.values),
+                    "seeds": [job.seed for job in group.runs],
+                    "folders": [job.folder for job in group.runs],
+                    "best_folder": self.best_job(group).folder,
+                }
+            )
+        return records
+
+    def _if_repeated(self, cell: str) -> list[str]:
+        """Return the cell of the column that is there only if jobs repeat each other."""
+        return [cell] if self.has_repeats else []
+
+
+def metric_name(settings: SweepConfig, metrics: Mapping[str, float]) -> str | None:
+    """Return the metric by which a job with these metrics is ranked; None if it has none."""
+    if settings.metric or "eval/loss" in metrics:
+        return settings.metric or "eval/loss"
+    losses = [name for name in metrics if name.endswith("/loss")]
+    return next(iter([*losses, *metrics]), None)
+
+
+def means_of(group: Repeats[JobResult]) -> dict[str, float]:
+    """Return the mean of each metric over the jobs that have the one by which they are ranked."""
+    values: dict[str, list[float]] = {}
+    for job in group.with_value:
+        for name, value in job.metrics.items():
+            values.setdefault(name, []).append(float(value))
+    return {name: fmean(of_jobs) for name, of_jobs in values.items()}
+
+
+def rounded(settings: str) -> str:
+    """Return `learning_rate=0.1234` of `learning_rate=0.1234321`: numbers with many digits, for display.
+
+    All digits are in the params of the job's run.
+    """
+    return re.sub(r"(?<==)-?\d*\.\d{6,}(e[+-]?\d+)?(?=, |$)", lambda found: f"{float(found[0]):.4g}", settings)
+
+
+def _status_of(group: Repeats[JobResult]) -> str:
+    """Return the status that all jobs of a group have, or `2 finished, 1 failed`."""
+    numbers = Counter(job.status for job in group.runs)
+    if len(numbers) == 1:
+        return group.runs[0].status
+    return ", ".join(f"{number} {status}" for status, number in numbers.most_common())
