@@ -173,8 +173,9 @@ def task_env(
     result = {**_QUIET, **env, "TF_CONFIG": place.tf_config, GENERATION: str(generation)}
     if not place.tf_config:
         del result["TF_CONFIG"]
-    # '' also where `env` is that of a task, whose code starts another run.
-    result[FOUND_ACCUMULATION] = str(gradient_accumulation or "")
+    result.pop(FOUND_ACCUMULATION, None)  # `env` is that of a task, if its code starts another run
+    if gradient_accumulation is not None:
+        result[FOUND_ACCUMULATION] = str(gradient_accumulation)
     home = Path(runner.__file__).parent.parent
     if home.name not in ("site-packages", "dist-packages"):  # the package is a checkout that is not installed
         result["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), env.get("PYTHONPATH"))))
