@@ -1,4 +1,4 @@
-"""`train.gradient_accumulation=auto`: a step that runs out of memory has the run start again with smaller micro-batches."""
+"""`train.gradient_accumulation=auto`: a run whose steps run out of memory goes on with smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from runner import Estimator, Input, RunConfig
 from runner.checkpoint_files.layout import latest_checkpoint
+from runner.config import schema
 from runner.system.exit_codes import FAILED, FINISHED
 from runner.tracking.run_record import RunRecord
 from tests.support import memory_limits
@@ -143,12 +144,12 @@ def test_a_script_gets_the_error_with_what_to_try(tmp_path: Path) -> None:
         RunConfig(gradient_accumulation="auto")  # type: ignore[arg-type]
     found = Estimator(memory_limits.model_fn, tmp_path, RunConfig(gradient_accumulation=12), {"limit": 2})
     found.train(Input(memory_limits.input_fn, batch_size=24), max_steps=2)
-    assert latest_checkpoint(tmp_path) == tmp_path / "model.ckpt-2"
+    assert str(latest_checkpoint(tmp_path)) == str(tmp_path / "model.ckpt-2")
 
 
 @pytest.mark.parametrize(
     "why",
-    ["+model.params.trains_itself=true +model.params.limit=4", "+input.train.params.limit=4"],
+    ["+model.params.trains_itself=true +model.params.limit=4", "+input.train.params.read_limit=4"],
     ids=["train_op", "input"],
 )
 def test_nothing_is_started_again_where_smaller_micro_batches_do_not_help(
@@ -168,9 +169,9 @@ def test_each_job_of_a_sweep_finds_its_own_number(tmp_path: Path, command_line: 
     done = command_line("-m", *job, cwd=tmp_path)
     assert done.returncode == FINISHED, done.stderr
     runs = [file.parent for file in (tmp_path / "jobs").rglob("run.json")]
-    numbers = {str(summary_in(run)["gradient_accumulation"]): run.name for run in runs}
-    assert "limit=4" in numbers["4"]
-    assert "limit=12" in numbers["1"]
+    limits = {schema.read(run / "config.yaml")["model"]["params"]["limit"]: run for run in runs}
+    numbers = {limit: summary_in(run)["gradient_accumulation"] for limit, run in limits.items()}
+    assert numbers == {4: 4, 12: 1}
 
 
 @pytest.mark.slow

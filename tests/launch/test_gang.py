@@ -20,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from runner.config import schema
-from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig
+from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig, TrainConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.launch import gang, restarts, supervisor, task_group, task_starter
 from runner.launch.gang import GangResult
@@ -65,9 +65,11 @@ def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: 
     for name, code in codes.items():
         (folder / f"{name}.py").write_text(code)
     tracking = TrackingConfig(backend=settings.pop("backend", "none"), uri=f"sqlite:///{folder}/mlflow.db")
+    train = settings.pop("train", TrainConfig())
     run = RunSettings(**{name: settings.pop(name) for name in ("seed", "freeze_secs") if name in settings})
     cluster = ClusterConfig(**settings)
-    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking, run=run)
+    groups = {"strategy": StrategyConfig(strategy), "cluster": cluster, "tracking": tracking, "run": run}
+    return config_of(folder / "run", train=train, **groups)
 
 
 def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
@@ -402,6 +404,56 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(
     messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"])
 
 
+# --- smaller micro-batches -------------------------------------------------------------------------------------------
+
+FOUND = TrainConfig(gradient_accumulation="auto")
+NUMBERED = JOIN + (
+    "number = int(os.environ['RUNNER_GRADIENT_ACCUMULATION'])\n"
+    "(folder / f'{place.name}.numbers').open('a').write(f'{number} ')\n"
+)
+BUILDS = NUMBERED + "journal.event('built', num_replicas=2, devices='CPU'); (folder / f'built{number}').touch()\n"
+FOLLOWS = NUMBERED + "wait_for(f'built{number}')\n"
+NEEDS_FOUR = (
+    "if number < 4:\n"
+    "    journal.event('out_of_memory', error='no memory for 8 examples')\n"
+    "    (folder / f'ended{number}').touch()\n"
+    "    sys.exit(76)\n"
+)
+BREAKS_OFF = "if number < 4: wait_for(f'ended{{number}}'); {how}\n"
+"""What a task does whose step another task breaks off."""
+
+
+@pytest.mark.usefixtures("mlflow_database")
+@pytest.mark.parametrize("how", ["sys.exit(75)", "fail('Collective ops is aborted', 1)"], ids=["peer", "error"])
+def test_a_gang_goes_on_with_smaller_micro_batches_whatever_the_other_tasks_see_of_it(
+    how: str, run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    codes = {"chief": BUILDS + BREAKS_OFF.format(how=how) + FINISH, "worker:0": FOLLOWS + NEEDS_FOUR}
+    assert run(codes, backend="mlflow", max_restarts=0, train=FOUND) == 0
+    assert {(tmp_path / f"{name}.numbers").read_text() for name in codes} == {"1 2 4 "}
+    record = RunRecord.read(tmp_path / "run")
+    assert (record.generation, record.gradient_accumulation) == (3, 4)
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["restarts"], summary["gradient_accumulation"]) == ("finished", 2, 4)
+    _, first, metric, *_ = noted(tmp_path, "supervisor")
+    assert (first["event"], first["task"], first["gradient_accumulation"]) == ("restart", "worker:0", 2)
+    assert metric["metrics"] == {"run/restarts": 1.0, "run/gradient_accumulation": 2.0}
+    messages.same("reason", first["reason"])
+    tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"]).data
+    assert (tracked.params["train.gradient_accumulation"], tracked.tags["gradient_accumulation"]) == ("auto", "4")
+    assert tracked.metrics["run/gradient_accumulation"] == 4.0
+
+
+def test_a_run_that_is_asked_to_stop_is_not_started_again_with_smaller_micro_batches(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    stopped = "on_sigterm(76); journal.event('built', num_replicas=1); save(3); os.kill(os.getppid(), signal.SIGTERM)\n"
+    waits = "while True: time.sleep(0.05)\n"
+    assert run({"chief": JOIN + stopped + waits}, "default", train=FOUND) == 3
+    assert summary_in(tmp_path / "run")["restarts"] == 0
+    assert RunRecord.read(tmp_path / "run").gradient_accumulation == 1
+
+
 # --- fewer workers --------------------------------------------------------------------------------------------------
 
 COUNTS = JOIN + "workers = 1 + len(place.tasks.get('worker', ()))\nstep = 10 * (4 - workers)\n"
@@ -543,8 +595,8 @@ def test_which_end_is_a_loss_and_which_of_two_is_the_reason() -> None:
     def ending(code: int) -> GangResult:
         return GangResult(code, ALONE)
 
-    assert [code for code in (-9, -6, -11, 75, 1, 2, 3, -15, -2) if ending(code).is_loss] == [-9, -6, -11, 75]
-    assert sorted([75, -6, 3, 1, -9], key=rank_of) == [-9, 1, 3, -6, 75]
+    assert [code for code in (-9, -6, -11, 75, 76, 1, 2, 3, -15, -2) if ending(code).is_loss] == [-9, -6, -11, 75]
+    assert sorted([75, -6, 3, 1, 76, -9], key=rank_of) == [-9, 76, 1, 3, -6, 75]
 
 
 # --- a task that freezes alone ------------------------------------------------------------------------------------

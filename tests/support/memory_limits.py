@@ -56,12 +56,12 @@ def _limited(examples: tf.Tensor, limit: int, from_step: int) -> tf.Tensor:
 
 
 def input_fn(params: Any) -> tf.data.Dataset:
-    """Batches without an end, shuffled anew in each pass. params: `limit`: the input itself has no memory for more."""
+    """Batches without an end, shuffled anew in each pass. params: `read_limit`: like `limit`, of the input itself."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(60, 3)).astype(np.float32)
     batches = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).shuffle(60, seed=3).repeat()
     batches = batches.batch(params.get("batch_size") or BATCH_SIZE)
-    limit = params.get("limit")
+    limit = params.get("read_limit")
     if limit is None:
         return batches
     return batches.map(lambda features, labels: (_limited_rows(features, limit), labels))
