@@ -1,4 +1,4 @@
-"""Limit how often a run is restarted after the loss of a task, and log restarts."""
+"""Limit how often a run is restarted after the loss of a task, and log all restarts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from runner.checkpoint_files import layout
 from runner.config.schema import ClusterConfig
 from runner.launch.gang import GangResult
 from runner.system.console import counted
-from runner.tracking.journal import Journal, journal_path
+from runner.tracking.journal import OF_RESTARTS, Journal, journal_path
 
 LONGEST_SECS = 30.0
 GLANCE_SECS = 0.1
-METRIC = "run/restarts"
 
 
 def pause_secs(number: int) -> float:
@@ -115,8 +114,8 @@ class Restarts:
         self.say(f"runner: {self.last}")
         journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
         journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total, **settings)
-        changed = {f"run/{name}": value for name, value in settings.items()}
-        journal.metrics(step or 0, {METRIC: self.total, **changed})
+        values = {"restarts": self.total, **settings}
+        journal.metrics(step or 0, {f"{OF_RESTARTS}{name}": value for name, value in values.items()})
         journal.close()
 
 

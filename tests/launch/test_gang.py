@@ -412,14 +412,15 @@ NUMBERED = JOIN + (
     "(folder / f'{place.name}.numbers').open('a').write(f'{number} ')\n"
 )
 BUILDS = NUMBERED + "journal.event('built', num_replicas=2, devices='CPU'); (folder / f'built{number}').touch()\n"
-FOLLOWS = NUMBERED + "wait_for(f'built{number}')\n"
+FOLLOWS = NUMBERED + "wait_for(f'built{number}'); (folder / f'followed{number}').touch()\n"
 NEEDS_FOUR = (
     "if number < 4:\n"
+    "    wait_for(f'there{number}')\n"
     "    journal.event('out_of_memory', error='no memory for 8 examples')\n"
     "    (folder / f'ended{number}').touch()\n"
     "    sys.exit(76)\n"
 )
-BREAKS_OFF = "if number < 4: wait_for(f'ended{{number}}'); {how}\n"
+BREAKS_OFF = "(folder / f'there{{number}}').touch()\nif number < 4: wait_for(f'ended{{number}}'); {how}\n"
 """What a task does whose step another task breaks off."""
 
 

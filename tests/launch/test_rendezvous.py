@@ -119,7 +119,8 @@ def test_a_task_that_runs_out_of_memory_has_all_go_on_with_smaller_micro_batches
     parts = dict.fromkeys(("chief", "worker:0"), BREAKS_OFF.format(how="sys.exit(75)"))
     parts[name] = NEEDS_FOUR
     terminals = Terminals(tmp_path, train=FOUND, max_restarts=0)
-    terminals.start({"chief": BUILDS + parts["chief"] + FINISH, "worker:0": FOLLOWS + parts["worker:0"]})
+    ends = "wait_for(f'followed{number}')\n" + FINISH
+    terminals.start({"chief": BUILDS + parts["chief"] + ends, "worker:0": FOLLOWS + parts["worker:0"]})
     ended, said = terminals.end()
     assert ended == {"chief": 0, "worker:0": 0}, said
     assert {(tmp_path / f"{each}.numbers").read_text() for each in parts} == {"1 2 4 "}
