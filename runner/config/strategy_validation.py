@@ -208,9 +208,10 @@ def _check_found_accumulation(config: Config) -> Iterator[ConfigError]:
             f"run.inline=true with {given}: no other process can start the run again with smaller micro-batches. Set "
             "train.gradient_accumulation to a number."
         )
-    if config.cluster.min_workers is not None:
+    least = config.cluster.min_workers
+    if least is not None and least < config.cluster.num_workers:
         yield Conflict(
-            f"cluster.min_workers={config.cluster.min_workers} with {given}: the batch may not divide over the "
+            f"cluster.min_workers={least} with {given}: the batch may not divide over the "
             "micro-batches of fewer workers. Set train.gradient_accumulation to a number."
         )
     if config.strategy.name == "parameter_server" and config.input.train.batch_size is None:

@@ -404,6 +404,9 @@ def test_the_task_gets_our_package_and_a_quiet_tensorflow() -> None:
     quiet = {**bars, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "RUNNER_GENERATION": "1"}
     assert env == {"A": "b", **quiet}
     assert task_group.task_env({"TF_CPP_MIN_LOG_LEVEL": "0"})["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    number = "RUNNER_GRADIENT_ACCUMULATION"
+    assert task_group.task_env({}, generation=2, gradient_accumulation=4)[number] == "4"
+    assert number not in task_group.task_env({number: "4"}), "the code of a task that starts a run of its own"
     assert task_group.task_env({"TQDM_DISABLE": "0"})["TQDM_DISABLE"] == "0"
     assert task_group.task_env({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{ROOT}{os.pathsep}/x"
 
