@@ -586,6 +586,7 @@ class Supervisor:
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
+        shown["found_accumulation"] = self._found_accumulation().get("gradient_accumulation")
         shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])
         shown["best"] = self._best()
         where = url_or_path(self.model_dir)

@@ -75,6 +75,7 @@ def test_the_number_is_recorded_and_a_resumed_run_begins_with_it(
     job = (*SETTINGS, "+model.params.limit=4", "model_dir=run", "cluster.max_restarts=0")
     found = command_line(*job, AUTO, cwd=tmp_path)
     assert found.returncode == FINISHED
+    assert "train.gradient_accumulation: 4" in found.stdout.splitlines()
     messages.same("screen", line_of(found.stderr, "train.gradient_accumulation=2"))
     assert "gradient_accumulation: auto" in (run / "config.yaml").read_text(), "the number belongs to a start"
     restarts = events_in(run, "restart", "supervisor")
