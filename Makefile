@@ -35,7 +35,7 @@ INSTALL = $(BASE_PYTHON) .ci/install.py
 .DEFAULT_GOAL := help
 .PHONY: help run check test docs bench release
 .PHONY: setup fast lint format python check-pythons test-slow test-all test-gpu test-world golden browser clients team stores beside
-.PHONY: messages docs-serve canary lowest lock clean
+.PHONY: messages schema docs-serve canary lowest lock clean
 
 help:
 	@echo 'make run      trains the default job in half a minute; the first time 3 minutes more for .venv (with uv 1)'
@@ -222,6 +222,10 @@ $(GOLDEN)/.installed: requirements/tensorflow-2.15.txt
 messages: $(STAMP)
 	$(BIN)/python -m tests.config.test_messages
 	$(BIN)/python -m pytest --quiet --write-messages $(ARGS)
+
+# conf/schema/, by which editors know the keys: after a change of a key or its comment.
+schema: $(STAMP)
+	$(BIN)/python docs/make_config_schema.py
 
 # `touch` last: an interrupted set-up is repeated.
 $(STAMP): requirements/dev.lock pyproject.toml

@@ -1,4 +1,5 @@
 """Writes docs/reference/config/, a page for each group of conf/: `python docs/make_config_reference.py [folder]`.
+conf/schema/ is copied there.
 
 Keys, defaults and their meaning are those of the YAML files, types and limits those of `runner/config/schema.py`.
 `make docs` runs it before each build; the pages are not committed.
@@ -7,6 +8,7 @@ Keys, defaults and their meaning are those of the YAML files, types and limits t
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -41,7 +43,8 @@ def index_page() -> str:
     return f"""# Config
 
 Every key, its default, what it takes and what it means. `python -m runner --help KEY` says the same in a terminal.
-[How to write your own config](../../how_to/config.md) is another page.
+[How to write your own config](../../how_to/config.md) is another page. [Editors](../../how_to/config.md#in-an-editor)
+read the same from [JSON Schemas](schema/config.json).
 
 | group | |
 |---|---|
@@ -124,6 +127,7 @@ def write(folder: Path) -> Iterable[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (folder / name).write_text(text)
+    shutil.copytree(CONF / "schema", folder / "schema", dirs_exist_ok=True)
     return sorted(folder.glob("*.md"))
 
 

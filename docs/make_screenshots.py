@@ -29,8 +29,8 @@ SWEEP = [
     "train.max_steps=120", "model.params.decay_steps=120", "checkpoint.save_steps=60",
 ]  # fmt: skip
 SEEDS = [
-    "-m", "experiment=cnn", "run.seed=1,2,3", "model.params.learning_rate=0.05,0.005", "sweep.dir=outputs/seeds",
-    "train.max_steps=120", "model.params.decay_steps=120", "tracking.experiment=seeds",
+    "-m", "run.seed=1,2,3", "model.params.learning_rate=0.02,0.002", "model.params.network=mlp", "train.max_steps=100",
+    "sweep.dir=outputs/seeds", "tracking.experiment=seeds",
 ]  # fmt: skip
 PLOTS = ("param_importances.png", "optimization_history.png", "parallel_coordinates.png")
 WIDTH = 1200
@@ -47,6 +47,7 @@ def record(home: Path) -> None:
     run(*RUN)
     run(*SWEEP)
     run(*SEEDS)
+    run("command=report", "model_dir=outputs/seeds")
     (sweep,) = (home / "outputs" / "sweeps").iterdir()
     best = sweep / json.loads((sweep / "sweep.json").read_text())["jobs"][0]["folder"]
     run(
@@ -72,6 +73,7 @@ class Pictures:
         self.take_sweep(sweep)
         self.take_plots(sweep)
         self.take_model()
+        self.take_report(home)
 
     def take_runs(self, home: Path) -> None:
         """Take the page to which the last lines of the sweep lead."""
@@ -85,7 +87,7 @@ class Pictures:
         """Take the same page of a sweep with seeds, whose jobs are grouped by their settings."""
         self._open_runs(home / "outputs" / "seeds")
         self._pages.group_by("settings")
-        self._pages.see("//*[@role='columnheader' and contains(., 'eval/accuracy')]")
+        self._pages.see("//*[@role='columnheader' and contains(., 'eval/loss')]")
         self._keep("mlflow_seeds.png", height=600)
 
     def _open_runs(self, sweeps: Path) -> None:
@@ -163,6 +165,12 @@ class Pictures:
             pages.click(f"//*[@role='row' and contains(., '{part} (')]//*[@role='img']")
         pages.see("//*[contains(text(), 'image')]")
         self._keep("mlflow_model.png", height=900)
+
+    def take_report(self, home: Path) -> None:
+        """Take the page that command=report writes of the sweep with seeds."""
+        self._pages.open_file(home / "report.html")
+        self._pages.see("//h2[contains(., 'All runs')]")
+        self._keep("report.png")
 
     def _search(self, pattern: str) -> None:
         self._pages.see("//*[@data-testid='experiment-view-compare-runs-card']")  # before, the field forgets it

@@ -22,6 +22,9 @@ from runner.system.redaction import masked_override
 _PAGES = ("how_to", "tutorial", "explanation", "reference")
 """Folders of pages that travel in the wheel."""
 
+_FOR_PROGRAMS = ("# @package", "# yaml-language-server:")
+"""Beginnings of the comments that Hydra and editors read."""
+
 _SHOWN_PACKAGES = ("tensorflow", "keras", "mlflow", "hydra-core")
 
 
@@ -207,7 +210,7 @@ def page_on(word: str) -> str:
     from runner.system.suggestions import did_you_mean
 
     name, _, anchor = word.partition("#")
-    folder = _ours("docs")
+    folder = shipped("docs")
     pages = {path.name: path for kind in reversed(_PAGES) for path in sorted((folder / kind).glob("*.md"))}
     if name.rpartition("/")[2] not in pages:
         raise UnknownKey(
@@ -266,15 +269,15 @@ def _groups(files: Sequence[Path]) -> list[str]:
 def _files() -> list[Path]:
     """Return the config files, the user's first. A user's file replaces the runner's of the same group and name."""
     found: dict[Path, Path] = {}
-    for folder in (_ours("conf"), Path.cwd() / "conf"):
+    for folder in (shipped("conf"), Path.cwd() / "conf"):
         for path in [folder / "runner.yaml", *sorted(folder.glob("*/*.yaml"))]:
             if path.is_file():
                 found[path.relative_to(folder)] = path
     return list(found.values())
 
 
-def _ours(name: str) -> Path:
-    """Return a folder of the repository: it travels inside the package."""
+def shipped(name: str) -> Path:
+    """Return a folder of the repository: inside the package in a wheel, beside it in a checkout."""
     package = Path(runner.__file__).parent
     installed = package / name
     return installed if installed.is_dir() else package.parent / name
@@ -290,7 +293,7 @@ def head_of(path: Path) -> str:
     """Return the comment at the beginning of a file."""
     lines = _text_of(path).splitlines()
     end = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return _joined(line for line in lines[:end] if not line.startswith("# @package"))
+    return _joined(line for line in lines[:end] if not line.startswith(_FOR_PROGRAMS))
 
 
 def entries_in(path: Path) -> Iterator[Entry]:

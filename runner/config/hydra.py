@@ -172,6 +172,13 @@ def read_flags(words: Sequence[str]) -> tuple[Any, list[str]]:
     return args, [word for word in words if word not in args.overrides]
 
 
+def config_flags(words: Sequence[str]) -> list[str]:
+    """Return the flags of a command line that say where its config files are: `--config-dir=mine`."""
+    given = read_flags(words)[0]
+    named = {"path": given.config_path, "name": given.config_name, "dir": given.config_dir}
+    return [f"--config-{name}={value}" for name, value in named.items() if value]
+
+
 INFORMATION = ("help", "resolve", "hydra_help", "cfg", "info", "shell_completion", "experimental_rerun")
 """Flags with which Hydra only prints something, and does so itself."""
 
@@ -766,6 +773,13 @@ def _unreadable(override: str, reason: str, argv: Sequence[str]) -> str:
             f"{f': {joined}' if joined else '.'}"
         )
     shown = masked_override(override)
+    is_flat_list = (
+        value.startswith("[") and value.find("]") == len(value) - 1 and not re.search(r"[\[{'\"$]", value[1:])
+    )
+    if is_flat_list and "=" in value:
+        texts = [f"'{text.strip()}'" for text in value[1:-1].split(",")]
+        quoted = masked_override(f"{key}=[{','.join(texts)}]")
+        return f'cannot read {shown!r}: quote the texts of a list that have an equals sign: "{quoted}".'
     if "${" in value or value.startswith(("[", "{", "'", '"')) or value.endswith(","):
         return f"cannot read {shown!r}: {reason}"
     quoted = masked_override(f'{key}="{value}"')

@@ -34,6 +34,18 @@ def unknown_metric(key: str, metric: str, names: Iterable[str]) -> str:
     return f"{key}={metric}: there is no such metric.{did_you_mean(metric, there)} There are: {', '.join(there)}."
 
 
+def metric_name(metrics: Mapping[str, float], chosen: str | None = None) -> str | None:
+    """Return the metric that stands for a run with these metrics; None if it has none.
+
+    Args:
+      chosen: the metric that the user has named; None: the loss of the evaluation without a name, else of the first.
+    """
+    if chosen or "eval/loss" in metrics:
+        return chosen or "eval/loss"
+    losses = [name for name in metrics if name.endswith("/loss")]
+    return next(iter([*losses, *metrics]), None)
+
+
 def rank_by(values: Mapping[str, float], metric: str, mode: str | None = None) -> list[str]:
     """Return the names in `values`, best first; equal values keep their order, and NaNs are left out.
 

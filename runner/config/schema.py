@@ -21,7 +21,7 @@ from runner.config.settings.metric_rules import EarlyStopping, KeepBest, ReduceL
 from runner.system.files import write_atomically
 from runner.system.redaction import SecretList, secrets_of
 
-ENVIRONMENT_COMMANDS = ("best", "cluster_info", "doctor", "new")
+ENVIRONMENT_COMMANDS = ("list", "diff", "report", "best", "cluster_info", "doctor", "new")
 """Commands without a run: they need no user functions and no model_dir, and start no task."""
 COMMANDS = ("train_and_evaluate", "train", "evaluate", "predict", "export", "dry_run", "inspect", *ENVIRONMENT_COMMANDS)
 TRAINING_COMMANDS = ("train_and_evaluate", "train", "dry_run")
@@ -206,6 +206,7 @@ class RunSettings:
     debug: str | None = setting(None, choices=("fast_dev", "overfit", "nan", "replicas"))
     profile: str | None = None
     log_level: str = setting("info", choices=("debug", "info", "warning", "error"), shown_only=True)
+    code: bool = setting(True, shown_only=True)
     secrets: list[str] | None = setting(None, shown_only=True)
     local_dir: str | None = setting(None, shown_only=True)
     lease_secs: int = count(60, minimum=4, shown_only=True)
@@ -465,6 +466,20 @@ class NewConfig:
 
 
 @dataclass(frozen=True)
+class DiffConfig:
+    """Settings of command=diff: the `runs` that it compares, by their folders or URLs."""
+
+    runs: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Settings of command=report: the file `path` that it writes."""
+
+    path: str = "report.html"
+
+
+@dataclass(frozen=True)
 class Config:
     """The checked config of a run."""
 
@@ -484,6 +499,8 @@ class Config:
     predict: PredictConfig = field(default_factory=PredictConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig, metadata={"shown_only": True})
     new: NewConfig = field(default_factory=NewConfig)
+    diff: DiffConfig = field(default_factory=DiffConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig, metadata={"shown_only": True})
 
     @property

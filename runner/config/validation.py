@@ -52,6 +52,7 @@ def check(config: Config) -> None:
     for find_mistakes in (
         _check_folders,
         _check_new,
+        _check_diff,
         _check_functions,
         _check_model_dir,
         check_strategies,
@@ -187,6 +188,17 @@ def _check_new(config: Config) -> Iterator[ConfigError]:
         yield NoEffect(
             f"new.path={path} has no effect with command={config.command}, only with command=new. Remove it."
         )
+
+
+def _check_diff(config: Config) -> Iterator[ConfigError]:
+    """Yield a message about command=diff without diff.runs, or diff.runs without command=diff."""
+    runs = config.diff.runs
+    if config.command == "diff" and len(runs or ()) < 2:
+        newest = [str(run) for run in newest_runs(Path("outputs"))]
+        example = ",".join(newest[:2]) if len(newest) > 1 else "outputs/a,outputs/b"
+        yield NotSet(f"command=diff compares two runs or more. Set diff.runs=[{example}]")
+    if config.command != "diff" and runs is not None:
+        yield NoEffect(f"diff.runs={as_typed(runs)} has no effect without command=diff.")
 
 
 def _check_functions(config: Config) -> Iterator[ConfigError]:

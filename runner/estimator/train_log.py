@@ -21,6 +21,7 @@ from runner.programs.train_scalars import RESERVED, WINDOW, TrainWindow, over_wo
 from runner.system.console import Epochs, LoopReport
 from runner.tracking import tensorboard
 from runner.tracking.artifacts import current
+from runner.tracking.provenance import imported_files
 from runner.types import StepResult
 
 _log = logging.getLogger(__name__)
@@ -157,7 +158,8 @@ class TrainLog:
             last = max(points)
             self.recorded = last, dict(points[last])
         if result.first_step == self._first_step + 1:  # note when the start of the run was over
-            self._context.journal.event("first_step", step=result.first_step)
+            # By now the input function has been called, which may import modules, too.
+            self._context.journal.event("first_step", step=result.first_step, files=imported_files())
         if not self._config.is_chief:
             return
         if logs_speed or not self._speed:

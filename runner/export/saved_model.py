@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from runner.checkpoint import warm_start
 from runner.checkpoint.reader import Reader, keys_in
+from runner.export import model_card
 from runner.export.graph import ExportGraph, Receiver, build_graph
 from runner.export.outputs import DEFAULT
 from runner.export.session_values import Piece, SessionValues, read_in_parts
@@ -28,6 +29,7 @@ from runner.programs.ema import averages_in
 from runner.programs.model import check_shapes
 from runner.remote.mirror import local_folder, writing
 from runner.run_config import RunConfig
+from runner.system.files import MODEL_CARD_FILE
 from runner.tf_private.replaced import Overlay
 from runner.tf_private.tensor_bundle import Entry, write_in_parts
 from runner.tracing.adapted_layers import ADAPTED
@@ -83,7 +85,8 @@ def write_saved_model(
     assets_extra: Mapping[str, str] | None = None,
     as_text: bool = False,
 ) -> Written:
-    """Write a SavedModel to `<base>/<seconds since 1970>`. The folder appears only when it is complete.
+    """Write a SavedModel, with a model card, to `<base>/<seconds since 1970>`. The folder appears only when it is
+    complete.
 
     Args:
       base: parent folder, or a URL of an object store, to whose local folder it is written.
@@ -130,6 +133,9 @@ def write_saved_model(
             builder.save(as_text)
             parts = values_of(list(graphs.values()), source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
         write_in_parts(Path(temporary) / "variables" / "variables", parts)
+        signatures = {name: one for graph in graphs.values() for name, one in graph.signatures.items()}
+        card = model_card.card_of(source.checkpoint, signatures, TAGS[modes[-1]])
+        Path(temporary, MODEL_CARD_FILE).write_text(card, encoding="utf-8")
         for name, file in extra.items():
             target = os.path.join(temporary, "assets.extra", name)
             tf.io.gfile.makedirs(os.path.dirname(target))
@@ -139,7 +145,6 @@ def write_saved_model(
         if tf.io.gfile.exists(temporary):
             tf.io.gfile.rmtree(temporary)
         raise
-    signatures = {name: one for graph in graphs.values() for name, one in graph.signatures.items()}
     described = {
         name: f"{', '.join(sorted(one.inputs))} -> {', '.join(sorted(one.outputs))}" for name, one in signatures.items()
     }

@@ -40,6 +40,7 @@ from runner.config.hydra import (
     check_declared_params,
     check_groups,
     conf_path,
+    config_flags,
     file_with,
     groups_without_option,
     keep_private,
@@ -196,6 +197,8 @@ class CommandLine:
             "hydra.yaml": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
             "overrides.yaml": OmegaConf.to_yaml(hydra_config.overrides.task),
         }
+        # What the record has of the command line, and a line that resumes or repeats the run.
+        argv = ["runner", *config_flags(self.command.argv), *overrides]
         secrets = secret_keys.listed_in(composed, self.command.env)
         listed = SecretList.of(secrets, self.command.env)
         also_hide(listed)  # from here on, messages of the command
@@ -227,7 +230,6 @@ class CommandLine:
                     raise type(error)(f"{file}: {error}") from error
                 raise
             if is_sweep and config.command in schema.TRAINING_RUNS:
-                argv = ["runner", *overrides]
                 job = SweepJob(hydra_config.job.num, name, settings, settings_id(composed), config, argv, notes)
                 return self.multirun.run(job, Path(hydra_config.sweep.dir).absolute(), hydra_config.runtime.choices)
             if is_sweep and config.command == "dry_run":
@@ -245,7 +247,7 @@ class CommandLine:
             outcome = supervisor.run(
                 config,
                 self.command.env,
-                ["runner", *overrides],
+                argv,
                 stops=self.command.stops,
                 member=supervisor.Member(starter=self.command.starter, settings_id=settings_id(composed)),
                 notes=notes,
@@ -438,14 +440,20 @@ def _answer_of_environment(config: Config, env: Mapping[str, str], *, is_sweep: 
     Raises:
       ConfigError: the command is not possible.
     """
-    from runner.launch.environment import best_runs, cluster_info, doctor, new_project
+    from runner.launch.environment import best_runs, cluster_info, diff_runs, doctor, list_runs, new_project, report
 
     for command, what in (("new", "writes one project"), ("doctor", "checks one machine")):
         if is_sweep and config.command == command:
             raise Conflict(f"command={command} with --multirun: it {what}. Remove --multirun.")
     show: Mapping[str, Callable[[Config, Mapping[str, str]], dict[str, Any]]] = {
-        "best": best_runs.show, "cluster_info": cluster_info.show, "doctor": doctor.show, "new": new_project.show,
-    }  # fmt: skip
+        "list": list_runs.show,
+        "best": best_runs.show,
+        "diff": diff_runs.show,
+        "report": report.show,
+        "cluster_info": cluster_info.show,
+        "doctor": doctor.show,
+        "new": new_project.show,
+    }
     return show[config.command](config, env)
 
 

@@ -39,7 +39,9 @@ def write_notes(model_dir: Path, notes: Mapping[str, str]) -> None:
 def read_overrides(model_dir: Path) -> list[str]:
     """Return the overrides of a run's last start, but for model_dir; [] if they are not known."""
     notes = model_dir / NOTES_FOLDER / "overrides.yaml"
-    typed = yaml.safe_load(notes.read_text()) if notes.exists() else None
+    # The loader in C takes 0.1 ms, the other 1 ms, and there may be a thousand runs.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    typed = yaml.load(notes.read_text(), loader) if notes.exists() else None
     return [text for text in typed or () if not text.startswith("model_dir=")]
 
 

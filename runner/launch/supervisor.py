@@ -15,11 +15,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import randbits
 from typing import Any
+
+import psutil
 
 from runner.checkpoint.retention import best_of
 from runner.checkpoint_files import layout
@@ -28,6 +30,7 @@ from runner.config.schema import Config, StrategyConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.distribute.cluster_resolver import detect
 from runner.launch import start_files
+from runner.launch.environment.run_code import CodeRecorder
 from runner.launch.gang import GangResult
 from runner.launch.rendezvous import LeaderRendezvous, Rendezvous
 from runner.launch.restarts import Restarts
@@ -40,10 +43,10 @@ from runner.system import console
 from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, USER_ERROR
 from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder, StorageError, remove_half_written
 from runner.system.redaction import SecretList, mask_text, masked, masked_override, secrets_of
-from runner.system.standard_streams import FULL_ERROR, say
+from runner.system.standard_streams import FULL_ERROR, LATER_JOB, say
 from runner.system.start_status import START_STATUS
 from runner.tracking.curves import CURVES_FILE
-from runner.tracking.journal import RUN_STARTED, WANTS_RUN, Journals, note_of_run
+from runner.tracking.journal import RUN_STARTED, WANTS_RUN, Journals, journal_path, note_of_run
 from runner.tracking.provenance import tags_of_this_process
 from runner.tracking.run_end import RunEnd, settle, tell_training_ended, write_end, write_end_of_command
 from runner.tracking.run_lock import alone_in, wait_for_tasks
@@ -236,7 +239,9 @@ class Supervisor:
         tasks = self._build_tasks(self.file, self.record)
         code, change = FAILED, ""
         try:
-            outcome = self._run_recorded(tasks, journals)
+            # It ends before the end of the run is noted, after which trackers take nothing.
+            with self._recording_code():
+                outcome = self._run_recorded(tasks, journals)
             self._keep_of_earlier(outcome, earlier)
             is_over_early = self.trains and outcome.code != FINISHED and not journals.events("first_step")
             if is_over_early and self._is_mistake(outcome, journals):
@@ -323,9 +328,7 @@ class Supervisor:
         self._say_changes(before)
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
         if self.trains:
-            self.record.generation += 1
-            self.record.training = STILL_RUNNING.status
-            self.record.ending = {}
+            self.record.begin(STILL_RUNNING.status)
             start_files.write_notes(self.model_dir, self.notes)
             write_summary(self.model_dir, self._summary_of(STILL_RUNNING))
         self.record.save(self.model_dir)
@@ -402,6 +405,23 @@ class Supervisor:
         # `follow` reads them.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
         shipping.follow(self.model_dir)
+
+    def _recording_code(self) -> AbstractContextManager[object]:
+        """Return a context beside which the code of this start is recorded, if it trains."""
+        if not self.trains or not self.config.run.code:
+            return nullcontext()
+        # Of a notebook's process, modules may have been imported long before this start.
+        began = psutil.Process().create_time() if self.config.run.inline else None
+        return CodeRecorder(
+            self.model_dir,
+            self.record,
+            journal_path(self.model_dir),
+            self._repeat_command(),
+            self.notes.get("hydra.yaml", ""),
+            self.secrets,
+            began,
+            is_quiet=LATER_JOB in self.env,
+        )
 
     def _build_tasks(self, file: Path, record: RunRecord) -> RestartingGang:
         config, settings, prefix = self.config, self.config.cluster, self.member.prefix
@@ -611,6 +631,16 @@ class Supervisor:
         words = [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
         overrides = [masked_override(text, self.listed) for text in words]
         return shlex.join(["python", "-m", "runner", *overrides, f"model_dir={url_or_path(self.model_dir)}"])
+
+    def _repeat_command(self) -> str:
+        """Return the command that trains the same in a folder of its own."""
+        words = [text for text in self.argv[1:] if not text.lstrip("+").startswith("model_dir=")]
+        drawn = self.record.drawn_seed
+        if drawn is not None and drawn == self.config.run.seed:
+            words = [text for text in words if not text.startswith("run.seed=")]
+            words.append(f"run.seed={drawn}")
+        overrides = [masked_override(text, self.listed) for text in words]
+        return mask_text(shlex.join(["python", "-m", "runner", *overrides]), self.secrets)
 
 
 def _ran_out_of_memory(journals: Journals) -> bool:

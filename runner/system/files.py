@@ -19,6 +19,7 @@ from runner.system.standard_streams import say
 _T = TypeVar("_T")
 
 MODEL_SUMMARY_FILE = "model_summary.txt"
+MODEL_CARD_FILE = "README.md"
 """File in model_dir with readable tables of the model's variables and layers."""
 
 

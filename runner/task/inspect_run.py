@@ -16,6 +16,7 @@ from runner.checkpoint.retention import Keep, metrics_of, why_kept
 from runner.checkpoint_files import layout, manifest
 from runner.config.schema import ConfigError
 from runner.system.console import format_age, format_bytes, format_number, print_table
+from runner.tracking.provenance import repeat_lines
 from runner.tracking.run_end import how_run_ended
 
 MAX_METRICS = 6
@@ -50,8 +51,8 @@ class RunInspection:
 
 
 def inspect(model_dir: Path, keep: Keep | None = None) -> dict[str, Any]:
-    """Print and return the facts of the run in `model_dir`, its checkpoints, and the variables of the newest one that
-    is undamaged.
+    """Print and return the facts of the run in `model_dir`, its checkpoints, the variables of the newest one that is
+    undamaged, and the lines that repeat the run.
 
     Args:
       model_dir: the folder.
@@ -69,7 +70,8 @@ def inspect(model_dir: Path, keep: Keep | None = None) -> dict[str, Any]:
     _print_checkpoints(found, newest)
     if newest is None:
         raise ConfigError(f"command=inspect: all checkpoints in {model_dir} are damaged or incomplete.")
-    return {**answer, "newest": newest.path, "variables": _print_variables(newest.path)}
+    variables = _print_variables(newest.path)
+    return {**answer, "newest": newest.path, "variables": variables, "repeat": _print_repeat(model_dir)}
 
 
 def find_checkpoints(model_dir: Path, keep: Keep | None = None) -> list[RunInspection]:
@@ -96,6 +98,16 @@ def _print_run(model_dir: Path) -> dict[str, Any]:
     for name, value in facts.items():
         print(f"{name}: {value}")
     return facts
+
+
+def _print_repeat(model_dir: Path) -> list[str]:
+    """Print and return the lines that repeat the run, if its code was recorded."""
+    lines = repeat_lines(model_dir)
+    if lines:
+        print("\nto repeat this run in a clone of its project:")
+    for line in lines:
+        print(line)
+    return lines
 
 
 def _print_checkpoints(found: Sequence[RunInspection], newest: RunInspection | None) -> None:

@@ -159,7 +159,7 @@ def _empty_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def _text(text: str) -> str:
+def plain_text(text: str) -> str:
     """Return any text, such as a metric's name, as matplotlib shows it: between two dollar signs it would read a
     formula, and it fails at half of a surrogate pair.
     """
@@ -178,7 +178,7 @@ def _figure_of_curves(panels: Mapping[str, Curves], run_name: str) -> Figure:
     figure = _empty_figure(max(10.0, 4.2 * columns), 3.9 + 2.7 * (rows - 1))
     grid = figure.add_gridspec(rows, columns, height_ratios=[3.6, *[2.6] * (rows - 1)])
     left_out = f"   ({len(panels) - len(shown)} more metrics are not shown)" if len(shown) < len(panels) else ""
-    figure.suptitle(_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    figure.suptitle(plain_text(run_name) + left_out, fontsize=12, fontweight="bold", x=0.01, ha="left")
     names = dict.fromkeys(name for curves in shown.values() for name in curves)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     ends = [points[place][0] for curves in shown.values() for points in curves.values() for place in (0, -1)]
@@ -204,7 +204,7 @@ def _draw_panel(axes: Axes, title: str, curves: Curves, colours: Mapping[str, st
         axes.set_ylim(0, 1.15 * max(values, default=1) or 1)
     if 1000 <= max(map(abs, values), default=0) < 1e7 and axes.get_yscale() == "linear":
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set_title(_text(title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
+    axes.set_title(plain_text(title.replace("_per_sec", " per second").replace("_", " ")), fontsize=11)
     axes.set_xlabel("step", fontsize=9)
     axes.tick_params(labelsize=9)
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -248,7 +248,7 @@ def _label(name: str, points: Points) -> str:
     note = f"  ({lost} of {len(points)} not finite)" if lost else ""
     value = points[-1][1]
     number = f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}"
-    return _text(f"{name.replace('_', ' ').strip() or 'value'}  {number}{note}")
+    return plain_text(f"{name.replace('_', ' ').strip() or 'value'}  {number}{note}")
 
 
 def _wants_log(title: str, values: Sequence[float]) -> bool:
@@ -284,28 +284,33 @@ def _figure_of_jobs(
 
     figure = _empty_figure(max(9.0, 2.2 * (len(names) + 1)), 4.5)
     axes = figure.add_subplot()
-    values = [value for value, _ in results]
-    ends = [value + sign * deviation for sign in (-1, 1) for value, deviation in results if deviation]
+    values = []
+    lows = []
+    highs = []
+    for value, deviation in results:
+        values.append(value)
+        if deviation:
+            lows.append(value - deviation)
+            highs.append(value + deviation)
+    places = [_placed(column) for column in columns]
     # The ends of the bars belong to the axis, so that it is long enough for them.
-    places = [_placed(column) for column in [*columns, [repr(value) for value in [*values, *ends]]]]
+    places.append(_placed([repr(value) for value in [*values, *lows, *highs]]))
     on_metric = places[-1][0]
+    bars = on_metric[len(values) :]
     for job in range(len(values)):
         heights = [heights[job] for heights, _ in places]
         colour = colormaps["viridis"](0.9 * heights[-1])  # without the last tenth, which is too light on white
         axes.plot(range(len(places)), heights, color=colour, alpha=0.8, linewidth=1.5)
-    number_of_bars = len(ends) // 2
-    lows = on_metric[len(values) : len(values) + number_of_bars]
-    highs = on_metric[len(values) + number_of_bars :]
-    for low, high in zip(lows, highs, strict=True):
+    for low, high in zip(bars[: len(lows)], bars[len(lows) :], strict=True):
         axes.plot([len(columns)] * 2, [low, high], color="#444444", alpha=0.6, linewidth=3, solid_capstyle="butt")
     for number, (_, ticks) in enumerate(places):
         axes.axvline(number, color="#999999", linewidth=0.8)
         for height, text in ticks:
             axes.annotate(
-                _text(text), (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
+                plain_text(text), (number, height), (5, 0), textcoords="offset points", fontsize=8, va="center",
                 bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
             )  # fmt: skip
-    axes.set_xticks(range(len(places)), [_text(text) for text in (*names, metric)], fontsize=9)
+    axes.set_xticks(range(len(places)), [plain_text(text) for text in (*names, metric)], fontsize=9)
     axes.set_yticks([])
     axes.set_xlim(-0.1, len(places) - 0.6)
     axes.tick_params(length=0)

@@ -37,6 +37,8 @@ OF_RESTARTS = "run/"
 """What the names of metrics begin with that say what restarts have changed; there may be several at one step."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
+DESCRIPTION = "description"
+"""Event: what the trackers show of the run, in Markdown (text)."""
 
 
 ShowPhase = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -202,7 +204,7 @@ def make_durable(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def note_of_run(folder: Path, event: str, **facts: Any) -> None:
+def note_of_run(folder: Path, event: str, /, **facts: Any) -> None:
     """Write RUN_STARTED or RUN_ENDED for the run in `folder`."""
     with contextlib.closing(Journal(journal_path(folder, SUPERVISOR))) as journal:
         journal.event(event, **facts)
@@ -304,6 +306,7 @@ _NEEDS: Mapping[str, Mapping[str, Any]] = {
     RUN_ENDED: {"time": _NUMBER, "status": str, "recorded": str},
     ARTIFACT: {"time": _NUMBER, "path": str, "folder": str},
     IMAGE: {"time": _NUMBER, "path": str, "name": str, "step": int},
+    DESCRIPTION: {"text": str},
     DATASET: {"context": str, "name": str, "digest": str, "source": dict, "profile": dict},
 }
 """Event -> type of each of its fields without which nobody can use it."""

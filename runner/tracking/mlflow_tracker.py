@@ -32,12 +32,16 @@ from runner.config.schema import TrackingConfig
 from runner.system import gc_pause
 from runner.system.console import counted
 from runner.system.exit_codes import USER_ERRORS
+from runner.system.files import MODEL_CARD_FILE
 from runner.system.redaction import mask_text
 from runner.tracking.tracker import DatasetFacts, ExportedModel, Point, Tracker, describe
 
 MAX_NAME, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 """MLflow's limits, in characters, for names and for the values of params and tags."""
 
+
+_DESCRIPTION = "mlflow.note.content"
+"""The tag that MLflow's pages show as the description of a run or a model."""
 
 _CHANGED, _TO = "changed.", " -> "
 """A param that a resumed run has changed is a tag `changed.<param>`, with the text `<first value> -> <new value>`."""
@@ -241,9 +245,8 @@ class MlflowTracker(Tracker):
         self._log(tags=_run_tags(tags))
 
     def set_description(self, text: str, replaces: str) -> None:
-        name = "mlflow.note.content"
-        if self._client.get_run(self._run_id).data.tags.get(name, replaces).startswith(replaces):
-            self.set_tags({name: text})
+        if self._client.get_run(self._run_id).data.tags.get(_DESCRIPTION, replaces).startswith(replaces):
+            self.set_tags({_DESCRIPTION: text})
 
     def log_file(self, path: Path, folder: str = "") -> None:
         self._client.log_artifact(self._run_id, str(path), folder or None)
@@ -283,9 +286,11 @@ class MlflowTracker(Tracker):
                     _save_model(model, folder)
                 if model_id is None:
                     params = {name: text for name, text in run.data.params.items() if name.startswith("model.params.")}
+                    tags = {"path": str(model.path), _DESCRIPTION: _card_of(model)}
+                    tags = {name: clean_text(text, MAX_TAG) for name, text in tags.items()}
                     model_id = self._client.create_logged_model(
                         self._experiment_id, clean_text(model.name, MAX_NAME), self._run_id, params=params,
-                        model_type="SavedModel", tags={"path": clean_text(model.path, MAX_TAG)},
+                        model_type="SavedModel", tags=tags,
                     ).model_id  # fmt: skip
                 self._client.log_model_artifacts(model_id, str(folder))
             self._client.finalize_logged_model(model_id, "READY")
@@ -511,6 +516,18 @@ def _save_model(model: ExportedModel, folder: Path) -> None:
         # otherwise MLflow infers them, which takes 10 s
         pip_requirements=[f"{name}=={version(name)}" for name in ("mlflow", "tensorflow")],
     )
+    card = _card_of(model)
+    if card:
+        (folder / MODEL_CARD_FILE).write_text(card, encoding="utf-8")
+
+
+def _card_of(model: ExportedModel) -> str:
+    """Return the text of the model card for the folder of an MLflow model; '' if the export has none."""
+    card = model.path / MODEL_CARD_FILE
+    if not card.exists():  # of an earlier version
+        return ""
+    # The SavedModel is below that folder.
+    return card.read_text(encoding="utf-8").replace('load(".",', f'load("artifacts/{model.path.name}",')
 
 
 def _input_example(inputs: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Any] | None:

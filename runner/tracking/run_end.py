@@ -156,10 +156,14 @@ class RunState:
         was killed is running until somebody calls `settle`.
       summary: the contents of summary.json. Its own status is that of the last command that trained, which may be
         upload_incomplete.
+      started: when its last start began, in seconds since 1970; None: not known, as of a run of an earlier version.
+      secs: how long all starts took; None: not known, or it is running.
     """
 
     status: str | None
     summary: dict[str, Any]
+    started: float | None = None
+    secs: float | None = None
 
 
 def write_end(folder: Path, end: RunEnd, record: RunRecord | None = None) -> None:
@@ -194,7 +198,7 @@ def how_run_ended(folder: Path) -> RunState:
     status = _status_of(record, summary)
     if status != RUNNING and summary.get("status") == RUNNING:
         summary = _summary_of(_end_in(record, summary), summary)
-    return RunState(status, summary)
+    return RunState(status, summary, record.started, record.secs)
 
 
 def settle(folder: Path) -> None:

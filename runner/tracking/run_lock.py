@@ -93,6 +93,11 @@ def _described(process: psutil.Process) -> str:
     return f"process {pid}, which is stopped: `kill -CONT {pid}` lets it go on, `kill -KILL {pid}` ends it"
 
 
+def is_held(directory: Path) -> bool:
+    """Report whether a process works on the run in the folder: its supervisor, or a task that still saves."""
+    return _is_locked(directory / LOCK_FILE) or has_tasks(directory)
+
+
 def wait_for_tasks(directory: Path, name: str = "*") -> None:
     """Wait until no task of an earlier start is left in the folder, so that each has written its last line.
 
@@ -111,9 +116,15 @@ def wait_for_tasks(directory: Path, name: str = "*") -> None:
 
 def has_tasks(directory: Path) -> bool:
     """Report whether a task still runs in the folder."""
-    for file in directory.glob(TASK_LOCK_FILE.format("*")):
-        try:
-            FileLock(file).acquire(timeout=0).lock.release()
-        except Timeout:
-            return True
+    return any(_is_locked(file) for file in directory.glob(TASK_LOCK_FILE.format("*")))
+
+
+def _is_locked(file: Path) -> bool:
+    """Report whether another process holds a lock; a file that does not exist is not made."""
+    if not file.exists():
+        return False
+    try:
+        FileLock(file).acquire(timeout=0).lock.release()
+    except Timeout:
+        return True
     return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +20,8 @@ FOUND_ACCUMULATION = "RUNNER_GRADIENT_ACCUMULATION"
 """Environment variable of a task with `RunRecord.gradient_accumulation`, which stands for auto in its config."""
 
 _WORDS: Mapping[Any, str] = {
-    int: "a whole number", int | None: "a whole number or null", str | None: "text or null", bool: "true or false",
+    int: "a whole number", int | None: "a whole number or null", float: "a number", float | None: "a number or null",
+    str | None: "text or null", bool: "true or false",
     dict[str, int]: "a mapping of whole numbers", dict[str, str]: "a mapping", dict[str, Any]: "a mapping",
     list[str]: "a list of texts",
 }  # fmt: skip
@@ -40,6 +43,8 @@ class RunRecord:
         `train.gradient_accumulation=auto`, and the next begins; None: that start had a number of its own.
       ending: what the other files say of that end, which are written from it; {}: the run is running, or was of an
         earlier version.
+      started: when the last start began, in seconds since 1970; None: it was of an earlier version.
+      secs_before: seconds that the starts before it took.
     """
 
     generation: int = 0
@@ -47,6 +52,25 @@ class RunRecord:
     drawn_seed: int | None = None
     gradient_accumulation: int | None = None
     ending: dict[str, Any] = field(default_factory=dict)
+    started: float | None = None
+    secs_before: float = 0.0
+
+    @property
+    def secs(self) -> float | None:
+        """Return the seconds that all starts took; None: one runs, or was of an earlier version."""
+        ended = self.ending.get("time")
+        if self.started is None or not isinstance(ended, int | float):
+            return None
+        # The clock may have been set back meanwhile.
+        return self.secs_before + max(ended - self.started, 0.0)
+
+    def begin(self, status: str) -> None:
+        """Note that another start begins, with the status of one that runs."""
+        self.secs_before = self.secs or self.secs_before
+        self.started = time.time()
+        self.generation += 1
+        self.training = status
+        self.ending = {}
 
     @classmethod
     def read(cls, model_dir: Path) -> RunRecord:
@@ -146,8 +170,14 @@ def _checked(cls: type[_T], file: Path) -> _T:
 
 def wrong_fields(record: Any) -> dict[str, str]:
     """Return name -> what it should be, of the fields of a dataclass that have another type than they declare."""
-    kinds = get_type_hints(type(record))
+    kind_of_record: Any = type(record)
+    kinds = _kinds_of(kind_of_record)
     return {name: _WORDS[kind] for name, kind in kinds.items() if not _has_type(getattr(record, name), kind)}
+
+
+@functools.cache  # it takes 0.1 ms, and a folder may have a thousand runs
+def _kinds_of(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _has_type(value: Any, kind: Any) -> bool:
@@ -159,4 +189,6 @@ def _has_type(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and all(type(item) is int for item in value.values())
     if kind == list[str]:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind in (float, float | None):
+        return isinstance(value, int | float) or (value is None and kind is not float)
     return isinstance(value, dict if kind in (dict[str, str], dict[str, Any]) else kind)

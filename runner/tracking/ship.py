@@ -43,6 +43,7 @@ from runner.tracking.journal import (
     ARTIFACT,
     BLOCK_BYTES,
     DATASET,
+    DESCRIPTION,
     IMAGE,
     OF_RESTARTS,
     RUN_ENDED,
@@ -324,7 +325,7 @@ class RunShipper:
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             things: list[Callable[[], None]] = []
             if line.get("description"):
-                things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
+                things.append(partial(tracker.set_description, line["description"], _heading_of(line["description"])))
             things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
             for thing in things:
@@ -415,6 +416,8 @@ class RunShipper:
                 tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(tracker, line)
+            elif line.get("event") == DESCRIPTION:
+                tracker.set_description(line["text"], _heading_of(line["text"]))
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
@@ -548,6 +551,11 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
             except OSError:  # one of the processes is alive, or the file is not a lock of a run
                 continue
             _close_as_killed(tracker, run_id, path.parent)
+
+
+def _heading_of(description: str) -> str:
+    """Return what a description begins with that a later one replaces; one of the user begins otherwise."""
+    return description[:20]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import runner.classic  # noqa: F401  (tf.estimator)
 from tests.golden import contract
 
 ANY: Any = object()
+VARIABLES = ["variables/variables.data-00000-of-00001", "variables/variables.index"]
 
 DIFFERS: dict[str, Any] = {
     # The runner takes more: a loss for each example where it can tell what that means, and a metric for each.
@@ -33,11 +34,16 @@ DIFFERS: dict[str, Any] = {
     'evaluated(eval_metric_ops={"a": (1.0, 2.0)})': "raises TypeError",
     # Seen when model_fn has been traced, in which a metric of Keras 3 can be seen to be updated or not.
     'evaluated(eval_metric_ops={"a": metric()})': ANY,
+    # With a model card.
+    'files(fitted().export_saved_model(b"out", serving, as_text=True))': ["README.md", "saved_model.pbtxt", *VARIABLES],
+    'files(trained().export_saved_model(b"out", SERVING, assets_extra={b"a/b": __file__.encode()}))': [
+        "README.md", "assets.extra/a/b", "saved_model.pb", *VARIABLES,
+    ],
     # Mistakes that tf.estimator met later, or never.
     'place(task("evaluator", 3))': "raises ValueError",
     'est.BinaryClassHead(label_vocabulary=["a"])': "raises ValueError",
     'est.MultiHead([est.RegressionHead(name="a"), est.RegressionHead(name="a")])': "raises ValueError",
-}
+}  # fmt: skip
 """Call -> what it comes to on the runner where that is, on purpose, not what it came to in 2.15."""
 
 

@@ -157,4 +157,4 @@ def test_each_named_evaluation_has_the_settings_beside_it(answers: list[Any]) ->
 def test_the_table_names_every_group() -> None:
     rows = re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)
     named = {group for row in rows for group in re.findall(r"`(\w+)`", row)}
-    assert named == {path.name for path in (ROOT / "conf").iterdir() if path.is_dir() and path.name[0] not in "_."}
+    assert named == {path.parent.name for path in (ROOT / "conf").glob("[!_.]*/*.yaml")}

@@ -21,7 +21,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorial"
 HOW_TO = tuple(
-    f"../how_to/{page}" for page in ("predict", "keras_model", "image_folders", "plots", "notebooks", "tensorboard")
+    f"../how_to/{page}"
+    for page in ("predict", "keras_model", "image_folders", "plots", "notebooks", "tensorboard", "repeat")
 )
 PAGES = ("own_data", "two_machines")
 FROM_THE_WHEEL = ("first_model", "compare_runs", "sweep")
@@ -33,6 +34,7 @@ NOT_RUN = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "a server without end; tests/integration/test_browser.py opens its pages",
     "tensorboard --logdir": "a server without end",
     "tensorflow_model_server": "needs TensorFlow Serving, which is no Python package",
+    "git checkout 5f0c": "an example of the lines, whose commit is made up; the block after it follows real ones",
     "# on host0": "needs two machines; the block before it is the same on one",
 }
 """The beginning of a block that no test runs -> the reason."""

@@ -179,7 +179,7 @@ def test_files_of_an_export(words: Estimator, tmp_path: Path) -> None:
     files = {str(file.relative_to(first)) for file in Path(first).rglob("*") if file.is_file()}
     assert files == {
         "saved_model.pbtxt", "assets/words.txt", "assets.extra/notes/more.txt", "variables/variables.index",
-        "variables/variables.data-00000-of-00001",
+        "variables/variables.data-00000-of-00001", "README.md",
     }  # fmt: skip
     assert (Path(second) / "saved_model.pb").exists() and len(list((tmp_path / "base").iterdir())) == 2
 

@@ -183,7 +183,7 @@ def test_exports_of_a_run_are_in_their_own_bucket_which_two_machines_write_to_in
     assert {path.name for path in (folder / "final").iterdir()} == kept[1]  # what was there is here
     read = ("command=export", "model_dir=first", f"export.dir={url}", "run.output=json")
     (path,) = json.loads(command_line(*read, cwd=tmp_path).stdout)["exports"][-1:]
-    assert f"{Path(path).name}/saved_model.pb" in Store(url).objects()
+    assert {f"{Path(path).name}/{name}" for name in ("saved_model.pb", "README.md")} <= {*Store(url).objects()}
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ def test_the_wheel_holds_config_and_examples_and_nothing_else(wheel: Path) -> No
     assert tops == {"runner", "model_fns", "input_fns"}
     assert {"runner/py.typed", "runner/conf/__init__.py", "runner/conf/runner.yaml"} <= names
     shipped = {f"runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf").rglob("*.yaml")}
+    shipped |= {f"runner/{path.relative_to(ROOT)}" for path in (ROOT / "conf" / "schema").glob("*.json")}
     assert {name for name in shipped if "/local/" not in name} <= names
     template = [path.relative_to(ROOT) for path in (ROOT / "project_template").rglob("*") if path.is_file()]
     pages = {f"runner/docs/{path.parent.name}/{path.name}" for path in (ROOT / "docs").glob("[hrte]*/*.md")}

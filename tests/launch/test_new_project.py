@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from runner.config.help import shipped
 from runner.config.schema import ConfigError
 from runner.config.user_code import locate
-from runner.launch.environment.new_project import PURPOSES, template_folder, write_project
+from runner.launch.environment.new_project import PURPOSES, write_project
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages
 
@@ -22,6 +23,7 @@ FILES = {
     "input_fns/wine.py",
     "model_fns/classifier.py",
     "tests/test_wine.py",
+    *(f"conf/schema/{path.name}" for path in (shipped("conf") / "schema").glob("*.json")),
 }
 
 
@@ -38,7 +40,9 @@ def test_it_writes_a_project_and_says_what_to_type(tmp_path: Path, command_line:
         "  cd 'my project'\n  python -m runner experiment=wine\n  pip install pytest\n  python -m pytest\n"
     )
     assert (project / "README.md").read_text().startswith("# my project\n")
-    assert set(PURPOSES) == FILES - {".gitignore"}
+    assert set(PURPOSES) <= FILES
+    untold = {name for name in FILES - {*PURPOSES} if not name.startswith("conf/schema/")}
+    assert untold == {".gitignore"}
 
 
 def test_what_it_writes_belongs_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +102,7 @@ def test_it_needs_neither_tensorflow_nor_mlflow(tmp_path: Path) -> None:
         "sys.argv = ['runner', 'command=new', 'new.path=made']\n"
         "try:\n    runpy.run_module('runner', run_name='__main__')\n"
         "except SystemExit as end:\n    assert not end.code\n"
-        "print(sorted({n.split('.')[0] for n in sys.modules} & {'tensorflow', 'keras', 'mlflow', 'numpy'}))"
+        "print(sorted({n.split('.')[0] for n in sys.modules} & {'tensorflow', 'keras', 'mlflow', 'numpy', 'pydantic'}))"
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
@@ -110,5 +114,5 @@ def test_it_needs_neither_tensorflow_nor_mlflow(tmp_path: Path) -> None:
 def test_the_template_is_what_the_wheel_holds() -> None:
     """pyproject.toml names the kinds of files of the template that are packaged."""
     kinds = {"gitignore", "README.md", "__init__.py"}
-    others = {name for name in files_in(template_folder()) if "__pycache__" not in name and name not in kinds}
+    others = {name for name in files_in(shipped("project_template")) if "__pycache__" not in name and name not in kinds}
     assert {Path(name).suffix for name in others} == {".py", ".yaml"}

@@ -27,6 +27,7 @@ from runner.config.schema import (
     InputBlock,
     InputConfig,
     ModelConfig,
+    RunSettings,
     TrackingConfig,
     TrainInputBlock,
 )
@@ -37,10 +38,11 @@ from runner.launch.gang import GangResult
 from runner.launch.stop_requests import StopRequests
 from runner.system.child_process import NOTICES
 from runner.tracking import provenance, run_lock
+from runner.tracking.journal import starts_and_ends
 from runner.tracking.run_end import how_run_ended, read_ending
 from runner.tracking.run_record import RunRecord
 from tests.support.cuts import Cuts, Killed
-from tests.support.journal import Lines, events_in, recorded
+from tests.support.journal import Lines, events_in
 from tests.support.messages import Messages
 from tests.support.processes import wait_until
 from tests.support.screen import line_of
@@ -261,7 +263,7 @@ def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int]
     tags = recorded.data.tags
     assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
     assert tags["version.tensorflow"].startswith(("2.21", "2.22"))
-    left = {"config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
+    left = {"code", "config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
     assert {file.path for file in client.list_artifacts(run_id)} == left
 
     assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1
@@ -667,7 +669,9 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: Cuts) -> Callabl
 
         monkeypatch.setattr(supervisor.Supervisor, "_run_tasks", end)
         try:
-            return supervisor.run(config_of(tmp_path / "run", **settings), dict(os.environ)).code
+            # The record of the code is written by a thread, at no certain time.
+            config = config_of(tmp_path / "run", run=RunSettings(code=False), **settings)
+            return supervisor.run(config, dict(os.environ)).code
         finally:
             cuts.cut(None)
 
@@ -794,7 +798,8 @@ def test_a_start_that_never_takes_a_step_leaves_a_run_with_a_checkpoint_as_it_wa
     assert " failed: " in after.data.tags.pop("last_failed_start")
     assert after.data.tags == earlier.data.tags
     messages.same("line", capsys.readouterr().out.splitlines()[-1])
-    assert [line.get("status") for line in recorded(folder, "supervisor")] == [None, "finished", None, "failed"]
+    bounds = starts_and_ends(folder)
+    assert [line.get("status") for line in bounds] == [None, "finished", None, "failed"]
     assert run(RESULT, **settings) == 0  # and the run goes on
     assert RunRecord.read(folder).generation == 2
 

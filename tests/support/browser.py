@@ -102,6 +102,9 @@ class Pages:
     def open(self, path: str = "") -> None:
         self._driver.get(f"{self._address}/{path}")
 
+    def open_file(self, path: Path) -> None:
+        self._driver.get(path.as_uri())
+
     def see(self, xpath: str) -> Any:
         """The element, as soon as it is there."""
         from selenium.webdriver.common.by import By

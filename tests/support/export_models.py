@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,12 @@ def examples() -> list[tf.train.Example]:
 def predicted(estimator: Estimator, input_fn: Any, key: str | None = "y") -> np.ndarray:
     """What `predict` gives, one row an example."""
     return np.stack([one if key is None else one[key] for one in estimator.predict(input_fn)])
+
+
+def loaded_by(card: Path) -> Any:
+    """What the lines of a model card leave in `answer`; the current folder is that of the card."""
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", card.read_text(), re.DOTALL | re.MULTILINE)
+    assert len(lines.splitlines()) == 3
+    found: dict[str, Any] = {}
+    exec(lines, found)
+    return found["answer"]

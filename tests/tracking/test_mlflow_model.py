@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 from runner.config.mistakes import ConfigError
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.tracker import ExportedModel, Tracker, exported_models
-from tests.support.export_models import NUMBERS, WORDS, predicted, raw_receiver, trained_words, words_once
+from tests.support.export_models import NUMBERS, WORDS, loaded_by, predicted, raw_receiver, trained_words, words_once
 from tests.support.journal import events_in, journal_of
 
 LOADING = """
@@ -36,10 +37,16 @@ print(json.dumps([answer["y"].tolist() for answer in answers]))
 """
 
 
+def same_card_but_for_the_path(one: Path, other: Path) -> bool:
+    return re.sub(r'load\("[^"]+"', "", one.read_text()) == re.sub(r'load\("[^"]+"', "", other.read_text())
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("mlflow_database")
-def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> None:
+def test_an_exported_model_is_one_of_mlflow_with_a_signature_and_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = trained_words(tmp_path, journal=journal_of(tmp_path / "events.jsonl"))
     words.export_saved_model(tmp_path / "export" / "best", raw_receiver())
     words.export_saved_model(tmp_path / "export" / "best", raw_receiver())
@@ -59,6 +66,11 @@ def test_an_exported_model_is_one_of_mlflow_with_a_signature(tmp_path: Path) -> 
     uri = f"models:/{output.model_id}"
     (example,) = (tmp_path / "mlartifacts").rglob("serving_input_example.json")
     assert json.loads(example.read_text()) == {"inputs": {"n": [0.0], "w": [""]}}
+    (folder,) = {path.parent for path in (tmp_path / "mlartifacts").rglob("MLmodel")}
+    assert same_card_but_for_the_path(folder / "README.md", model.path / "README.md")
+    assert logged.tags["mlflow.note.content"] == (folder / "README.md").read_text(), "what its page shows"
+    monkeypatch.chdir(folder)
+    assert loaded_by(folder / "README.md").structured_outputs.keys() == {"y"}
     result = subprocess.run(
         [sys.executable, "-I", "-c", LOADING, tracker.uri, uri, json.dumps([WORDS, NUMBERS])],
         capture_output=True, text=True, timeout=240, cwd=tmp_path,

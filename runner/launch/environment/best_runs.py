@@ -6,29 +6,19 @@ Runs that repeat each other (the same settings with other seeds) have one row, w
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from runner.config import saved_config
 from runner.config.metric_names import is_of_evaluation, mode_of, rank_by
-from runner.config.schema import Config, ConfigError, read, value_at
-from runner.launch.start_files import read_overrides
+from runner.config.schema import Config, ConfigError
+from runner.launch.environment.runs import FoundRun, find_runs, varied_settings
 from runner.launch.sweeps.repeats import Repeats, Spread, group_repeats, have_repeats
 from runner.system.console import print_table, relative
-from runner.system.redaction import NO_LIST, SecretList, masked_override
-from runner.system.secret_names import LIST
 from runner.system.suggestions import did_you_mean
-from runner.tracking.run_end import how_run_ended
-from runner.tracking.summary import SUMMARY_FILE
 
-_MOST_METRICS = 3
+MOST_METRICS = 3
 """Number of metrics side by side."""
 
 
@@ -43,35 +33,45 @@ def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
     """
     folder = Path(config.model_dir or "outputs")
     metric = config.sweep.metric or "eval/loss"
-    files = sorted(folder.glob(f"**/{SUMMARY_FILE}"))
-    # Without copies, as those in .unsent.
-    found = [file.parent for file in files if "/." not in f"/{file.relative_to(folder)}"]
-    runs = {relative(run): how_run_ended(run).summary for run in found}
-    _check_metric(metric, runs, folder)
-    of_experiments: dict[str, list[str]] = {}
-    for run in runs:
-        of_experiments.setdefault(_experiment_of(Path(run)), []).append(run)
+    runs = find_runs(folder)
+    check_metric(metric, runs, folder)
     ranked: list[dict[str, Any]] = []
-    others: list[str] = []
-    for experiment, names in of_experiments.items():
-        ranking = Ranking({run: runs[run] for run in names}, metric, config.sweep.mode)
-        title = f"runs in {relative(folder)}, best first by {metric} ({mode_of(metric, config.sweep.mode)})"
-        if len(of_experiments) > 1:
+    others: list[FoundRun] = []
+    experiments = by_experiment(runs)
+    for experiment, of_experiment in experiments.items():
+        ranking = RunRanking(of_experiment, metric, config.sweep.mode)
+        title = f"runs in {relative(folder)}, best first by {metric} ({ranking.mode})"
+        if len(experiments) > 1:
             title = f"experiment {experiment}: {title}"
         for row in ranking.print(title):
             ranked.append({"experiment": experiment, **row})
         others += ranking.others
-    return {"metric": metric, "runs": ranked, "without": _print_others(metric, others, runs)}
+    return {"metric": metric, "runs": ranked, "without": _print_others(metric, others)}
 
 
-def _print_others(metric: str, others: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def by_experiment(runs: Sequence[FoundRun]) -> dict[str, list[FoundRun]]:
+    """Return experiment -> its runs."""
+    experiments: dict[str, list[FoundRun]] = {}
+    for run in runs:
+        experiments.setdefault(run.experiment, []).append(run)
+    return experiments
+
+
+def check_metric(metric: str, runs: Sequence[FoundRun], folder: Path) -> None:
+    """Raise ConfigError if no run has the metric."""
+    names: set[str] = set()
+    for run in runs:
+        names.update(run.metrics)
+    if metric not in names:
+        there = f"{did_you_mean(metric, sorted(names))} There are: {', '.join(sorted(names)) or 'none'}."
+        raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
+
+
+def _print_others(metric: str, others: Sequence[FoundRun]) -> list[dict[str, Any]]:
     """Print and return the runs that have no value of the metric."""
     if not others:
         return []
-    rows = []
-    for run in others:
-        summary = runs[run]
-        rows.append([run, summary.get("status", "-"), summary.get("global_step", "-")])
+    rows = [[run.name, run.status, "-" if run.step is None else run.step] for run in others]
     return list(print_table(f"without {metric}", ["model_dir", "status", "step"], rows))
 
 
@@ -80,135 +80,109 @@ class RankedRun:
     """A run, as `repeats` ranks it.
 
     Attributes:
-      folder: its model_dir.
-      summary: the contents of its summary.json.
+      run: the run.
       value: the metric by which it is ranked; None: it has none, or it is not finite.
     """
 
-    folder: str
-    summary: Mapping[str, Any]
+    run: FoundRun
     value: float | None
 
     @property
     def settings_id(self) -> str | None:
-        return self.summary.get("settings_id")
+        return self.run.summary.get("settings_id")
 
     @property
     def seed(self) -> int | None:
-        return self.summary.get("seed")
+        return self.run.summary.get("seed")
 
 
-class Ranking:
+class RunRanking:
     """The runs of one experiment, by one metric.
 
     Args:
-      runs: model_dir -> summary.
+      runs: the runs.
       metric: the metric.
       mode: as in `rank_by`.
 
     Attributes:
+      mode: "min" or "max".
+      groups: runs that repeat each other, best mean first; without those groups none of whose runs has the metric.
       others: the runs without a finite value of the metric.
+      has_repeats: a group has more than one run.
+      without: keys in which the runs of a group differ.
     """
 
-    def __init__(self, runs: Mapping[str, Mapping[str, Any]], metric: str, mode: str | None) -> None:
-        self._metric = metric
-        self._mode = mode_of(metric, mode)
-        found = [RankedRun(folder, summary, _value(summary, metric)) for folder, summary in runs.items()]
-        of_group: dict[str, Repeats[RankedRun]] = {}
+    def __init__(self, runs: Sequence[FoundRun], metric: str, mode: str | None) -> None:
+        self.metric = metric
+        self.mode = mode_of(metric, mode)
+        found = [RankedRun(run, finite(run, metric)) for run in runs]
+        of_name: dict[str, Repeats[RankedRun]] = {}
         means: dict[str, float] = {}
         for group in group_repeats(found):
-            best = group.best(self._mode).folder
-            of_group[best] = group
-            if group.spread.mean is not None:
-                means[best] = group.spread.mean
-        self._ranked = [of_group[folder] for folder in rank_by(means, metric, mode)]
-        self.others = [run.folder for run in found if run.value is None]
+            mean = group.spread.mean
+            if mean is not None:
+                name = self.best_run(group).name
+                of_name[name] = group
+                means[name] = mean
+        self.groups = [of_name[name] for name in rank_by(means, metric, mode)]
+        self.others = [ranked.run for ranked in found if ranked.value is None]
+        self.has_repeats = have_repeats(self.groups)
+        self.without = ["run.seed"] if self.has_repeats else []
+
+    def best_run(self, group: Repeats[RankedRun]) -> FoundRun:
+        """Return the run of a group with the best seed."""
+        return group.best(self.mode).run
+
+    def if_repeated(self, cell: str) -> list[str]:
+        """Return the cell of the column that is there only if runs repeat each other."""
+        return [cell] if self.has_repeats else []
+
+    def settings(self) -> list[list[str]]:
+        """Return of each group the overrides that not all groups have."""
+        return varied_settings([self.best_run(group) for group in self.groups], self.without)
 
     def print(self, title: str) -> list[dict[str, Any]]:
         """Print the ranking, and return its rows with the values themselves; none if no run has the metric."""
-        if not self._ranked:
+        if not self.groups:
             return []
-        has_repeats = have_repeats(self._ranked)
-        typed = {}
-        for group in self._ranked:
-            typed[group] = _shown_overrides(Path(group.best(self._mode).folder))
-            if has_repeats:
-                typed[group] = [text for text in typed[group] if not text.startswith("run.seed=")]
-        common = set.intersection(*map(set, typed.values()))
-        metrics = self._shown_metrics()
-        counted = ["n"] if has_repeats else []
+        metrics = self.shown_metrics()
         rows = []
-        for rank, group in enumerate(self._ranked, 1):
-            best = group.best(self._mode)
-            count = [group.count] if has_repeats else []
-            shown = [str(_spread(group, name)) for name in metrics]
-            differs = [text for text in typed[group] if text not in common]
-            summary = best.summary
-            rows.append(
-                [rank, best.folder, *count, *shown, summary["global_step"], summary["status"], ", ".join(differs)]
-            )
-        headers = ["rank", "model_dir", *counted, *metrics, "step", "status", "settings"]
+        for rank, (group, settings) in enumerate(zip(self.groups, self.settings(), strict=True), 1):
+            best = self.best_run(group)
+            count = self.if_repeated(group.count)
+            values = [str(spread_of(group, name)) for name in metrics]
+            rows.append([rank, best.name, *count, *values, best.step, best.status, ", ".join(settings)])
+        headers = ["rank", "model_dir", *self.if_repeated("n"), *metrics, "step", "status", "settings"]
         table: list[dict[str, Any]] = print_table(title, headers, rows)
-        for row, group in zip(table, self._ranked, strict=True):
+        for row, group in zip(table, self.groups, strict=True):
             for name in metrics:  # numbers as they are, not as they are shown
-                row[name] = _spread(group, name).mean
-            if has_repeats:
-                row |= {"n": len(group.spread.values), "sd": group.spread.deviation}
-                row |= {"seeds": [run.seed for run in group.runs], "runs": [run.folder for run in group.runs]}
+                row[name] = spread_of(group, name).mean
+            if self.has_repeats:
+                row["n"] = len(group.spread.values)
+                row["sd"] = group.spread.deviation
+                row["seeds"] = [ranked.seed for ranked in group.runs]
+                row["runs"] = [ranked.run.name for ranked in group.runs]
         return table
 
-    def _shown_metrics(self) -> list[str]:
+    def shown_metrics(self) -> list[str]:
         """Return the names of the metrics to show: that of the ranking, the loss, and others of the best run."""
-        best = self._ranked[0].best(self._mode).summary["metrics"]
+        best = self.best_run(self.groups[0]).metrics
         of_evaluations = [name for name in best if is_of_evaluation(name)]
-        names = dict.fromkeys([self._metric, "eval/loss", *of_evaluations])
-        return [name for name in names if name in best][:_MOST_METRICS]
+        names = dict.fromkeys([self.metric, "eval/loss", *of_evaluations])
+        return [name for name in names if name in best][:MOST_METRICS]
 
 
-def _spread(group: Repeats[RankedRun], metric: str) -> Spread:
+def spread_of(group: Repeats[RankedRun], metric: str) -> Spread:
     """Return the values of a metric in the runs that have that of the ranking."""
-    values = [_value(run.summary, metric) for run in group.with_value]
-    return Spread([value for value in values if value is not None])
+    values = []
+    for ranked in group.with_value:
+        value = finite(ranked.run, metric)
+        if value is not None:
+            values.append(value)
+    return Spread(values)
 
 
-def _value(summary: Mapping[str, Any], metric: str) -> float | None:
-    metrics = summary.get("metrics") or {}
-    value = float(metrics.get(metric, math.nan))
+def finite(run: FoundRun, metric: str) -> float | None:
+    """Return the value of a metric of a run; None if there is none, or it is not finite."""
+    value = run.metrics.get(metric, math.nan)
     return value if math.isfinite(value) else None
-
-
-def _check_metric(metric: str, runs: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    """Raise ConfigError if no run has the metric."""
-    names: set[str] = set()
-    for summary in runs.values():
-        names.update(summary.get("metrics") or ())
-    if metric not in names:
-        there = f"{did_you_mean(metric, sorted(names))} There are: {', '.join(sorted(names)) or 'none'}."
-        raise ConfigError(f"model_dir={relative(folder)}: no run in this folder has sweep.metric={metric}.{there}")
-
-
-def _experiment_of(run: Path) -> str:
-    """Return the experiment of a run, by its config; `runner` if that names none."""
-    file = run / saved_config.FILE
-    text = file.read_text(errors="replace") if file.exists() else ""
-    # Reading all of it takes 20 ms. The runner has written it, with the keys of a group in lines of their own.
-    _, _, tracking = text.partition("\ntracking:\n")
-    written = re.search(r"^  experiment: (.*)$", tracking, re.MULTILINE)
-    name = yaml.safe_load(written.group(1)) if written else None
-    return str(name or "runner")
-
-
-def _shown_overrides(run: Path) -> list[str]:
-    """Return the overrides of a run, without what its own config lists as secret."""
-    listed = _list_of(run / saved_config.FILE)
-    return [masked_override(text, listed) for text in read_overrides(run)]
-
-
-def _list_of(config: Path) -> SecretList:
-    if not config.exists():
-        return NO_LIST
-    with suppress(ConfigError):  # damaged, which concerns who reads the run
-        text = config.read_text(errors="replace")
-        if "\n  secrets: null\n" not in text:  # as in most; reading all of it takes 20 ms
-            return SecretList.of(value_at(read(config), LIST), os.environ)
-    return NO_LIST

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import runner
+from runner.config.help import shipped
 from runner.config.schema import Config, ConfigError
 from runner.system.console import print_table
 from runner.system.files import write_atomically
@@ -23,15 +23,21 @@ PURPOSES = {
     "model_fns/classifier.py": "the model",
     "input_fns/wine.py": "the data",
     "conf/experiment/wine.yaml": "a complete named run",
+    "conf/schema/config.json": "what an editor needs to complete and check keys",
     "tests/test_wine.py": "its test",
 }
 
 
-def template_folder() -> Path:
-    """Return the folder of the template: inside the package in a wheel, beside it in a checkout."""
-    package = Path(runner.__file__).parent
-    installed = package / "project_template"
-    return installed if installed.is_dir() else package.parent / "project_template"
+def project_files() -> dict[str, Path]:
+    """Return the path of each file of a new project, relative to it, with the file that is copied there."""
+    template = shipped("project_template")
+    found = {}
+    for path in sorted(template.rglob("*")):
+        name = path.relative_to(template).as_posix()
+        if path.is_file() and name != "__init__.py" and "__pycache__" not in path.parts:
+            found[RENAMED.get(name, name)] = path
+    schemas = shipped("conf") / "schema"
+    return found | {f"conf/schema/{path.name}": path for path in sorted(schemas.glob("*.json"))}
 
 
 def write_project(folder: Path) -> list[str]:
@@ -47,16 +53,13 @@ def write_project(folder: Path) -> list[str]:
         if folder.is_dir() and (held := sorted(path.name for path in folder.iterdir())):
             names = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
             raise ConfigError(f"{shown} is not empty ({names}). Choose a new or empty folder.")
-        written, template = [], template_folder()
-        for path in sorted(template.rglob("*")):
-            name = path.relative_to(template).as_posix()
-            if path.is_file() and name != "__init__.py" and "__pycache__" not in path.parts:
-                written.append(RENAMED.get(name, name))
-                (folder / written[-1]).parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(folder / written[-1], path.read_text().replace("{name}", folder.resolve().name))
+        files = project_files()
+        for name, path in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, path.read_text(encoding="utf-8").replace("{name}", folder.resolve().name))
     except OSError as error:
         raise ConfigError(f"{shown} cannot be written: {error}. Choose another folder.") from error
-    return written
+    return [*files]
 
 
 def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:

@@ -174,11 +174,12 @@ class OptunaSweeper(Sweeper):
             study.tell(trial.number, state=TrialState.FAIL)  # its process was killed
         trials = study.get_trials(deepcopy=False)
         done = [trial for trial in trials if self._is_done(trial)]
+        folders = set()
         for trial in done:
-            jobs = _jobs_of(trial)
-            self._next_job += len(jobs)
-            for job in jobs:
+            for job in _jobs_of(trial):
                 sweep.add(job)
+                folders.add(job.folder)
+        self._next_job = len(folders)
         tried: list[Any] = [trial.params for trial in done]
         tried += [trial.user_attrs.get("again") for trial in trials if trial.state == TrialState.WAITING]
         remaining = max(n_trials - len(done), 0)
@@ -325,9 +326,15 @@ class OptunaSweeper(Sweeper):
         """Report the result of a trial to the study: the mean of its jobs; none if one of them has no value."""
         from optuna.trial import TrialState
 
-        found = [sweep.result_in(folder) for folder in group.folders]
-        jobs = [job for job in found if job is not None]  # None: the job never ran
-        values = [job.value for job in jobs if job.status == "finished" and job.value is not None]
+        jobs = []
+        values = []
+        for folder in group.folders:
+            job = sweep.result_in(folder)
+            if job is None:  # it never ran
+                continue
+            jobs.append(job)
+            if job.status == "finished" and job.value is not None:
+                values.append(job.value)
         is_pruned = any(job.status == "pruned" for job in jobs)
         for trial in group.trials:
             if jobs:
@@ -340,9 +347,10 @@ class OptunaSweeper(Sweeper):
 
 def _jobs_of(trial: FrozenTrial) -> list[JobResult]:
     """Return the results of the jobs of a trial that has ended."""
-    attributes = trial.user_attrs
-    # Until 2026-11 a trial had one job.
-    jobs = attributes.get("jobs") or [job for job in (attributes.get("job"),) if job is not None]
+    jobs = trial.user_attrs.get("jobs", [])
+    only = trial.user_attrs.get("job")  # of a study of before, whose trials have one job
+    if only is not None:
+        jobs = [only]
     return [JobResult(**job) for job in jobs]
 
 

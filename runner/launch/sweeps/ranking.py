@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from runner.config.metric_names import mode_of
+from runner.config.metric_names import metric_name, mode_of
 from runner.config.schema import SweepConfig
 from runner.launch.sweeps.repeats import Repeats, group_repeats, have_repeats
 from runner.system import console
@@ -49,8 +49,13 @@ class JobResult:
         """Return `name`, which is the job's or that of its settings, followed by the params that no function read:
         `lrr=0.5 (not read: lrr)`.
         """
-        varied = [part.partition("=")[0] for part in name.split(", ")]
-        unread = [key for key in varied if any(f".{read}".endswith(f".{key}") for read in self.unread_params)]
+        # The ends of the unread keys: a name has the last word of a key, or more of it.
+        ends = tuple(f".{key}" for key in self.unread_params)
+        unread = []
+        for part in name.split(", "):
+            key = part.partition("=")[0]
+            if any(end.endswith(f".{key}") for end in ends):
+                unread.append(key)
         return f"{name} (not read: {', '.join(unread)})" if unread else name
 
 
@@ -72,8 +77,10 @@ class Ranking:
 
     def __init__(self, results: Sequence[JobResult], settings: SweepConfig) -> None:
         self.results = results
-        names = [metric_name(settings, job.metrics) for job in results if job.metrics]
-        self.metric = str(names[0]) if names else "eval/loss"
+        with_metrics = next((job for job in results if job.metrics), None)
+        self.metric = "eval/loss"
+        if with_metrics is not None:
+            self.metric = str(metric_name(with_metrics.metrics, settings.metric))
         self.mode = mode_of(self.metric, settings.mode)
         self.jobs = sorted(results, key=self._place_of_job)
         self.groups = sorted(group_repeats(self.jobs), key=self._place_of_group)
@@ -179,14 +186,6 @@ class Ranking:
     def _if_repeated(self, cell: str) -> list[str]:
         """Return the cell of the column that is there only if jobs repeat each other."""
         return [cell] if self.has_repeats else []
-
-
-def metric_name(settings: SweepConfig, metrics: Mapping[str, float]) -> str | None:
-    """Return the metric by which a job with these metrics is ranked; None if it has none."""
-    if settings.metric or "eval/loss" in metrics:
-        return settings.metric or "eval/loss"
-    losses = [name for name in metrics if name.endswith("/loss")]
-    return next(iter([*losses, *metrics]), None)
 
 
 def means_of(group: Repeats[JobResult]) -> dict[str, float]:

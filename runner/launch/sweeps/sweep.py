@@ -18,9 +18,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from runner.config.metric_names import metric_name
 from runner.config.schema import Config, SweepConfig
 from runner.launch.command import Command
-from runner.launch.sweeps.ranking import JobResult, Ranking, means_of, metric_name
+from runner.launch.sweeps.ranking import JobResult, Ranking, means_of
 from runner.launch.sweeps.repeats import Repeats
 from runner.remote.mirror import remote_dir, url_or_path
 from runner.system import console
@@ -127,12 +128,15 @@ class Sweep:
         """
         summary = {} if error else how_run_ended(self.directory / job.folder).summary
         metrics = summary.get("metrics") or {}
-        number = float(metrics.get(metric_name(self._settings, metrics) or "", math.nan))
+        number = float(metrics.get(metric_name(metrics, self._settings.metric) or "", math.nan))
+        value = number if math.isfinite(number) else None
         status = summary.get("status", "failed")
+        if status == RUNNING:  # it ended without writing its status
+            status = "failed"
         return replace(
             job,
-            status="failed" if status == RUNNING else status,  # running: it ended without writing its status
-            value=number if math.isfinite(number) else None,
+            status=status,
+            value=value,
             metrics=metrics,
             global_step=summary.get("global_step"),
             error=error or summary.get("error"),
@@ -219,8 +223,11 @@ class Sweep:
         step = ranking.best_job(best).global_step or 0
         values = {f"best/{name}": value for name, value in means_of(best).items()}
         lines, _ = read_journal(path)
-        noted = [(line["step"], line["metrics"]) for line in lines if "metrics" in line]
-        if noted[-1:] != [(step, values)]:
+        noted: tuple[int, dict[str, float]] = (0, {})
+        for line in lines:
+            if "metrics" in line:
+                noted = (line["step"], line["metrics"])
+        if noted != (step, values):
             with closing(Journal(path)) as journal:
                 journal.metrics(step, values)
 
@@ -253,12 +260,13 @@ class Sweep:
 
     def _save(self, ranking: Ranking, *, is_ranked: bool = False) -> None:
         """Write sweep.json: the jobs in the order in which they ended, or, at the end, best first."""
+        jobs = ranking.jobs if is_ranked else ranking.results
         record = {
             "start": self._start,
             "mlflow_run_id": Shipped.read(self.directory, MLFLOW).run_id,
             "metric": ranking.metric,
             "mode": ranking.mode,
-            "jobs": [asdict(job) for job in (ranking.jobs if is_ranked else ranking.results)],
+            "jobs": [asdict(job) for job in jobs],
         }
         if ranking.has_repeats:
             record["settings"] = ranking.settings_as_records()

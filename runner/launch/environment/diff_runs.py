@@ -1,0 +1,171 @@
+"""command=diff: how runs differ, in settings, code, packages, data and results. Starts nothing.
+
+A run has a column; what is the same in all of them is left out. `.` stands for the code of the project as it is now,
+which has no settings and results.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.config.metric_names import is_of_evaluation, mode_of
+from runner.config.mistakes import NotFound
+from runner.config.schema import Config
+from runner.config.settings.limits import as_typed
+from runner.config.validation import newest_runs
+from runner.launch.environment.run_code import code_of_folder
+from runner.launch.environment.runs import FoundRun, fetch_run, run_in
+from runner.system.console import format_number, print_table
+from runner.system.urls import is_url
+from runner.tracking.curves import read_metrics
+from runner.tracking.journal import DATASET, RUN_STARTED, iterate_journal, journals_in, starts_and_ends
+from runner.tracking.provenance import RunCode, compare, read_code
+from runner.tracking.summary import SUMMARY_FILE
+
+NOW = "."
+"""What stands for the code of the project as it is now."""
+SECTIONS = ("settings", "code", "packages", "data", "results")
+_OF_SUMMARY = ("status", "global_step", "examples", "seed", "strategy", "num_replicas", "devices", "restarts", "error")
+
+
+@dataclass
+class Side:
+    """What is compared.
+
+    Attributes:
+      name: how the user wrote it.
+      facts: section -> name -> value. A section that is not there is not known.
+      code: the code of its last start; None: not recorded.
+    """
+
+    name: str
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    code: RunCode | None = None
+
+
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
+    """Print and return how the runs `diff.runs` differ.
+
+    Raises:
+      ConfigError: one of them is no run, or cannot be reached.
+    """
+    names = list(config.diff.runs or ())
+    with tempfile.TemporaryDirectory(prefix="runner-diff-") as scratch:
+        sides = []
+        for number, name in enumerate(names):
+            sides.append(_opened(name, Path(scratch, str(number))))
+    _add_code(sides)
+    answer: dict[str, Any] = {"runs": names}
+    for section in SECTIONS:
+        rows = _rows(section, sides)
+        answer[section] = {name: values for name, *values in rows}
+        if rows:
+            shown = [[name, *map(_shown, values)] for name, *values in rows]
+            print_table(section, ["", *names], shown)
+            print()
+    if not any(answer[section] for section in SECTIONS):
+        print(f"No difference is known between {', '.join(names)}.", flush=True)
+    return answer
+
+
+def _opened(name: str, scratch: Path) -> Side:
+    """Return what `name` stands for.
+
+    Args:
+      scratch: a folder for files that must be fetched.
+    """
+    folder = Path(name)
+    if name == NOW and not (folder / SUMMARY_FILE).exists():
+        return Side(name)
+    key = "diff.runs: "
+    run = fetch_run(name, key, scratch) if is_url(name) else run_in(folder)
+    if not (run.folder / SUMMARY_FILE).exists():
+        newest = ", ".join(map(str, newest_runs(Path("outputs"))))
+        hint = f" The newest: {newest}." if newest else ""
+        raise NotFound(f"{key}{name}: there is no run, as it has no {SUMMARY_FILE}.{hint}")
+    facts = {
+        "settings": run.settings,
+        "code": _code_of_start(run.folder),
+        "data": _data_of(run.folder),
+        "results": _results_of(run),
+    }
+    codes = read_code(run.folder)
+    return Side(name, facts, codes[-1] if codes else None)
+
+
+def _code_of_start(folder: Path) -> dict[str, Any]:
+    """Return the commit and versions that the last start has noted in its tags; those of earlier versions did, too."""
+    starts = [line for line in starts_and_ends(folder) if line["event"] == RUN_STARTED]
+    tags = starts[-1].get("tags", {}) if starts else {}
+    facts = {}
+    for name, value in tags.items():
+        if name.startswith("version."):
+            facts[name.removeprefix("version.")] = value
+    if "mlflow.source.git.commit" in tags:
+        facts["commit"] = tags["mlflow.source.git.commit"]
+        facts["uncommitted changes"] = tags.get("git.dirty")
+    return facts
+
+
+def _data_of(folder: Path) -> dict[str, Any]:
+    """Return the name and digest of each dataset, by its use: training, evaluations."""
+    facts: dict[str, Any] = {}
+    for journal in journals_in(folder):
+        for line in iterate_journal(journal, containing=b'"dataset"'):
+            if line.get("event") == DATASET:
+                facts[str(line["context"])] = f"{line['name']} ({line['digest']})"
+    return facts
+
+
+def _results_of(run: FoundRun) -> dict[str, Any]:
+    """Return status, step, devices, and of each metric of evaluations the last and the best value."""
+    noted = {name: run.summary.get(name) for name in _OF_SUMMARY}
+    noted |= {"status": run.status, "global_step": run.step, **run.metrics}
+    facts = {name: value for name, value in noted.items() if value is not None}
+    for name, curve in read_metrics(run.folder).items():
+        if is_of_evaluation(name):
+            values = [value for _, value in curve]
+            facts[f"best {name}"] = min(values) if mode_of(name) == "min" else max(values)
+    return facts
+
+
+def _add_code(sides: Sequence[Side]) -> None:
+    """Add how the code and packages of each differ from those of the first one whose code is recorded."""
+    recorded = [side for side in sides if side.code is not None]
+    if not recorded:
+        return
+    first = recorded[0]
+    assert first.code is not None
+    for side in sides:
+        if side.name == NOW and side.code is None:
+            side.code = code_of_folder(Path(NOW), first.code)
+            recorded.append(side)
+    for side in recorded:
+        assert side.code is not None
+        side.facts["packages"] = dict(side.code.packages)
+        # In place of what the tags say: the packages have the versions, and the files what is not committed.
+        side.facts["code"] = {"commit": side.code.commit, "python": side.code.python}
+        side.facts["code"] |= compare(first.code, side.code).files
+
+
+def _rows(section: str, sides: Sequence[Side]) -> list[list[Any]]:
+    """Return (name, value of each side) of what is not the same in all sides in which the section is known."""
+    known = [side.facts[section] for side in sides if section in side.facts]
+    names = dict.fromkeys(name for facts in known for name in facts)
+    rows = []
+    for name in names:
+        # As texts, because no NaN is equal to another.
+        values = {repr(facts.get(name)) for facts in known}
+        if len(values) > 1:
+            rows.append([name, *(side.facts.get(section, {}).get(name) for side in sides)])
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return format_number(value) if isinstance(value, float) else as_typed(value)

@@ -1,0 +1,57 @@
+"""command=list: the runs below a folder, newest first. Starts nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.config.metric_names import metric_name
+from runner.config.schema import Config
+from runner.launch.environment.runs import FoundRun, find_runs, varied_settings
+from runner.system.console import format_number, format_secs, print_table, relative
+
+
+def show(config: Config, env: Mapping[str, str]) -> dict[str, Any]:
+    """Print and return the runs in and below the folder `model_dir` (null: outputs), newest first: also those that run,
+    were interrupted or were killed.
+
+    Each has the last value of `sweep.metric` (null: the loss of its evaluation).
+    """
+    folder = Path(config.model_dir or "outputs")
+    runs = sorted(find_runs(folder), key=lambda run: run.started, reverse=True)
+    rows = []
+    answer = []
+    for run, settings in zip(runs, varied_settings(runs), strict=True):
+        metric = metric_name(run.metrics, config.sweep.metric)
+        value = run.metrics.get(metric or "")
+        rows.append([*_cells(run, metric, value), ", ".join(settings)])
+        answer.append(_record(run, metric, value, settings))
+    title = f"{len(runs)} runs in {relative(folder)}, newest first"
+    print_table(title, ["model_dir", "status", "step", "metric", "took", "started", "settings"], rows)
+    return {"runs": answer}
+
+
+def _cells(run: FoundRun, metric: str | None, value: float | None) -> list[str]:
+    """Return the cells of a run, but for its settings."""
+    step = "-" if run.step is None else str(run.step)
+    shown = "-" if value is None else f"{metric} {format_number(value)}"
+    took = "-" if run.secs is None else format_secs(run.secs)
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
+    return [run.name, run.status, step, shown, took, started]
+
+
+def _record(run: FoundRun, metric: str | None, value: float | None, settings: list[str]) -> dict[str, Any]:
+    """Return a run as run.output=json has it, with numbers as they are."""
+    return {
+        "model_dir": run.name,
+        "status": run.status,
+        "step": run.step,
+        "metric": metric,
+        "value": value,
+        "secs": run.secs,
+        "started": run.started,
+        "settings": settings,
+        "error": run.summary.get("error"),
+    }
