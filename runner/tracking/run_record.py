@@ -39,21 +39,21 @@ class RunRecord:
       training: how the run ended, or that it is running: running, finished, failed or interrupted. It decides, as
         `runner.tracking.run_end` says; None: nothing was trained.
       drawn_seed: the value that was drawn for `run.seed=null`; None: none was drawn yet.
-      gradient_accumulation: number of micro-batches with which the last start trained with
-        `train.gradient_accumulation=auto`, and the next begins; None: that start had a number of its own.
       ending: what the other files say of that end, which are written from it; {}: the run is running, or was of an
         earlier version.
       started: when the last start began, in seconds since 1970; None: it was of an earlier version.
       secs_before: seconds that the starts before it took.
+      gradient_accumulation: number of micro-batches with which the last start trained with
+        `train.gradient_accumulation=auto`, and the next begins; None: that start had a number of its own.
     """
 
     generation: int = 0
     training: str | None = None
     drawn_seed: int | None = None
-    gradient_accumulation: int | None = None
     ending: dict[str, Any] = field(default_factory=dict)
     started: float | None = None
     secs_before: float = 0.0
+    gradient_accumulation: int | None = None
 
     @property
     def secs(self) -> float | None:
