@@ -313,7 +313,8 @@ def test_the_number_of_micro_batches_may_be_left_to_the_supervisor(
     train = parsed(*asked.split()).train
     assert train.finds_accumulation
     assert train.first_accumulation == 1
-    by_hand = parsed("train.gradient_accumulation=4").train
+    monkeypatch.setenv("PARTS", "4")
+    by_hand = parsed("train.gradient_accumulation=${oc.env:PARTS}").train
     assert (by_hand.finds_accumulation, by_hand.first_accumulation) == (False, 4)
 
 

@@ -639,10 +639,10 @@ def test_a_run_whose_supervisor_was_killed_is_interrupted_once_it_is_read(
     assert run(RESULT) == 0
     path = tmp_path / "run" / "summary.json"
     path.write_text(path.read_text().replace('"finished"', '"running"'))
-    RunRecord(1, "running").save(tmp_path / "run")
+    RunRecord(1, "running", gradient_accumulation=4).save(tmp_path / "run")
     assert run(RESULT, command="predict", input=PREDICTS) == 0
     summary = summary_in(tmp_path / "run")
-    assert summary["status"] == "interrupted"
+    assert (summary["status"], summary["gradient_accumulation"]) == ("interrupted", 4)
     messages.same("error", summary["error"])
 
 
