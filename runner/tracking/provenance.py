@@ -41,6 +41,10 @@ IGNORED = "git ignores it"
 # --- tags -------------------------------------------------------------------------------------------------------------
 
 
+PACKAGES = ("tensorflow", "keras", "mlflow", "estimator-runner")
+"""Packages whose versions are tags of each run."""
+
+
 def tags_of_this_process(
     directory: Path, argv: Sequence[str], url: str | None = None, listed: SecretList = NO_LIST
 ) -> dict[str, str]:
@@ -62,7 +66,7 @@ def tags_of_this_process(
         "lock": str(directory / LOCK_FILE),
         "version.python": platform.python_version(),
     }
-    for package in ("tensorflow", "keras", "mlflow", "estimator-runner"):
+    for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             tags[f"version.{package}"] = metadata.version(package)
     commit = commit_in(Path.cwd())

@@ -80,3 +80,23 @@ def test_it_is_evaluated_with_the_config_that_it_left(
     metrics = run(folder, "command=evaluate", command_line=command_line)["metrics"]
     recorded = {key: float(value) for key, value in expected.items() if key.startswith("metrics/")}
     assert_as_recorded({f"metrics/{key}": value for key, value in metrics.items()}, recorded)
+
+
+def test_runs_of_before_are_listed_compared_and_reported(tmp_path: Path, command_line: CommandLine) -> None:
+    names = list(write_runs.RUNS)[:2]
+    for name in names:
+        shutil.copytree(RUNS / name, tmp_path / "outputs" / name)
+
+    def answer(*words: str) -> dict[str, Any]:
+        done = command_line(*words, "run.output=json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    listed = answer("command=list")["runs"]
+    assert {run["model_dir"] for run in listed} == {f"outputs/{name}" for name in names}
+    assert all(run["step"] and run["value"] is not None for run in listed)
+    differences = answer("command=diff", f"diff.runs=[outputs/{names[0]},outputs/{names[1]}]")
+    assert differences["settings"]
+    assert answer("command=report")["runs"] == 2
+    assert names[1] in (tmp_path / "report.html").read_text()

@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.config.metric_names import is_of_evaluation, mode_of
 from runner.config.mistakes import NotFound
-from runner.config.schema import Config
+from runner.config.schema import Config, flatten, to_tree
 from runner.config.settings.limits import as_typed
 from runner.config.validation import newest_runs
 from runner.launch.environment.run_code import code_of_folder
@@ -23,13 +23,14 @@ from runner.system.console import format_number, print_table
 from runner.system.urls import is_url
 from runner.tracking.curves import read_metrics
 from runner.tracking.journal import DATASET, RUN_STARTED, iterate_journal, journals_in, starts_and_ends
-from runner.tracking.provenance import RunCode, compare, read_code
+from runner.tracking.provenance import PACKAGES, RunCode, compare, read_code
 from runner.tracking.summary import SUMMARY_FILE
 
 NOW = "."
 """What stands for the code of the project as it is now."""
 SECTIONS = ("settings", "code", "packages", "data", "results")
-_OF_SUMMARY = ("status", "global_step", "examples", "seed", "strategy", "num_replicas", "devices", "restarts", "error")
+UNCOMMITTED = "uncommitted changes"
+_OF_SUMMARY = ("status", "global_step", "examples", "strategy", "num_replicas", "devices", "restarts", "error")
 
 
 @dataclass
@@ -88,7 +89,8 @@ def _opened(name: str, scratch: Path) -> Side:
         hint = f" The newest: {newest}." if newest else ""
         raise NotFound(f"{key}{name}: there is no run, as it has no {SUMMARY_FILE}.{hint}")
     facts = {
-        "settings": run.settings,
+        # A key that came later has its default.
+        "settings": {**flatten(to_tree(Config())), **run.settings},
         "code": _code_of_start(run.folder),
         "data": _data_of(run.folder),
         "results": _results_of(run),
@@ -107,7 +109,7 @@ def _code_of_start(folder: Path) -> dict[str, Any]:
             facts[name.removeprefix("version.")] = value
     if "mlflow.source.git.commit" in tags:
         facts["commit"] = tags["mlflow.source.git.commit"]
-        facts["uncommitted changes"] = tags.get("git.dirty")
+        facts[UNCOMMITTED] = tags.get("git.dirty")
     return facts
 
 
@@ -146,10 +148,17 @@ def _add_code(sides: Sequence[Side]) -> None:
             recorded.append(side)
     for side in recorded:
         assert side.code is not None
-        side.facts["packages"] = dict(side.code.packages)
-        # In place of what the tags say: the packages have the versions, and the files what is not committed.
-        side.facts["code"] = {"commit": side.code.commit, "python": side.code.python}
-        side.facts["code"] |= compare(first.code, side.code).files
+        facts = side.facts.setdefault("code", {})
+        # The files say what is not committed.
+        facts.pop(UNCOMMITTED, None)
+        facts |= {"commit": side.code.commit, "python": side.code.python}
+        facts |= compare(first.code, side.code).files
+        packages = dict(side.code.packages)
+        for name in PACKAGES:
+            # Beside those of runs that recorded no others.
+            if name in packages:
+                facts[name] = packages.pop(name).removeprefix("==")
+        side.facts["packages"] = packages
 
 
 def _rows(section: str, sides: Sequence[Side]) -> list[list[Any]]:

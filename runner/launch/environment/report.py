@@ -34,6 +34,8 @@ MOST_SETTINGS = 12
 """Largest number of settings that an experiment shows against the metric."""
 MOST_NAMES = 8
 """Largest number of runs that a picture of curves names."""
+MOST_MARKS = 5
+"""Largest number of values of a setting that are all marked on its axis."""
 POINTS_OF_ALL = 12_000
 """Largest number of points of a picture; each takes 15 bytes of the page."""
 INK = "#010203"
@@ -281,8 +283,13 @@ def _picture_of_setting(key: str, texts: Sequence[str], metric: str, values: Seq
         if len(names) > 4:
             axes.tick_params(axis="x", labelrotation=30)
         axes.set_xlim(-0.5, len(names) - 0.5)
-    elif min(places) > 0 and max(places) >= 10 * min(places):
-        axes.set_xscale("log")
+    else:
+        is_log = min(places) > 0 and max(places) >= 10 * min(places)
+        axes.set_xscale("log" if is_log else "linear")
+        values_of_key = sorted(set(places))
+        if len(values_of_key) <= MOST_MARKS:  # else matplotlib chooses
+            axes.set_xticks(values_of_key, [f"{value:g}" for value in values_of_key])
+            axes.minorticks_off()
     axes.scatter(places, [math.nan if value is None else value for value in values], s=22, color="#2f83c9", alpha=0.75)
     axes.set_title(plain_text(key), fontsize=11)
     axes.set_ylabel(plain_text(metric))
