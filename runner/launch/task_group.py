@@ -95,16 +95,19 @@ class RestartingGang:
                     # '' if the whole run was asked to stop. If a single task was asked, the task has noted that itself.
                     names = () if self.stops.came else gang.asked_to_stop or journals.events("asked_to_stop")
                     return replace(ending, reason=", ".join(sorted(names)))
-                goes_on = (
-                    self._goes_on_in_parts(ending, journals)
-                    or (ending.is_loss and self.restarts.allow(ending))
-                    or self._goes_on_without(ending)
-                )
-                if not goes_on:
+                if not self._goes_on(ending, journals):
                     return ending
                 self.record.generation += 1
                 self.record.save(self.restarts.model_dir)
                 tasks = self._tasks()
+
+    def _goes_on(self, ending: GangResult, journals: Journals) -> bool:
+        """Report whether all tasks are to be started again, after a pause; log and note the restart."""
+        if self._goes_on_in_parts(ending, journals):
+            return True
+        if ending.is_loss and self.restarts.allow(ending):
+            return True
+        return self._goes_on_without(ending)
 
     def _goes_on_in_parts(self, ending: GangResult, journals: Journals) -> bool:
         """Report whether the run goes on with smaller micro-batches, because a step ran out of memory."""

@@ -86,8 +86,6 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
     if is_out_of_memory(error):
         lines.append("  This process got no more memory. Its limits: ulimit -a, and those of its container or job.")
     lines = [mask_text(line, secrets) for line in (*lines, *hint)]
-    if hasattr(error, CAN_SPLIT):
-        facts["out_of_memory"] = True
     if env.get(QUIET_ERRORS):
         journal.event("error", **facts, said="\n".join(lines))
         return
@@ -104,7 +102,10 @@ def note_out_of_memory(error: Exception, journal: Journal, secrets: set[str]) ->
 def _facts(error: Exception, said: str, secrets: set[str]) -> dict[str, Any]:
     """Return what the journal says of an error."""
     trace = mask_text("".join(traceback.format_exception(error)), secrets)
-    return {"error": textwrap.shorten(said, 300, placeholder="..."), "traceback": trace}
+    facts: dict[str, Any] = {"error": textwrap.shorten(said, 300, placeholder="..."), "traceback": trace}
+    if hasattr(error, CAN_SPLIT):
+        facts["out_of_memory"] = True
+    return facts
 
 
 def explain(error: BaseException) -> Explained:

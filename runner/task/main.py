@@ -183,11 +183,7 @@ def _run(
         if folder is not None:
             error = _cause_of(error, folder)
         secrets = secrets_of(schema.to_tree(config), SecretList.of(config.run.secrets, os.environ))
-        if os.environ.get(FOUND_ACCUMULATION) and getattr(error, CAN_SPLIT, False):
-            note_out_of_memory(error, journal, secrets)
-            return OUT_OF_MEMORY
-        report_error(error, journal, os.environ, secrets)
-        return code_of_error(error)
+        return _report(error, journal, secrets)
     finally:
         # Everything is reported and saved. Python and TensorFlow take a while to end; a stop request in that time must
         # not turn a finished task into a killed one.
@@ -200,6 +196,16 @@ def _run(
         journal.close()
     # A worker that is asked to stop makes all workers end an evaluation.
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
+
+
+def _report(error: Exception, journal: Journal, secrets: set[str]) -> int:
+    """Report an error, and return the exit code. The supervisor reports one after which it starts this task again."""
+    finds_accumulation = bool(os.environ.get(FOUND_ACCUMULATION))
+    if finds_accumulation and getattr(error, CAN_SPLIT, False):
+        note_out_of_memory(error, journal, secrets)
+        return OUT_OF_MEMORY
+    report_error(error, journal, os.environ, secrets)
+    return code_of_error(error)
 
 
 def _cause_of(error: Exception, folder: HeldFolder) -> Exception:
