@@ -28,7 +28,7 @@ from runner.launch.restarts import Restarts, pause_secs
 from runner.system.exit_codes import rank_of
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_supervisor import config_of, summary_in
-from tests.support.journal import recorded
+from tests.support.journal import events_in, metrics_of_steps, recorded
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
 from tests.support.screen import line_of
@@ -278,10 +278,10 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     assert RunRecord.read(tmp_path / "run").generation == 2
     said = line_of(capfd.readouterr().err, "runner: ")
     messages.same("stderr", said)
-    (_, restart, metric, _) = noted(tmp_path, "supervisor")
-    assert (restart["event"], restart["task"], restart["step"]) == ("restart", "worker:0", 40)
+    (restart,) = events_in(tmp_path / "run", "restart", "supervisor")
+    assert (restart["task"], restart["step"]) == ("worker:0", 40)
     messages.same("reason", restart["reason"])
-    assert (metric["step"], metric["metrics"]) == (40, {"run/restarts": 1.0})
+    assert metrics_of_steps(tmp_path / "run", "supervisor") == [(40, {"run/restarts": 1.0})]
     tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"])
     assert tracked.data.tags["restarts"] == "1"
     assert f"runner: {tracked.data.tags['last_restart']}" == said
@@ -381,7 +381,7 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)\n"
     loses = JOIN + "if generation == 1: wait_for('worker:0.pid'); sys.exit(75)\n"
     assert run({"chief": loses + FINISH, "worker:0": freezes}) == 0
-    messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"], hide=SILENT_SECS)
+    messages.same("reason", events_in(tmp_path / "run", "restart", "supervisor")[0]["reason"], hide=SILENT_SECS)
 
 
 @pytest.mark.alone
@@ -401,7 +401,7 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(
 ) -> None:
     dies_once = "if generation == 1: save(3); os.kill(os.getpid(), signal.SIGKILL)\n"
     assert run({"chief": dies_once + FINISH}, "default", max_restarts=1) == 0
-    messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"])
+    messages.same("reason", events_in(tmp_path / "run", "restart", "supervisor")[0]["reason"])
 
 
 # --- smaller micro-batches -------------------------------------------------------------------------------------------
@@ -436,10 +436,11 @@ def test_a_gang_goes_on_with_smaller_micro_batches_whatever_the_other_tasks_see_
     assert (record.generation, record.gradient_accumulation) == (3, 4)
     summary = summary_in(tmp_path / "run")
     assert (summary["status"], summary["restarts"], summary["gradient_accumulation"]) == ("finished", 2, 4)
-    _, first, metric, *_ = noted(tmp_path, "supervisor")
-    assert (first["event"], first["task"], first["gradient_accumulation"]) == ("restart", "worker:0", 2)
-    assert metric["metrics"] == {"run/restarts": 1.0, "run/gradient_accumulation": 2.0}
+    first, second = events_in(tmp_path / "run", "restart", "supervisor")
+    assert (first["task"], first["gradient_accumulation"], second["gradient_accumulation"]) == ("worker:0", 2, 4)
     messages.same("reason", first["reason"])
+    metrics = [values for _, values in metrics_of_steps(tmp_path / "run", "supervisor")]
+    assert metrics[0] == {"run/restarts": 1.0, "run/gradient_accumulation": 2.0}
     tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"]).data
     assert (tracked.params["train.gradient_accumulation"], tracked.tags["gradient_accumulation"]) == ("auto", "4")
     assert tracked.metrics["run/gradient_accumulation"] == 4.0
