@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorial"
 HOW_TO = tuple(
     f"../how_to/{page}"
-    for page in ("predict", "keras_model", "image_folders", "plots", "notebooks", "tensorboard", "repeat")
+    for page in ("predict", "keras_model", "image_folders", "plots", "notebooks", "tensorboard", "compare", "repeat")
 )
 PAGES = ("own_data", "two_machines")
 FROM_THE_WHEEL = ("first_model", "compare_runs", "sweep")
