@@ -33,6 +33,8 @@ RUN_STARTED, RUN_ENDED = "run_started", "run_ended"
 recorded, tags, files, models), which `runner.tracking.run_end` writes. They are in one journal of a folder, that of
 SUPERVISOR, a script's too."""
 SUPERVISOR = "supervisor"
+OF_RESTARTS = "run/"
+"""What the names of metrics begin with that say what restarts have changed; there may be several at one step."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 DESCRIPTION = "description"
