@@ -91,13 +91,14 @@ def test_the_address_of_the_last_lines_shows_the_best_run_first(pages: Pages, fo
     pages.resize()  # as the other tests have it
 
 
-def test_the_jobs_of_a_sweep_are_grouped_by_their_settings(pages: Pages, folder: Path) -> None:
-    pages.open()
-    pages.click(link("runner"))
-    pages.see(link("alone"))
-    pages.group_by("settings")
-    for rate in ("0.1", "0.01"):
-        pages.see(f"//*[contains(normalize-space(), 'Group: learning_rate={rate}')]")
+def test_the_jobs_of_a_sweep_are_grouped_by_their_settings(pages: Pages, tmp_path: Path) -> None:
+    with browser(pages.address, tmp_path / "profile") as others:  # the page keeps the grouping for this user
+        others.open()
+        others.click(link("runner"))
+        others.see(link("alone"))
+        others.group_by("settings")
+        for rate in ("0.1", "0.01"):
+            others.see(f"//*[contains(normalize-space(), 'Group: learning_rate={rate}')]")
 
 
 def test_the_page_of_a_run_shows_its_params_metrics_and_tags(pages: Pages, folder: Path) -> None:
