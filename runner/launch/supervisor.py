@@ -68,6 +68,9 @@ from runner.tracking.summary import (
 )
 from runner.tracking.tracker import exported_models
 
+_OF_MICRO_BATCHES = ("input.train.batch_size", "strategy", "cluster.num_workers")
+"""Keys that decide how many examples each replica has of a batch."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -321,6 +324,8 @@ class Supervisor:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
         before = saved_config.read_left(self.model_dir / saved_config.FILE if self.trains else self.file)
         self._draw_seed(before)
+        if self.trains:
+            self.record.gradient_accumulation = self._begin_accumulation(before)
         # After the seed is drawn, which the config of the earlier start has, too, and before that config is replaced.
         self._say_changes(before)
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
@@ -346,6 +351,20 @@ class Supervisor:
                 record.drawn_seed = seed
             self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
+    def _begin_accumulation(self, before: Mapping[str, Any]) -> int | None:
+        """Return the number of micro-batches with which this start begins; None: the config has it.
+
+        A resumed run begins with the number that it has come to, unless its batches or replicas are others by now.
+        """
+        if not self.config.train.finds_accumulation:
+            return None
+        known = self.record.gradient_accumulation
+        now = schema.to_tree(self.config)
+        for key in _OF_MICRO_BATCHES:
+            if schema.value_at(before, key) != schema.value_at(now, key):
+                known = None
+        return known or 1
+
     def _say_changes(self, before: Mapping[str, Any]) -> None:
         """Report the differences if a run is resumed with another config than `before`."""
         if self.config.run.progress == "off" or not before:
@@ -370,6 +389,7 @@ class Supervisor:
         if backends:
             tags |= masked(tracking.tags, self.listed, "tracking.tags")
             tags |= tags_of_this_process(self.model_dir, self.argv, url, self.listed)
+            tags |= self._found_accumulation()
             if self.member.settings:
                 tags["settings"] = mask_text(self.member.settings, self.secrets)
         name = self.member.name or tracking.run_name or self.model_dir.name
@@ -471,6 +491,10 @@ class Supervisor:
                 self.folder.check()
                 tell_training_ended(self.model_dir, outcome.status, self.record.generation)
             outcome = outcome_after(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
+        if tasks.tried and _ran_out_of_memory(journals):
+            numbers = [*tasks.tried, self.record.gradient_accumulation]
+            tried = ", ".join(map(str, numbers))
+            outcome.error = f"{outcome.error} (tried train.gradient_accumulation={tried})"
         restarts = tasks.restarts
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
         return outcome
@@ -541,7 +565,15 @@ class Supervisor:
         names = ["strategy", "num_replicas", "lost_workers"]
         if summary["restarts"]:
             names += ["restarts", "last_restart"]
-        return {name: str(facts[name]) for name in names if facts[name] is not None}
+        tags = {name: str(facts[name]) for name in names if facts[name] is not None}
+        return tags | self._found_accumulation()
+
+    def _found_accumulation(self) -> dict[str, str]:
+        """Return the tag with the number of micro-batches, if the supervisor finds it; else a param has it."""
+        number = self.record.gradient_accumulation
+        if number is None or not self.trains:
+            return {}
+        return {"gradient_accumulation": str(number)}
 
     def _recorded(self, outcome: Outcome) -> str:
         """Return the status of an outcome for MLflow."""
@@ -563,7 +595,9 @@ class Supervisor:
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
-        return summary_of(outcome, self.config, run_id, self.secrets, self.member.settings_id)
+        summary = summary_of(outcome, self.config, run_id, self.secrets, self.member.settings_id)
+        number = self.record.gradient_accumulation or self.config.train.first_accumulation
+        return {**summary, "gradient_accumulation": number}
 
     def _model_name(self) -> str:
         """Return the model's name from its function: digits for model_fns.digits.model_fn."""
@@ -585,6 +619,7 @@ class Supervisor:
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
+        shown["found_accumulation"] = self._found_accumulation().get("gradient_accumulation")
         shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])
         shown["best"] = self._best()
         where = url_or_path(self.model_dir)
@@ -619,6 +654,14 @@ class Supervisor:
             words.append(f"run.seed={drawn}")
         overrides = [masked_override(text, self.listed) for text in words]
         return mask_text(shlex.join(["python", "-m", "runner", *overrides]), self.secrets)
+
+
+def _ran_out_of_memory(journals: Journals) -> bool:
+    """Report whether a step of training ran out of memory with which the run has failed."""
+    for errors in journals.events("error").values():
+        if errors[-1].get("out_of_memory"):
+            return True
+    return False
 
 
 def _told_losses(summary: Mapping[str, Any]) -> str | None:

@@ -24,7 +24,7 @@ from runner.launch.restarts import Restarts
 from runner.launch.stop_requests import StopRequests
 from runner.launch.task_starter import TaskStarter, build_starter
 from runner.remote.mirror import mirror_of, remote_dir, url_or_path
-from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR
+from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, OUT_OF_MEMORY, PEER_LOST, USER_ERROR
 from runner.system.redaction import SecretList, masked
 from runner.system.secret_names import LIST
 from runner.system.standard_streams import say
@@ -118,7 +118,8 @@ class WorkerSupervisor:
                 schema.save(self.config, file)
                 journals.mark()
                 starter.wait(self.stops.came)
-                task = Task(self.place, argv, task_group.task_env(self.env, self.place, rendezvous.generation))
+                number = rendezvous.gradient_accumulation
+                task = Task(self.place, argv, task_group.task_env(self.env, self.place, rendezvous.generation, number))
                 ending = gang.run([task], self.stops.came)
                 has_finished = ending.code == FINISHED
                 if has_finished:
@@ -130,6 +131,9 @@ class WorkerSupervisor:
                     if ending.code != PEER_LOST:  # after a PEER_LOST the chief reports which task was lost
                         say(f"runner: {ending.reason}")
                     rendezvous.tell("lost", ending.reason)
+                elif ending.code == OUT_OF_MEMORY:  # the chief's supervisor starts all tasks again
+                    reason = task_group.reason_of(ending, journals).removeprefix(f"{self.place.name} ")
+                    rendezvous.tell("failed", reason, ending.code)
                 else:
                     error = task_group.error_of(ending, journals).removeprefix(f"{self.place.name}: ")
                     rendezvous.tell("failed", error, ending.code)

@@ -35,6 +35,8 @@ SUPERVISOR, a script's too."""
 SUPERVISOR = "supervisor"
 HOST = "host"
 """Role of the journals with the metrics of a host (`system/...`)."""
+OF_RESTARTS = "run/"
+"""What the names of metrics begin with that say what restarts have changed; there may be several at one step."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
 

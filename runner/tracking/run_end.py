@@ -290,9 +290,15 @@ def _killed(folder: Path, summary: Mapping[str, Any]) -> RunEnd:
     end = RunEnd(status, MLFLOW_STATUS[status], time=ended_at)
     if not summary:
         return end
-    summaries = {SUMMARY_FILE: {**summary, **_KILLED}}
+    known: dict[str, Any] = {**summary, **_KILLED}
+    tags = {}
+    found = _record_in(folder).gradient_accumulation
+    if found is not None:  # the summary was written at the start, which may have begun with fewer micro-batches
+        known["gradient_accumulation"] = found
+        tags["gradient_accumulation"] = str(found)
     files = (saved_config.FILE, SUMMARY_FILE, CURVES_FILE, *code_files(folder))
-    return dataclasses.replace(end, summaries=summaries, files=files, description=repeat_text(folder))
+    text = repeat_text(folder)
+    return dataclasses.replace(end, summaries={SUMMARY_FILE: known}, tags=tags, description=text, files=files)
 
 
 def _end_of_start(folder: Path, start: Mapping[str, Any]) -> RunEnd:

@@ -44,6 +44,7 @@ from runner.tracking.journal import (
     BLOCK_BYTES,
     DATASET,
     IMAGE,
+    OF_RESTARTS,
     RUN_ENDED,
     RUN_STARTED,
     SUPERVISOR,
@@ -459,8 +460,10 @@ class RunShipper:
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
-        # A step may be evaluated again; both results are shipped. The best job of a sweep may change to any step.
-        is_new = point.step > last or (self._is_guest and point.step == last) or self._is_sweep
+        # A step may be evaluated again, and a run restarted twice at one step: both results are shipped. The best job
+        # of a sweep may change to any step.
+        may_repeat = self._is_guest or point.name.startswith(OF_RESTARTS)
+        is_new = point.step > last or (may_repeat and point.step == last) or self._is_sweep
         if is_new:
             last_steps[point.name] = point.step
         return is_new
