@@ -133,7 +133,9 @@ def _key_by_name(own: Callable[[Any], Any], variable: Any) -> Any:
     Private: `optimizer._var_key`, (graph, name) of the `op`, here `own`; since TF 1.5. It is replaced once and for all,
     for our variables alone. When it moves: the `op` has no graph.
     """
-    op = getattr(copies_of(variable)[0], "op", None)  # of a strategy's variable, that of its first copy
+    # Checkpoints ask for the slots of any object.
+    first = copies_of(variable)[0] if isinstance(variable, DistributedVariable) else variable
+    op = getattr(first, "op", None)
     if isinstance(op, _VariableOp):
         return None, op.name
     return own(variable)

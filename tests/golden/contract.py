@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import numpy as np
+import numpy as np  # noqa: F401  # the calls use it
 import tensorflow.compat.v1 as tf
-from tensorflow.python.saved_model.model_utils import export_output
+from tensorflow.python.saved_model.model_utils import export_output  # noqa: F401  # as well
 
 est = tf.estimator
 Spec, export = est.EstimatorSpec, est.export
