@@ -112,7 +112,7 @@ class WorkerSupervisor:
                 elif ending.is_loss:
                     if ending.code != PEER_LOST:  # after a PEER_LOST the chief reports which task was lost
                         say(f"runner: {ending.reason}")
-                    rendezvous.tell("lost", ending.reason)
+                    rendezvous.tell("lost", ending.reason, ending.code)
                 else:
                     error = task_group.error_of(ending, journals).removeprefix(f"{self.place.name}: ")
                     rendezvous.tell("failed", error, ending.code)
