@@ -28,6 +28,7 @@ from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, LeaseLos
 from runner.remote.upload import Courier, Uploader
 from runner.tracking.shipping import NOT_ALL
 from tests.remote.test_object_store import fetched, names
+from tests.support.control_plane import ControlPlane
 from tests.support.processes import wait_until
 
 KEEP = Keep(2)
@@ -105,6 +106,24 @@ def test_a_checkpoint_is_there_when_the_input_state_of_each_worker_is(
     for folder in (tmp_path / "reader", chief.folder, worker.folder):
         assert (folder / part).read_text() == "index 1 of 1 "
     assert (tmp_path / "reader" / "model.ckpt-1.index").read_text() == "index 1 of 0"
+
+
+def test_what_a_host_asks_of_the_store_grows_at_most_linearly_with_the_cluster(store: Store, tmp_path: Path) -> None:
+    """Their messages travel by the bucket: 64 hosts beside 16."""
+    asked: dict[int, tuple[Mapping[str, int], Mapping[str, int]]] = {}
+    for num_hosts in (16, 64):
+        place = Store(f"{store.url}-{num_hosts}")
+        found = ControlPlane(num_hosts, tmp_path / str(num_hosts), store=place).run()
+        place.fs.rm("", recursive=True)
+        asked[num_hosts] = (found.requests, found.objects)
+    workers = []
+    for few, many in zip(asked[16], asked[64], strict=True):
+        assert many["chief"] <= 4 * few["chief"]
+        worst = [max(count for name, count in counts.items() if name != "chief") for counts in (few, many)]
+        assert worst[1] <= 4 * worst[0]
+        workers.append(worst)
+    # A worker asks for the chief's message alone, however many others answer.
+    assert workers[0][1] <= 1.2 * workers[0][0]
 
 
 def test_the_chief_fetches_while_a_checkpoint_is_published(

@@ -8,6 +8,7 @@ So nothing depends on the speed of the machine: what is counted, and the seconds
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import json
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from runner.launch.gang import Gang, GangResult, Task
 from runner.launch.rendezvous import FollowerRendezvous, LeaderRendezvous
 from runner.remote import upload
 from runner.remote.note import Note
-from runner.remote.store import LEASES, PEERS_FOLDER, Lease, Store
+from runner.remote.store import CALL_FILE, LEASES, PEERS_FOLDER, Lease, Store
 from runner.remote.upload import Courier, Uploader
 from runner.system.exit_codes import FINISHED, PEER_LOST
 from runner.tracking.journal import Journal, Journals, journal_path
@@ -38,7 +39,7 @@ FILE_EVENTS = ("open", "os.listdir", "os.scandir", "os.rename", "os.remove", "os
 """Operations of which CPython tells an audit hook, and that are calls to the server of a shared folder."""
 NOTICE_SECS = 8.0
 """Seconds after which TensorFlow's heartbeat tells the other tasks of a loss."""
-TRAIN_SECS = 20.0
+TRAIN_SECS = 5.0
 """Seconds that the tasks run before one of them is lost, and afterwards until they have finished."""
 
 
@@ -230,24 +231,17 @@ class ControlPlane:
         self._clock, self._operations, self._found = Clock(), Operations(), Found()
         self._started = Counter[int]()
         self._lost_at = float("inf")
-        self._has_ended = False
+        self._ended: list[str] = []
 
     def run(self) -> Found:
-        # The product's clocks are arguments; its sleeps are not.
-        real = rendezvous.time, gang.time
-        clock: Any = SimpleNamespace(sleep=self._clock.sleep, monotonic=self._clock.monotonic)
-        rendezvous.time = gang.time = clock
         counted = CountedStore(self._store.fs) if self._store is not None else None
-        try:
-            if self._store is not None:
-                self._store.fs = counted
-            for number, place in enumerate(self._places):
-                self._prepare(place)
-                self._clock.start(place.name, lambda place=place: self._supervise(place), self._apart_secs * number)
-            with self._operations.in_folder(self._folder):
-                self._clock.run()
-        finally:
-            rendezvous.time, gang.time = real
+        if self._store is not None:
+            self._store.fs = counted
+        for number, place in enumerate(self._places):
+            self._prepare(place)
+            self._clock.start(place.name, functools.partial(self._supervise, place), self._apart_secs * number)
+        with _sleeping_by(self._clock), self._operations.in_folder(self._folder):
+            self._clock.run()
         found = self._found
         found.operations, found.cpu_secs = self._operations.counts, self._clock.cpu_secs
         if counted is not None:
@@ -270,11 +264,10 @@ class ControlPlane:
         self._clock.start(f"{place.name}/courier", lambda: self._carry(courier))
 
     def _carry(self, courier: Courier) -> None:
-        while not self._has_ended:
+        while len(self._ended) < len(self._places):  # a supervisor that has not ended waits for a message
             upload._look(courier._uploader, courier, is_due=False)
             self._clock.sleep(upload.RETRY_SECS)
         if courier._uploader.is_chief:
-            courier.say()
             courier._uploader.lease.end()
 
     # --- the supervisors, as `RestartingGang` and `WorkerSupervisor` are ----------------------------------------------
@@ -284,6 +277,7 @@ class ControlPlane:
             self._lead(place)
         else:
             self._follow(place)
+        self._ended.append(place.name)
 
     def _lead(self, place: Cluster) -> None:
         folder = self.folder_of(place)
@@ -298,7 +292,6 @@ class ControlPlane:
                 self._found.noticed = self._clock.now - self._lost_at
         assert ending.code == FINISHED
         leader.end(FINISHED)
-        self._has_ended = True
 
     def _follow(self, place: Cluster) -> None:
         folder = self.folder_of(place)
@@ -346,38 +339,38 @@ class ControlPlane:
     _finishes_at = float("inf")
 
 
-def most(counts: Mapping[str, float], *, of_chief: bool) -> float:
-    """The largest number of a worker; or that of the chief."""
-    return counts["chief"] if of_chief else max(count for name, count in counts.items() if name != "chief")
-
-
-def answers_of(num_tasks: int, folder: Path, apart_secs: float) -> int:
-    """The operations of a chief's supervisor while workers join, one each `apart_secs`."""
-    chief, *workers = places_of(num_tasks)
-    operations = Operations()
-    leader = LeaderRendezvous(folder, chief, 1e6)
-    waiting = list(workers)
-    sleeps = 0
-
-    def sleep(secs: float) -> None:
-        nonlocal sleeps
-        sleeps += 1
-        if waiting and sleeps * secs >= apart_secs * (len(workers) - len(waiting)):
-            _answer(folder, waiting.pop(0))
-
-    real = rendezvous.time
-    stand_in: Any = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    rendezvous.time = stand_in
+def gather(places: Sequence[Cluster], folder: Path, apart_secs: float) -> int:
+    """Let the others join the chief, one each `apart_secs`, and return the operations of its supervisor."""
+    chief, *workers = places
     (folder / PEERS_FOLDER).mkdir(parents=True)
+    operations = Operations()
+    clock = Clock()
+    leader = LeaderRendezvous(folder, chief, 1e6, clock=clock.monotonic)
+
+    def join(place: Cluster) -> None:
+        call = json.loads((folder / CALL_FILE).read_text())
+        answer = {"run": call["run"], "generation": call["generation"], "nonce": place.name, "state": "ready"}
+        path = folder / PEERS_FOLDER / f"{place.name.replace(':', '-')}.json"
+        path.write_text(json.dumps(answer))
+
+    def lead() -> None:
+        assert leader.gather(1, ()) is None
+
+    with _sleeping_by(clock), operations.in_folder(folder):
+        clock.start(chief.name, lead)
+        for number, place in enumerate(workers, 1):
+            clock.start(place.name, functools.partial(join, place), apart_secs * number)
+        clock.run()
+    return operations.counts[chief.name]
+
+
+@contextmanager
+def _sleeping_by(clock: Clock) -> Iterator[None]:
+    """Inside this context the product sleeps by `clock`. Its clocks are arguments; its sleeps are not."""
+    real = rendezvous.time, gang.time
+    stand_in: Any = SimpleNamespace(sleep=clock.sleep, monotonic=clock.monotonic)
+    rendezvous.time = gang.time = stand_in
     try:
-        with operations.in_folder(folder):
-            assert leader.gather(1, ()) is None
+        yield
     finally:
-        rendezvous.time = real
-    return sum(operations.counts.values())
-
-
-def _answer(folder: Path, place: Cluster) -> None:
-    call = json.loads((folder / "generation.json").read_text())
-    answer = {"run": call["run"], "generation": call["generation"], "nonce": place.name, "state": "ready"}
-    (folder / PEERS_FOLDER / f"{place.name.replace(':', '-')}.json").write_text(json.dumps(answer))
+        rendezvous.time, gang.time = real
