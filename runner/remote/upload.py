@@ -341,25 +341,31 @@ class Courier:
         Raises:
           OSError, and errors of the store: the next call tries again.
         """
-        marks = {name: mark_of(info) for name, info in self._messages_of_others().items()}
-        changed = {f"{LEASES}/{name}": name for name, mark in marks.items() if self._marks.get(name) != mark}
+        changed = {}
+        for path, info in self._messages_of_others().items():
+            mark = mark_of(info)
+            if self._marks.get(path) != mark:
+                changed[path] = mark
         if not changed:
             return
         # One call for all of them: the library asks for them side by side, and not one after the other.
-        new = {changed[path]: data for path, data in self._store.fs.cat(list(changed)).items()}
-        (self._gather if self._uploader.is_chief else self._follow)(new)
-        for name in new:
-            self._marks[name] = marks[name]
+        new = self._store.fs.cat(list(changed))
+        if self._uploader.is_chief:
+            self._gather(new)
+        else:
+            self._follow(new)
+        self._marks.update(changed)
 
     def _messages_of_others(self) -> dict[str, Mapping[str, Any]]:
-        """Return name in LEASES -> what the store says of it. A worker looks at the chief's alone: if each listed the
+        """Return name -> what the store says of each. A worker looks at the chief's alone: if each listed the
         answers of all, the store would say n x n of them in a second.
         """
         if self._uploader.is_chief:
             found = self._store.fs.find(f"{LEASES}/{PEERS_FOLDER}", detail=True)
-            return {os.path.relpath(path, LEASES): info for path, info in found.items() if path.endswith(".json")}
+            return {name: info for name, info in found.items() if name.endswith(".json")}
+        call = f"{LEASES}/{CALL_FILE}"
         with suppress(FileNotFoundError):
-            return {CALL_FILE: self._store.fs.info(f"{LEASES}/{CALL_FILE}")}
+            return {call: self._store.fs.info(call)}
         return {}
 
     def _gather(self, new: Mapping[str, bytes]) -> None:
@@ -370,13 +376,15 @@ class Courier:
         for name, data in new.items():
             answer = json.loads(data)
             self._answered[name] = (answer["run"], answer["generation"])
-        num_same = list(self._answered.values()).count((call["run"], call["generation"]))
-        if call["phase"] == "gather" and num_same >= sum(map(len, call["tasks"].values())) - 1:
+        answered = list(self._answered.values())
+        num_answers = answered.count((call["run"], call["generation"]))
+        num_tasks = sum(map(len, call["tasks"].values()))
+        if call["phase"] == "gather" and num_answers >= num_tasks - 1:
             while not self._uploader.send(self.say):
                 pass
             self._uploader.fetch(self._uploader.held)
         for name, data in new.items():
-            write_atomically(self._folder / name, data)
+            write_atomically(self._uploader.folder / name, data)
 
     def _follow(self, new: Mapping[str, bytes]) -> None:
         """On another host: do what the chief's call asks for, and deliver it. Another cluster's asks nothing of it."""

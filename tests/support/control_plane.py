@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from runner.distribute.cluster import Cluster
 from runner.launch import gang, rendezvous
@@ -367,10 +368,6 @@ def gather(places: Sequence[Cluster], folder: Path, apart_secs: float) -> int:
 @contextmanager
 def _sleeping_by(clock: Clock) -> Iterator[None]:
     """Inside this context the product sleeps by `clock`. Its clocks are arguments; its sleeps are not."""
-    real = rendezvous.time, gang.time
-    stand_in: Any = SimpleNamespace(sleep=clock.sleep, monotonic=clock.monotonic)
-    rendezvous.time = gang.time = stand_in
-    try:
+    stand_in = SimpleNamespace(sleep=clock.sleep, monotonic=clock.monotonic)
+    with mock.patch.object(rendezvous, "time", stand_in), mock.patch.object(gang, "time", stand_in):
         yield
-    finally:
-        rendezvous.time, gang.time = real
