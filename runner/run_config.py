@@ -225,6 +225,7 @@ class RunConfig:
         return cls(**values, **given)
 
     def __post_init__(self) -> None:
+        self._check_accumulation()
         if self.model_dir is not None:
             path = os.fspath(self.model_dir)
             if not path:
@@ -259,6 +260,14 @@ class RunConfig:
         if self.check_numerics or self.eager:
             object.__setattr__(self, "steps_per_loop", 1)
         check_fields(self)
+
+    def _check_accumulation(self) -> None:
+        """Raise ValueError for "auto", which the key allows."""
+        if self.gradient_accumulation == "auto":
+            raise ValueError(
+                "RunConfig(gradient_accumulation='auto'): a process that has run out of memory cannot train on. Give a "
+                "number, or start the run by `python -m runner` or runner.run, whose supervisor starts it again."
+            )
 
     def _check_tracking(self) -> None:
         """Replace a backend in `tracking` by a TrackingConfig.

@@ -239,13 +239,13 @@ class InputPipeline:
                 OPEN.leave_files()
                 error.add_note(_LOCKED)
             texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
-            if _comes_from_input(error):
+            if comes_from_input(error):
                 error.add_note(f"while reading the data of {self.name}")
             elif texts and isinstance(error, tf.errors.UnimplementedError):  # a cast of strings to numbers, or the like
                 error.add_note(f"{self.name} returns strings as {', '.join(texts)}")
             else:
                 raise
-            with user_code(None if _comes_from_input(error) else self.model_fn):
+            with user_code(None if comes_from_input(error) else self.model_fn):
                 raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
@@ -262,7 +262,7 @@ class InputPipeline:
         return math.ceil((cardinality - elements) / self.division.elements_per_step)
 
 
-def _comes_from_input(error: Exception) -> bool:
+def comes_from_input(error: Exception) -> bool:
     """Report whether an operation of the input's dataset failed while a step read it."""
     return re.search(r"IteratorGetNext|Iterator::", str(error)) is not None
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 
 from runner.distribute.cluster import ALONE, Cluster
 from runner.system.child_process import Process, describe_exit, start_process
-from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
+from runner.system.exit_codes import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    PEER_LOST,
+    USER_ERROR,
+    is_loss,
+    rank_of,
+)  # fmt: skip
 from runner.system.heartbeat import PERIOD_SECS
 from runner.system.start_status import START_STATUS
 
@@ -30,6 +39,12 @@ FROZEN_GRACE_SECS = 5.0
 """Seconds that a frozen task may take to save after it was asked to stop."""
 SLEPT_SECS = 5.0
 """If the tasks were last checked this many seconds ago, this process itself was stopped, or the machine slept."""
+
+_REASONS = {
+    PEER_LOST: "lost its connection to a peer",
+    OUT_OF_MEMORY: "ran out of memory in a step of training",
+}
+"""Exit code that a task has for its supervisor only -> what it says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +248,7 @@ class Gang:
             if task.place.is_chief:  # the evaluator, if any, gets the last checkpoint from the chief before this
                 self._limit(SAVE_SECS, [other for other in self._running if other.place.task_type != "evaluator"])
             return
-        reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
+        reason = reason or _REASONS.get(code) or describe_exit(code)
         ending = GangResult(code, task.place, f"{task.place.name if self._has_others else 'the task'} {reason}")
         if ending.is_loss and is_replaceable(task.place) and self._ending is None and self.may_replace(ending):
             self._running[task] = self.start(task)

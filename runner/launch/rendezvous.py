@@ -58,6 +58,7 @@ class Call:
       nonces: task name -> nonce of each process that takes part.
       code: exit code of the run once it has ended.
       tasks: task type -> addresses of the cluster, without the evaluator's.
+      gradient_accumulation: number of micro-batches of this start, as in `RunRecord`.
     """
 
     run: str = ""
@@ -66,6 +67,7 @@ class Call:
     nonces: Mapping[str, str] = field(default_factory=dict)
     code: int = 0
     tasks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    gradient_accumulation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,15 @@ class Rendezvous:
     def __init__(self, lost: Callable[[], str] = lambda: "") -> None:
         self._why_lost = lost
 
-    def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
+    def gather(
+        self, generation: int, stops: Sequence[int], gradient_accumulation: int | None = None
+    ) -> GangResult | None:
         """Wait until all are ready or a stop is requested, and return None; or return the reason why they never will
         be.
+
+        Args:
+          generation, gradient_accumulation: those of this start, as in `RunRecord`.
+          stops: a sequence that grows when a stop is requested.
         """
         return None
 
@@ -153,10 +161,12 @@ class LeaderRendezvous(Rendezvous):
         self._read: dict[str, Answer] = {}  # as of the last turn of each
         self._call = Call(run=secrets.token_hex(8), tasks=place.tasks)
 
-    def gather(self, generation: int, stops: Sequence[int]) -> GangResult | None:
+    def gather(
+        self, generation: int, stops: Sequence[int], gradient_accumulation: int | None = None
+    ) -> GangResult | None:
         is_first = not self._call.generation
         patience = self._timeout_secs if is_first else max(self._timeout_secs, REPLACED_SECS)
-        self._say(generation=generation, phase="gather", nonces={})
+        self._say(generation=generation, phase="gather", nonces={}, gradient_accumulation=gradient_accumulation)
         until = self._clock() + patience
         while not stops:
             answers = self._answers()
@@ -275,7 +285,7 @@ class FollowerRendezvous:
       timeout_secs: seconds that the chief may take to join at first.
 
     Attributes:
-      generation: number of the start for which the task was started.
+      generation, gradient_accumulation: those of the start for which the task was started, as in `Call`.
       code: exit code of the run; None until the run has ended.
     """
 
@@ -283,6 +293,7 @@ class FollowerRendezvous:
         self, model_dir: Path, place: Cluster, timeout_secs: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.generation = 0
+        self.gradient_accumulation: int | None = None
         self.code: int | None = None
         self._model_dir, self._place, self._clock = model_dir, place, clock
         self._folder, self._timeout_secs = meeting_place(model_dir), timeout_secs
@@ -312,7 +323,9 @@ class FollowerRendezvous:
                 self.tell("ready")
             means_us = call.nonces.get(self._place.name) == self._nonce
             if call.phase == "go" and means_us and not _same(call, self._followed):
-                self._followed, self.generation = call, call.generation
+                self._followed = call
+                self.generation = call.generation
+                self.gradient_accumulation = call.gradient_accumulation
                 return True
             if self._clock() > until and not forever:
                 reason = f"The chief's supervisor ({_chief(self._place)}) did not join within {patience:g} s. "

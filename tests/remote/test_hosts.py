@@ -109,15 +109,15 @@ def test_a_checkpoint_is_there_when_the_input_state_of_each_worker_is(
 
 
 def test_what_a_host_asks_of_the_store_grows_at_most_linearly_with_the_cluster(store: Store, tmp_path: Path) -> None:
-    """Their messages travel by the bucket: 64 hosts beside 16."""
+    """Their messages travel by the bucket: 32 hosts beside 8."""
     asked: dict[int, tuple[Mapping[str, int], Mapping[str, int]]] = {}
-    for num_hosts in (16, 64):
+    for num_hosts in (8, 32):
         place = Store(f"{store.url}-{num_hosts}")
         found = ControlPlane(num_hosts, tmp_path / str(num_hosts), store=place).run()
         place.fs.rm("", recursive=True)
         asked[num_hosts] = (found.requests, found.objects)
     workers = []
-    for few, many in zip(asked[16], asked[64], strict=True):
+    for few, many in zip(asked[8], asked[32], strict=True):
         assert many["chief"] <= 4 * few["chief"]
         worst = [max(count for name, count in counts.items() if name != "chief") for counts in (few, many)]
         assert worst[1] <= 4 * worst[0]
