@@ -609,7 +609,7 @@ CURVES = {
         Curve(workers, (1, 2, 3, 4), ()),
         Curve(columns, (10, 30, 100, 300), (2,)),
         Curve(control_plane, (2, 4, 16, 64, 256), (2,)),
-        Curve(control_plane_in_a_bucket, (2, 4, 16, 64), (2,)),
+        Curve(control_plane_in_a_bucket, (2, 4, 16, 32), (2,)),
         Curve(supervisors, (2, 4, 16, 64), ()),
         Curve(shipped_journals, (2, 4, 16, 64, 256), (2,)),
     )
