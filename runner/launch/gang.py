@@ -299,7 +299,10 @@ class Gang:
 
     def _check_joined(self) -> None:
         joined = self.joined()  # once for all tasks: it reads the journals of all of them
-        missing = [] if joined is None else [task for task in self._joining if task.place.name not in joined]
+        missing = []
+        for task in self._joining:
+            if joined is not None and task.place.name not in joined:
+                missing.append(task)
         if missing and self._ending is None:
             secs = f"{self.start_timeout_secs:g}"
             self._give_up(missing, f"did not connect to the other tasks within cluster.start_timeout_secs={secs}")
