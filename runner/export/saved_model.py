@@ -136,7 +136,9 @@ def write_saved_model(
             parts = values_of(exported, source.checkpoint, source.config, trains=ModeKeys.TRAIN in modes)
             parts = itertools.chain(parts, _values_of_saveables(exported, source.checkpoint))
         write_in_parts(Path(temporary) / "variables" / "variables", parts)
-        signatures = {name: one for graph in graphs.values() for name, one in graph.signatures.items()}
+        signatures: dict[str, Any] = {}
+        for graph in graphs.values():
+            signatures |= graph.signatures
         card = model_card.card_of(source.checkpoint, signatures, TAGS[modes[-1]])
         Path(temporary, MODEL_CARD_FILE).write_text(card, encoding="utf-8")
         for name, file in extra.items():
