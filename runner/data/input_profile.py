@@ -28,14 +28,14 @@ from runner.tf_private.replaced import all_replaced
 WARM_UP_SECS = 1.5
 """Seconds for which an input is read before it is timed: AUTOTUNE chooses its values meanwhile."""
 
-ROUNDS = 9
+ROUNDS = 7
 ROUND_SECS = 0.4
 """The inputs that are compared are read in turn, each `ROUNDS` times, so that other work on the machine slows all."""
 
 DRAIN_SECS = 0.15
 """What an input has read ahead since its last turn is read, and not counted, for so long before its turn."""
 
-SETTLE_SECS = 2.0
+SETTLE_SECS = 0.6
 """The longest time to wait for the input whose turn has ended: it fills its buffers, 0.4 s of work for the 512 batches
 of a prefetch, and would slow the next one."""
 
@@ -54,11 +54,17 @@ CACHED_ELEMENTS = 1000
 _CALL_SECS = 0.05
 """About how long one call of TensorFlow reads, so that the way from Python costs nothing that can be measured."""
 
+_MANY = 10**9
+"""More elements than a cache holds: a range of this size counts, and is no data."""
+
 _METHODS = (
     "batch", "cache", "filter", "flat_map", "interleave", "map", "padded_batch", "prefetch", "ragged_batch", "repeat",
     "shard", "shuffle", "skip", "snapshot", "take", "unbatch",
 )  # fmt: skip
 """Methods of tf.data.Dataset whose calls are noted."""
+
+CACHE_SECS = 20.0
+"""Seconds for which an input with a cache is read before it is timed: its first pass fills the cache."""
 
 MAX_BUSY = 0.6
 """Largest share of busy cores with which more parallel calls than cores are tried."""
@@ -84,7 +90,8 @@ class Call:
       number: the number of calls before it. The same call has the same number whenever the function is called.
       method: "map".
       function: the name of the user's function that it was given, "" if it was given none.
-      frame: the line of the user's that made the call; None: the runner or a library made it.
+      frame: the line of the user's that made the call, or that called the library which made it; None: the runner did.
+      is_own: the user's line itself made the call, so that the user can change it.
       is_parallel: it has num_parallel_calls=AUTOTUNE.
       parent: number of the call whose function made this call; None: the input function itself made it.
     """
@@ -93,6 +100,7 @@ class Call:
     method: str
     function: str
     frame: Frame | None
+    is_own: bool
     is_parallel: bool
     parent: int | None
 
@@ -195,7 +203,8 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
     with recording() as recorder:
         dataset = build()
     reading = Reading(dataset, check)
-    reading.warm_up()
+    has_cache = any(call.method == "cache" for call in recorder.calls)
+    reading.read(CACHE_SECS if has_cache else WARM_UP_SECS)
     cpu_before = time.process_time()
     began = time.perf_counter()
     reading.read(ROUND_SECS)
@@ -272,9 +281,6 @@ class Reading:
         self._check = check
         self._at_a_time = 1
         self._read = _reader(self.iterator, counts_elements_only)
-
-    def warm_up(self) -> None:
-        self.read(WARM_UP_SECS)
 
     def read(self, secs: float) -> Speed:
         """Read for about `secs` seconds.
@@ -390,13 +396,16 @@ class Recorder:
 
     def _noted(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Call:
         given = [value for value in (*arguments, *options.values()) if callable(value)]
-        frames = user_frames(traceback.extract_stack())
+        stack = traceback.extract_stack()[:-2]  # without this method and `record`
+        frames = user_frames(stack)
+        caller = (stack[-1].filename, stack[-1].lineno)
         parallel = options.get("num_parallel_calls", arguments[1] if method == "map" and len(arguments) > 1 else None)
         call = Call(
             number=len(self.calls),
             method=method,
             function=_short_name(given[0]) if given else "",
             frame=frames[-1] if frames else None,
+            is_own=bool(frames) and frames[-1][:2] == caller,
             is_parallel=parallel is not None and not tf.is_tensor(parallel) and parallel == tf.data.AUTOTUNE,
             parent=self._under_way[-1] if self._under_way else None,
         )
@@ -409,8 +418,13 @@ class Recorder:
             return original(dataset)  # in memory: this command writes no files
         if call.method == "snapshot":
             return dataset
-        if self._mapped is not None and dataset is self._mapped[0] and call.method == "batch":
-            return self._batched_first(original, arguments, options)
+        if self._mapped is not None and dataset is self._mapped[0]:
+            if call.method == "batch":
+                return self._batched_first(original, arguments, options)
+            if call.method in ("repeat", "prefetch"):  # the map may come after them as well
+                made = original(dataset, *arguments, **options)
+                self._mapped = (made, original(self._mapped[1], *arguments, **options), self._mapped[2])
+                return made
         if self._change is None or call.number != self._change.call.number:
             return original(dataset, *arguments, **options)
         kind = self._change.kind
@@ -421,8 +435,10 @@ class Recorder:
         self.was_changed = True
         if kind == "cache":
             # A few elements stand for all: filling the cache with all of them may take hours.
-            made = original(dataset, *arguments, **options)
-            return tf.data.Dataset.repeat(tf.data.Dataset.cache(tf.data.Dataset.take(made, CACHED_ELEMENTS)))
+            made = original(dataset.take(CACHED_ELEMENTS), *arguments, **options).cache()
+            for buffer in datasets.shuffle_buffers(dataset):  # which then comes behind the cache
+                made = made.shuffle(buffer)
+            return made.repeat()
         if kind == "interleave":
             return dataset.interleave(arguments[0], num_parallel_calls=tf.data.AUTOTUNE)
         options = {**options, "num_parallel_calls": many_calls() if kind == "many" else tf.data.AUTOTUNE}
@@ -649,7 +665,17 @@ def _secs_up_to(stage: Stage, options: tf.data.Options, check: Callable[[], None
         speed = reading.read(CUT_SECS)
     except (tf.errors.OpError, TypeError, ValueError):  # its elements are datasets, or the like
         return None
-    return speed.secs / speed.elements * stage.elements
+    secs = max(0.0, speed.secs / speed.elements - _loop_secs())
+    return secs * stage.elements
+
+
+@functools.cache
+def _loop_secs() -> float:
+    """Return what a `Reading` itself takes for an element, in seconds: 10 to 30 us, as much as a small example."""
+    reading = Reading(tf.data.Dataset.range(_MANY), lambda: None, counts_elements_only=True)
+    reading.read(CUT_SECS / 2)
+    speed = reading.read(CUT_SECS)
+    return speed.secs / speed.elements
 
 
 # --- the changes ------------------------------------------------------------------------------------------------------
@@ -664,7 +690,7 @@ def _changes(stages: Sequence[Stage], recorder: Recorder, *, waits: bool) -> lis
     found = []
     for stage in sorted(stages, key=lambda stage: stage.share, reverse=True):
         call = stage.call
-        if call is None or call.frame is None or stage.share < MIN_SHARE:
+        if call is None or not call.is_own or stage.share < MIN_SHARE:
             continue
         found += [Change(kind, call) for kind in _kinds(stage, call, recorder, waits=waits)]
     return list(dict.fromkeys(found))[:MAX_TRIALS]
@@ -672,7 +698,7 @@ def _changes(stages: Sequence[Stage], recorder: Recorder, *, waits: bool) -> lis
 
 def _kinds(stage: Stage, call: Call, recorder: Recorder, *, waits: bool) -> Iterator[str]:
     """Yield the kinds of change that a stage allows."""
-    if call.method in ("map", "interleave") and not call.is_parallel:
+    if call.method in ("map", "interleave", "batch") and not call.is_parallel:
         yield "parallel"
     if call.method == "map" and waits:
         yield "many"
@@ -692,9 +718,11 @@ def _are_names(spec: Any) -> bool:
 
 
 def _may_be_cached(dataset: Any) -> bool:
-    """Report whether each pass has the same elements, of which there are not endlessly many."""
-    is_endless = int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
-    return not is_endless and not datasets.shuffle_buffers(dataset) and not datasets.may_draw_values(dataset)
+    """Report whether each pass has the same elements, in any order, of which there are not endlessly many."""
+    sources = [stage for stage in datasets.stages(dataset) if not datasets.inputs_of(stage)]
+    is_finite = all(int(source.cardinality()) < _MANY for source in sources)
+    has_infinite = any(int(source.cardinality()) == tf.data.INFINITE_CARDINALITY for source in sources)
+    return is_finite and not has_infinite and not datasets.may_draw_values(dataset)
 
 
 def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset) -> Reading | None:
@@ -705,7 +733,7 @@ def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset) -> 
         if not recorder.was_changed or not _are_alike(changed.element_spec, dataset.element_spec):
             return None
         reading = Reading(changed, lambda: None)
-        reading.warm_up()
+        reading.read(WARM_UP_SECS)
         return reading
     return None
 

@@ -22,10 +22,10 @@ MIN_GAIN = 1.1
 
 _DOES = {
     "parallel": "num_parallel_calls=tf.data.AUTOTUNE",
-    "many": f"num_parallel_calls={many_calls()}, more than there are cores: it waits more than it computes",
+    "many": f"num_parallel_calls={many_calls()}: more calls than cores, for a function that waits",
     "interleave": ".interleave(..., num_parallel_calls=tf.data.AUTOTUNE) in place of .flat_map",
-    "batch_first": ".batch before it: the function then gets whole batches (tf.vectorized_map, or parse_example)",
-    "cache": ".cache() behind it",
+    "batch_first": ".batch before it, and tf.vectorized_map or a function of whole batches",
+    "cache": ".cache() behind it, and both before .shuffle and .repeat",
 }
 _BUT = {
     "interleave": "another order of the examples",
