@@ -12,6 +12,7 @@ import tensorflow as tf
 from runner.config.schema import CLUSTER_STRATEGIES, Config
 from runner.data.input_profile import Change, InputProfile, Stage, Trial, many_calls, num_cores, profile
 from runner.data.inputs import EmptyInputError, Input, InputPipeline, why_empty
+from runner.distribute.cluster_resolver import detect
 from runner.distribute.collectives import SINGLE_PROCESS
 from runner.system.console import counted, print_table
 from runner.system.user_frames import Frame
@@ -83,9 +84,15 @@ class _Build:
 
 
 def _num_workers(config: Config) -> int:
-    """Return the number of workers that train: this command runs in one process. 1 if only their start tells it."""
-    is_known = config.strategy.name in CLUSTER_STRATEGIES and config.cluster.resolver == "local"
-    return config.cluster.num_workers if is_known else 1
+    """Return the number of workers that train in the run. This command runs in one process."""
+    if config.strategy.name not in CLUSTER_STRATEGIES:
+        return 1
+    detected = detect(os.environ, config.cluster, config.strategy)
+    if detected.source == "local":
+        return config.cluster.num_workers
+    cluster = detected.cluster
+    # The chief of parameter servers only requests the steps.
+    return cluster.num_workers - 1 if cluster.num_ps else cluster.num_workers
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------

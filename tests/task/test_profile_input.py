@@ -131,10 +131,12 @@ def test_no_cache_is_written_and_an_input_without_examples_is_a_mistake(tmp_path
     assert run(tmp_path / "second", "command=profile_input", *words) == 2
 
 
-def test_each_worker_has_its_part(tmp_path: Path) -> None:
-    words = ("strategy=multi_worker", "cluster.num_workers=2", "input.train.shard=off", "input.train.batch_size=4")
+@pytest.mark.parametrize("strategy", ["multi_worker", "parameter_server"])
+def test_the_input_is_that_of_one_worker_of_the_run(strategy: str, tmp_path: Path) -> None:
+    words = (f"strategy={strategy}", "cluster.num_workers=2", "input.train.shard=off", "input.train.batch_size=4")
     found = answer(tmp_path, "slow", *words)
-    assert found["input"]["examples_per_element"] in (2, 4) and found["input"]["read_by"].startswith("strategy multi")
+    # Workers of parameter servers step independently, each with a batch of the whole size.
+    assert found["input"]["examples_per_element"] == (2 if strategy == "multi_worker" else 4)
 
 
 def test_the_same_call_has_the_same_number() -> None:
