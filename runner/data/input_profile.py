@@ -48,8 +48,9 @@ MIN_SHARE = 0.1
 MAX_TRIALS = 6
 """Largest number of changes that are tried: those of the stages with the most work."""
 
-CACHED_ELEMENTS = 1000
-"""Number of elements that stand for all elements of a stage when its cache is tried."""
+FILL_SECS = 3.0
+"""A cache is tried with the elements that its stage makes in so many seconds; they stand for all. Fewer would stay in
+the processor's cache, and be read faster than all of them."""
 
 _CALL_SECS = 0.05
 """About how long one call of TensorFlow reads, so that the way from Python costs nothing that can be measured."""
@@ -115,10 +116,12 @@ class Change:
         "interleave": an interleave of several files at a time in place of a flat_map.
         "batch_first": the batch before the map, whose function then gets whole batches.
         "cache": a cache behind the call.
+      num_cached: the number of elements in that cache.
     """
 
     kind: str
     call: Call
+    num_cached: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,13 +210,13 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
     reading.read(CACHE_SECS if has_cache else WARM_UP_SECS)
     cpu_before = time.process_time()
     began = time.perf_counter()
-    reading.read(ROUND_SECS)
+    speed = reading.read(ROUND_SECS)
     cpu = (time.process_time() - cpu_before) / (time.perf_counter() - began) / num_cores()
     stages = _stages(dataset, recorder, check)
     options = dataset.options()
     stages = [dataclasses.replace(stage, secs_up_to=_secs_up_to(stage, options, check)) for stage in stages]
     tried = []
-    for change in _changes(stages, recorder, waits=cpu < MAX_BUSY):
+    for change in _changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
         check()
         changed = _changed_reading(change, build, dataset)
         if changed is not None:
@@ -435,7 +438,7 @@ class Recorder:
         self.was_changed = True
         if kind == "cache":
             # A few elements stand for all: filling the cache with all of them may take hours.
-            made = original(dataset.take(CACHED_ELEMENTS), *arguments, **options).cache()
+            made = original(dataset.take(self._change.num_cached), *arguments, **options).cache()
             for buffer in datasets.shuffle_buffers(dataset):  # which then comes behind the cache
                 made = made.shuffle(buffer)
             return made.repeat()
@@ -681,10 +684,11 @@ def _loop_secs() -> float:
 # --- the changes ------------------------------------------------------------------------------------------------------
 
 
-def _changes(stages: Sequence[Stage], recorder: Recorder, *, waits: bool) -> list[Change]:
+def _changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits: bool) -> list[Change]:
     """Return the changes that are worth a try, those of the stages with the most work first.
 
     Args:
+      speed: of the input as it is.
       waits: the cores are not busy with the input.
     """
     found = []
@@ -692,7 +696,9 @@ def _changes(stages: Sequence[Stage], recorder: Recorder, *, waits: bool) -> lis
         call = stage.call
         if call is None or not call.is_own or stage.share < MIN_SHARE:
             continue
-        found += [Change(kind, call) for kind in _kinds(stage, call, recorder, waits=waits)]
+        made_in_time = stage.elements * speed.elements / speed.secs * FILL_SECS
+        num_cached = max(1, int(made_in_time))
+        found += [Change(kind, call, num_cached) for kind in _kinds(stage, call, recorder, waits=waits)]
     return list(dict.fromkeys(found))[:MAX_TRIALS]
 
 
@@ -733,7 +739,7 @@ def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset) -> 
         if not recorder.was_changed or not _are_alike(changed.element_spec, dataset.element_spec):
             return None
         reading = Reading(changed, lambda: None)
-        reading.read(WARM_UP_SECS)
+        reading.read(2 * FILL_SECS if change.kind == "cache" else WARM_UP_SECS)
         return reading
     return None
 

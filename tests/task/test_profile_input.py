@@ -70,7 +70,7 @@ def cached_in_files(params: Any) -> tf.data.Dataset:
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     short = {"WARM_UP_SECS": 0.2, "ROUNDS": 3, "ROUND_SECS": 0.15, "DRAIN_SECS": 0.02, "CUT_SECS": 0.1}
-    for name, value in {**short, "CACHE_SECS": 0.2, "SETTLE_SECS": 0.1}.items():
+    for name, value in {**short, "CACHE_SECS": 0.2, "FILL_SECS": 0.2, "SETTLE_SECS": 0.1}.items():
         monkeypatch.setattr(input_profile, name, value)
 
 
