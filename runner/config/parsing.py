@@ -65,6 +65,7 @@ def _parse(tree: Mapping[str, Any]) -> Config:
         if value == _MISSING or (isinstance(value, list) and _MISSING in value):
             raise NotSet(f"{key} is required, but not set: a config file has ??? for it. Set {key}=...")
     settings = _typed(Config, tree, "")
+    _read_numbers(Config, settings)
     values: Any = OmegaConf.to_container(settings)
     _check_limits(RunSettings, values["run"], "run")  # first, because checks of other keys use run.seed
     _check_limits(Config, values, "")
@@ -246,6 +247,23 @@ def _fits(cls: type, key: str, value: Any) -> bool:
 
 def _keys_of(cls: type) -> list[str]:
     return [setting.name for setting in dataclasses.fields(cls)]
+
+
+def _read_numbers(cls: type, settings: Any) -> None:
+    """Make a number of a text such as that of `${oc.env:N}` where a key takes auto or a number; OmegaConf does so where
+    a key takes a number only.
+
+    Args:
+      cls: the dataclass of the settings.
+      settings: the settings for OmegaConf.
+    """
+    hints = get_type_hints(cls)
+    for setting in dataclasses.fields(cls):
+        value = settings[setting.name]
+        if dataclasses.is_dataclass(hints[setting.name]):
+            _read_numbers(hints[setting.name], value)
+        elif limits_of(setting).auto and isinstance(value, str) and value.isdecimal():
+            settings[setting.name] = int(value)
 
 
 def _check_limits(cls: type, values: Any, at: str) -> None:

@@ -262,6 +262,7 @@ class TrainConfig:
     """Settings of training: its length, its steps, and what it logs.
 
     Attributes:
+      gradient_accumulation: a number, or auto: it belongs to a start of the run, whose tasks get it in its place.
       hooks: a list of HookConfigs, in a parsed config.
     """
 
@@ -269,7 +270,7 @@ class TrainConfig:
     max_epochs: int | None = setting(None, minimum=1)
     max_secs: float | None = setting(None, above=0)
     steps_per_loop: Any = count("auto", minimum=1, auto=True)
-    gradient_accumulation: int = count(1, minimum=1, needs_optimizer=_APPLIES, not_eager=True)
+    gradient_accumulation: Any = count(1, minimum=1, auto=True, needs_optimizer=_APPLIES, not_eager=True)
     clip_global_norm: float | None = setting(None, above=0, needs_optimizer=_APPLIES)
     jit: bool = setting(False, needs_optimizer=_APPLIES_AT_ONCE, not_eager=True)
     precision: str = setting(
@@ -288,6 +289,16 @@ class TrainConfig:
     metrics: bool = False
     summary_steps: int | None = setting(100, minimum=1)
     hooks: list[Any] = field(default_factory=list)
+
+    @property
+    def finds_accumulation(self) -> bool:
+        """Report whether the supervisor finds the number of micro-batches: `gradient_accumulation=auto`."""
+        return bool(self.gradient_accumulation == "auto")
+
+    @property
+    def first_accumulation(self) -> int:
+        """The number of micro-batches with which a new run begins; auto begins with whole batches."""
+        return 1 if self.finds_accumulation else int(self.gradient_accumulation)
 
 
 @dataclass(frozen=True)

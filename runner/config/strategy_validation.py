@@ -25,6 +25,7 @@ def check_strategies(config: Config) -> Iterator[ConfigError]:
         )
     check_batch_divides(config, config.cluster.num_workers if config.cluster.resolver == "local" else 1)
     check_min_workers(config)
+    yield from _check_found_accumulation(config)
 
 
 def _check_cluster(config: Config) -> Iterator[ConfigError]:
@@ -137,7 +138,7 @@ def check_min_workers(config: Config, num_replicas: int | None = None, why: str 
         )
     if train.batch_size is None:
         raise NotSet(f"{may}: with input.train.batch_size=null a step would have other examples. Set a batch size.")
-    parts = (num_replicas or config.strategy.virtual_devices or 1) * config.train.gradient_accumulation
+    parts = (num_replicas or config.strategy.virtual_devices or 1) * config.train.first_accumulation
     over = [count for count in range(most, least - 1, -1) if train.batch_size % (count * parts)]
     if over:
         unit = math.lcm(*range(least, most + 1)) * parts
@@ -160,7 +161,7 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     Raises:
       ConfigError: the batch size does not divide.
     """
-    size, strategy, parts = config.input.train.batch_size, config.strategy, config.train.gradient_accumulation
+    size, strategy, parts = config.input.train.batch_size, config.strategy, config.train.first_accumulation
     replicas = 1
     if strategy.name in ("mirrored", "central_storage"):
         replicas = len(strategy.devices or ()) or strategy.num_gpus or strategy.virtual_devices or 1
@@ -173,3 +174,48 @@ def check_batch_divides(config: Config, num_workers: int, why: str = "") -> None
     use = f"{below} or {above}" if below else f"{above}"
     over = f"{replicas} replicas" if parts == 1 else f"{replicas} x {parts} parts (train.gradient_accumulation={parts})"
     raise OutOfRange(f"input.train.batch_size={size} does not divide over {over}. Use {use}.{why and f' {why}'}")
+
+
+def next_accumulation(number: int, batch_size: int | None, num_replicas: int) -> int | None:
+    """Return the number of micro-batches to try where `number` of them need too much memory.
+
+    It is twice the number, or the next larger one over which the batch divides.
+
+    Args:
+      number: the number of micro-batches of each replica so far.
+      batch_size: the global batch size; None: batches are those of the input function, which divide over any number.
+      num_replicas: number of replicas, over all workers.
+
+    Returns:
+      The number; None: each micro-batch has a single example, so with more of them one would be empty.
+    """
+    if batch_size is None:
+        return 2 * number
+    examples = batch_size // num_replicas
+    for larger in range(2 * number, examples + 1):
+        if examples % larger == 0:
+            return larger
+    return None
+
+
+def _check_found_accumulation(config: Config) -> Iterator[ConfigError]:
+    """Yield messages about settings with which the supervisor cannot find the number of micro-batches."""
+    if not config.train.finds_accumulation or config.command not in schema.TRAINING_RUNS:
+        return
+    given = "train.gradient_accumulation=auto"
+    if config.run.inline:
+        yield Conflict(
+            f"run.inline=true with {given}: no other process can start the run again with smaller micro-batches. Set "
+            "train.gradient_accumulation to a number."
+        )
+    least = config.cluster.min_workers
+    if least is not None and least < config.cluster.num_workers:
+        yield Conflict(
+            f"cluster.min_workers={least} with {given}: the batch may not divide over the "
+            "micro-batches of fewer workers. Set train.gradient_accumulation to a number."
+        )
+    if config.strategy.name == "parameter_server" and config.input.train.batch_size is None:
+        yield NotSet(
+            f"{given} with strategy=parameter_server and input.train.batch_size=null: the coordinator does not see how "
+            "many examples a batch has. Set input.train.batch_size, or train.gradient_accumulation to a number."
+        )

@@ -239,13 +239,13 @@ class InputPipeline:
                 OPEN.leave_files()
                 error.add_note(_LOCKED)
             texts = [name for name, spec in tensors(self.element_spec) if getattr(spec, "dtype", None) == tf.string]
-            if _comes_from_input(error):
+            if comes_from_input(error):
                 error.add_note(f"while reading the data of {self.name}")
             elif texts and isinstance(error, tf.errors.UnimplementedError):  # a cast of strings to numbers, or the like
                 error.add_note(f"{self.name} returns strings as {', '.join(texts)}")
             else:
                 raise
-            with user_code(None if _comes_from_input(error) else self.model_fn):
+            with user_code(None if comes_from_input(error) else self.model_fn):
                 raise
 
     def remaining_steps(self, elements: int = 0) -> float | None:
@@ -262,7 +262,7 @@ class InputPipeline:
         return math.ceil((cardinality - elements) / self.division.elements_per_step)
 
 
-def _comes_from_input(error: Exception) -> bool:
+def comes_from_input(error: Exception) -> bool:
     """Report whether an operation of the input's dataset failed while a step read it."""
     return re.search(r"IteratorGetNext|Iterator::", str(error)) is not None
 
@@ -647,7 +647,13 @@ class _InputCall:
         try:
             call = functools.partial(source.fn, **arguments)
             with user_code(source.fn):
-                return call_input_fn(call, name, training=self.mode == "train", as_in_session=self.as_in_session)
+                return call_input_fn(
+                    call,
+                    name,
+                    training=self.mode == "train",
+                    as_in_session=self.as_in_session,
+                    graph_seed=getattr(self.config, "tf_random_seed", None),
+                )
         except Exception as error:
             with_what = ", ".join(arguments) or "nothing"
             error.add_note(f"in {name}, called for {_BLOCKS[self.mode]} with {with_what}")

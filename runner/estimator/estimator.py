@@ -114,6 +114,7 @@ class Estimator:
     def _use(self, context: EstimatorContext) -> None:
         """Take the settings and the model_fn of `context`. Nothing is traced yet."""
         self._context = context
+        self._events: EventWriters | None = None
         self._models = Models(context, self._as_input)
         self._train_setups = TrainSetupBuilder(context, self._models, self._warm_start)
         self._summarised: Any = None  # the program described by model_summary.txt
@@ -368,9 +369,25 @@ class Estimator:
             eval_hooks.end()
         if self.collectives.is_chief:
             secs = time.monotonic() - started
-            evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(self._context)
+            evaluation.EvaluationResult(name or "", step, path, metrics, examples, secs).report(
+                self._context, self._events
+            )
         graphs.drop_scalars()
-        return {**metrics, "global_step": step}
+        return self._returned(metrics, step)
+
+    @contextlib.contextmanager
+    def events_in(self, writers: EventWriters) -> Iterator[None]:
+        """Let evaluations inside this context write their events with `writers`: into one file for each folder."""
+        before = self._events
+        self._events = writers
+        try:
+            yield
+        finally:
+            self._events = before
+
+    def _returned(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
+        """Return what `evaluate` returns, of the metrics at a global step."""
+        return {**evaluation.plain(metrics), "global_step": step}
 
     def prepare_evaluation(self, input_fn: InputFn, name: str | None = None, steps: float = math.inf) -> EvalSetup:
         """Return an evaluation before its first batch, without restored values.
@@ -551,7 +568,7 @@ class Estimator:
         """
         step = model.store.global_step
         session = TraceSession(program.trace, self._context.model_fn.operators, model.set_aside)
-        is_on = self._context.is_chief or self.config.cluster.is_evaluator
+        is_on = self._context.is_chief or self.config.place.is_evaluator
         writers = EventWriters(is_on=is_on and self.config.tensorboard)
         taken = {"loss", "global_step", *(program.spec.eval_metric_ops or {})}
         writer = functools.partial(writers.of, os.path.join(self.model_dir, what))

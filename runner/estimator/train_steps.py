@@ -20,6 +20,7 @@ from runner.estimator.train_log import TrainLog
 from runner.estimator.train_setup import TrainSetup
 from runner.hooks.fetches import joined
 from runner.hooks.hook import Every
+from runner.programs.gradient_accumulation import explaining_memory
 from runner.programs.train_loop import LoopResult, Steps
 from runner.types import StepRequest, StepResult
 
@@ -156,7 +157,8 @@ class TrainSteps:
             program, request, records=records, in_groups=plan.in_groups, splits=self._always_splits
         )
         iterator = self._pace.wait.timed(train_input.iterator) if plan.is_sampled else train_input.iterator
-        taken = loop(iterator, Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values))
+        steps = Steps(num_steps, train_input.may_end_within(num_steps), schedule, request.values)
+        taken = self._run_loop(loop, iterator, steps)
         self._note_read(taken)
         losses = self._context.collectives.sum(taken.losses) if program.has_local_losses else taken.losses
         self._note_taken(taken)
@@ -199,6 +201,14 @@ class TrainSteps:
                 return [value[-1] for value in result.values["fetches"]]
             if train_input.ended:
                 raise tf.errors.OutOfRangeError(None, None, "the training input has ended, but a hook asks for a batch")
+
+    def _run_loop(self, loop: Callable[..., LoopResult], iterator: Any, steps: Steps) -> LoopResult:
+        """Run a loop of steps. If it runs out of memory, its error says what may help."""
+        config = self._setup.config
+        taken = (self.global_step - self.first_step) // self.advance
+        examples_of_replica = self.examples / max(1, taken) / config.num_replicas_in_sync
+        with explaining_memory(config, self._setup.program.spec, self._setup.input, examples_of_replica):
+            return loop(iterator, steps)
 
     def _can_group(self) -> bool:
         """Report whether loops may read batches in groups; if so, build such a loop, to make its first use fast."""

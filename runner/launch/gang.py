@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runner.distribute.cluster import ALONE, Cluster
 from runner.system.child_process import Process, describe_exit, start_process
-from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, is_loss, rank_of
+from runner.system.exit_codes import (
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    PEER_LOST,
+    USER_ERROR,
+    is_loss,
+    rank_of,
+)  # fmt: skip
 from runner.system.heartbeat import PERIOD_SECS
 from runner.system.start_status import START_STATUS
 
@@ -30,6 +39,12 @@ FROZEN_GRACE_SECS = 5.0
 """Seconds that a frozen task may take to save after it was asked to stop."""
 SLEPT_SECS = 5.0
 """If the tasks were last checked this many seconds ago, this process itself was stopped, or the machine slept."""
+
+_REASONS = {
+    PEER_LOST: "lost its connection to a peer",
+    OUT_OF_MEMORY: "ran out of memory in a step of training",
+}
+"""Exit code that a task has for its supervisor only -> what it says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +107,7 @@ class Gang:
         other tasks wait for it, else it is not killed.
       start: starts a task.
       say: prints a message.
-      has_joined: reports whether a task has connected to the others.
+      joined: returns the names of the tasks that have connected to the others; None: all have.
       may_replace: called when a task is lost without which the others can continue; reports whether to start it again,
         and may wait before.
       look_around: called every LOOK_SECS; returns an event outside of this gang that ends its tasks. If the event is an
@@ -104,7 +119,7 @@ class Gang:
     freeze_secs: float | None = None
     start: Callable[[Task], Process] = start_cold
     say: Callable[[str], None] = print
-    has_joined: Callable[[Task], bool] = lambda task: True
+    joined: Callable[[], Collection[str] | None] = lambda: None
     may_replace: Callable[[GangResult], bool] = lambda ending: False
     look_around: Callable[[], GangResult | None] = lambda: None
     asked_to_stop: set[str] = field(default_factory=set, init=False)
@@ -233,7 +248,7 @@ class Gang:
             if task.place.is_chief:  # the evaluator, if any, gets the last checkpoint from the chief before this
                 self._limit(SAVE_SECS, [other for other in self._running if other.place.task_type != "evaluator"])
             return
-        reason = reason or ("lost its connection to a peer" if code == PEER_LOST else describe_exit(code))
+        reason = reason or _REASONS.get(code) or describe_exit(code)
         ending = GangResult(code, task.place, f"{task.place.name if self._has_others else 'the task'} {reason}")
         if ending.is_loss and is_replaceable(task.place) and self._ending is None and self.may_replace(ending):
             self._running[task] = self.start(task)
@@ -283,7 +298,11 @@ class Gang:
             self._deadlines.setdefault(task, time.monotonic() + secs)
 
     def _check_joined(self) -> None:
-        missing = [task for task in self._joining if not self.has_joined(task)]
+        joined = self.joined()  # once for all tasks: it reads the journals of all of them
+        missing = []
+        for task in self._joining:
+            if joined is not None and task.place.name not in joined:
+                missing.append(task)
         if missing and self._ending is None:
             secs = f"{self.start_timeout_secs:g}"
             self._give_up(missing, f"did not connect to the other tasks within cluster.start_timeout_secs={secs}")

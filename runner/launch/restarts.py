@@ -1,4 +1,4 @@
-"""Limit how often a run is restarted after the loss of a task, and log restarts."""
+"""Limit how often a run is restarted after the loss of a task, and log all restarts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from runner.checkpoint_files import layout
 from runner.config.schema import ClusterConfig
 from runner.launch.gang import GangResult
 from runner.system.console import counted
-from runner.tracking.journal import Journal, journal_path
+from runner.tracking.journal import OF_RESTARTS, Journal, journal_path
 
 LONGEST_SECS = 30.0
 GLANCE_SECS = 0.1
-METRIC, WORKERS_METRIC = "run/restarts", "run/workers"
 
 
 def pause_secs(number: int) -> float:
@@ -89,14 +88,34 @@ class Restarts:
         what = f"the run goes on from {_name_of(step)} with one worker less: {counted(left, 'worker')} left"
         self._tell(ending, step, f"{what} (cluster.min_workers={settings.min_workers})", workers=left)
 
-    def _tell(self, ending: GangResult, step: int | None, what: str, workers: int | None = None) -> None:
+    def go_on_in_parts(self, ending: GangResult, number: int) -> None:
+        """Log and note that all tasks start again with smaller micro-batches. Such restarts have no limit: each has
+        more micro-batches than the one before.
+
+        Args:
+          ending: how the tasks ended.
+          number: the number of micro-batches of the next start.
+        """
+        step = latest_step(self.model_dir)
+        what = f"all tasks are started again from {_name_of(step)} with train.gradient_accumulation={number}"
+        self._tell(ending, step, what, gradient_accumulation=number)
+
+    def _tell(self, ending: GangResult, step: int | None, what: str, **settings: int) -> None:
+        """Log and note a restart.
+
+        Args:
+          ending: how the tasks ended.
+          step: the step from which they go on; None: from the beginning.
+          what: what happens, in words.
+          settings: what changes with this restart: name -> value, which is also a metric `run/<name>`.
+        """
         self.total += 1
         self.last = f"{ending.reason}; {what}"
         self.say(f"runner: {self.last}")
         journal = Journal(journal_path(self.model_dir, f"supervisor-{self.name}".replace(":", "-").rstrip("-")))
-        left = {} if workers is None else {"workers": workers}
-        journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total, **left)
-        journal.metrics(step or 0, {METRIC: self.total, **({WORKERS_METRIC: workers} if workers else {})})
+        journal.event("restart", task=ending.place.name, reason=ending.reason, step=step, number=self.total, **settings)
+        values = {"restarts": self.total, **settings}
+        journal.metrics(step or 0, {f"{OF_RESTARTS}{name}": value for name, value in values.items()})
         journal.close()
 
 

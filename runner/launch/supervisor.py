@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import platform
 import shlex
 import signal
 import tempfile
@@ -45,9 +46,10 @@ from runner.system.files import MODEL_SUMMARY_FILE, FolderLostError, HeldFolder,
 from runner.system.redaction import SecretList, mask_text, masked, masked_override, secrets_of
 from runner.system.standard_streams import FULL_ERROR, LATER_JOB, say
 from runner.system.start_status import START_STATUS
+from runner.tracking.backends.host_metrics import HostMetrics
 from runner.tracking.curves import CURVES_FILE
 from runner.tracking.journal import RUN_STARTED, WANTS_RUN, Journals, journal_path, note_of_run
-from runner.tracking.provenance import tags_of_this_process
+from runner.tracking.provenance import code_files, repeat_text, tags_of_this_process
 from runner.tracking.run_end import RunEnd, settle, tell_training_ended, write_end, write_end_of_command
 from runner.tracking.run_lock import alone_in, wait_for_tasks
 from runner.tracking.run_record import MLFLOW, RunRecord, Shipped
@@ -65,6 +67,9 @@ from runner.tracking.summary import (
     write_summary,
 )
 from runner.tracking.tracker import exported_models
+
+_OF_MICRO_BATCHES = ("input.train.batch_size", "strategy", "cluster.num_workers")
+"""Keys that decide how many examples each replica has of a batch."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +242,7 @@ class Supervisor:
         code, change = FAILED, ""
         try:
             # It ends before the end of the run is noted, after which trackers take nothing.
-            with self._recording_code():
+            with self._measuring_host(), self._recording_code():
                 outcome = self._run_recorded(tasks, journals)
             self._keep_of_earlier(outcome, earlier)
             is_over_early = self.trains and outcome.code != FINISHED and not journals.events("first_step")
@@ -319,6 +324,8 @@ class Supervisor:
             self._earlier_files = start_files.EarlierFiles(self.model_dir, self.notes)
         before = saved_config.read_left(self.model_dir / saved_config.FILE if self.trains else self.file)
         self._draw_seed(before)
+        if self.trains:
+            self.record.gradient_accumulation = self._begin_accumulation(before)
         # After the seed is drawn, which the config of the earlier start has, too, and before that config is replaced.
         self._say_changes(before)
         earlier = read_summary(self.model_dir / SUMMARY_FILE)
@@ -344,6 +351,20 @@ class Supervisor:
                 record.drawn_seed = seed
             self.config = dataclasses.replace(self.config, run=dataclasses.replace(run, seed=seed))
 
+    def _begin_accumulation(self, before: Mapping[str, Any]) -> int | None:
+        """Return the number of micro-batches with which this start begins; None: the config has it.
+
+        A resumed run begins with the number that it has come to, unless its batches or replicas are others by now.
+        """
+        if not self.config.train.finds_accumulation:
+            return None
+        known = self.record.gradient_accumulation
+        now = schema.to_tree(self.config)
+        for key in _OF_MICRO_BATCHES:
+            if schema.value_at(before, key) != schema.value_at(now, key):
+                known = None
+        return known or 1
+
     def _say_changes(self, before: Mapping[str, Any]) -> None:
         """Report the differences if a run is resumed with another config than `before`."""
         if self.config.run.progress == "off" or not before:
@@ -368,6 +389,7 @@ class Supervisor:
         if backends:
             tags |= masked(tracking.tags, self.listed, "tracking.tags")
             tags |= tags_of_this_process(self.model_dir, self.argv, url, self.listed)
+            tags |= self._found_accumulation()
             if self.member.settings:
                 tags["settings"] = mask_text(self.member.settings, self.secrets)
         name = self.member.name or tracking.run_name or self.model_dir.name
@@ -385,6 +407,13 @@ class Supervisor:
         # `follow` reads them.
         write_settings(self.model_dir, tracking, self.env, listed=self.listed)
         shipping.follow(self.model_dir)
+
+    def _measuring_host(self) -> AbstractContextManager[object]:
+        """Return a context beside which the use of this host is recorded, if that is asked for."""
+        tracking = self.config.tracking
+        if not (self.trains and tracking.system_metrics and tracking.has_mlflow):
+            return nullcontext()
+        return HostMetrics(self.model_dir, self.env, platform.node() if self.place is not None else "")
 
     def _recording_code(self) -> AbstractContextManager[object]:
         """Return a context beside which the code of this start is recorded, if it trains."""
@@ -462,6 +491,10 @@ class Supervisor:
                 self.folder.check()
                 tell_training_ended(self.model_dir, outcome.status, self.record.generation)
             outcome = outcome_after(tasks.rendezvous.wait_for_evaluator(self.stops.came) or ending)
+        if tasks.tried and _ran_out_of_memory(journals):
+            numbers = [*tasks.tried, self.record.gradient_accumulation]
+            tried = ", ".join(map(str, numbers))
+            outcome.error = f"{outcome.error} (tried train.gradient_accumulation={tried})"
         restarts = tasks.restarts
         outcome.facts.update(restarts=restarts.total, last_restart=restarts.last, lost_workers=restarts.lost_workers)
         return outcome
@@ -513,14 +546,18 @@ class Supervisor:
                 f"summary.{self.config.command}.json": summary,
                 SUMMARY_FILE: after_reading(earlier, summary),
             }
-        return RunEnd(
+        end = RunEnd(
             outcome.status,
             self._recorded(outcome),
             summaries,
-            tags=self._tags_of_end(outcome, summary) if self.trains else {},
             files=[self.file.name, *summaries, MODEL_SUMMARY_FILE, CURVES_FILE],
             models=self._models_of(outcome),
         )
+        if not self.trains:
+            return end
+        tags = self._tags_of_end(outcome, summary)
+        files = [*end.files, *code_files(self.model_dir)]
+        return dataclasses.replace(end, tags=tags, description=repeat_text(self.model_dir), files=files)
 
     def _tags_of_end(self, outcome: Outcome, summary: Mapping[str, Any]) -> dict[str, str]:
         """Return the tags that the trackers get at the end of training."""
@@ -528,7 +565,15 @@ class Supervisor:
         names = ["strategy", "num_replicas", "lost_workers"]
         if summary["restarts"]:
             names += ["restarts", "last_restart"]
-        return {name: str(facts[name]) for name in names if facts[name] is not None}
+        tags = {name: str(facts[name]) for name in names if facts[name] is not None}
+        return tags | self._found_accumulation()
+
+    def _found_accumulation(self) -> dict[str, str]:
+        """Return the tag with the number of micro-batches, if the supervisor finds it; else a param has it."""
+        number = self.record.gradient_accumulation
+        if number is None or not self.trains:
+            return {}
+        return {"gradient_accumulation": str(number)}
 
     def _recorded(self, outcome: Outcome) -> str:
         """Return the status of an outcome for MLflow."""
@@ -550,7 +595,9 @@ class Supervisor:
 
     def _summary_of(self, outcome: Outcome) -> dict[str, Any]:
         run_id = Shipped.read(self.model_dir, MLFLOW).run_id  # the shipping process adds it if it is not known yet
-        return summary_of(outcome, self.config, run_id, self.secrets, self.member.settings_id)
+        summary = summary_of(outcome, self.config, run_id, self.secrets, self.member.settings_id)
+        number = self.record.gradient_accumulation or self.config.train.first_accumulation
+        return {**summary, "gradient_accumulation": number}
 
     def _model_name(self) -> str:
         """Return the model's name from its function: digits for model_fns.digits.model_fn."""
@@ -572,6 +619,7 @@ class Supervisor:
         for name in ("checkpoint", "predictions"):
             shown[name] = summary[name] and console.relative(Path(summary[name]))
         shown["lost_workers"] = _told_losses(summary)
+        shown["found_accumulation"] = self._found_accumulation().get("gradient_accumulation")
         shown["exports"] = ", ".join(url_or_path(Path(path)) for path in summary["exports"])
         shown["best"] = self._best()
         where = url_or_path(self.model_dir)
@@ -606,6 +654,14 @@ class Supervisor:
             words.append(f"run.seed={drawn}")
         overrides = [masked_override(text, self.listed) for text in words]
         return mask_text(shlex.join(["python", "-m", "runner", *overrides]), self.secrets)
+
+
+def _ran_out_of_memory(journals: Journals) -> bool:
+    """Report whether a step of training ran out of memory with which the run has failed."""
+    for errors in journals.events("error").values():
+        if errors[-1].get("out_of_memory"):
+            return True
+    return False
 
 
 def _told_losses(summary: Mapping[str, Any]) -> str | None:

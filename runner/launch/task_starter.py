@@ -204,8 +204,9 @@ def build_starter(config: Config, num_tasks: int, *, is_sweep: bool = False) -> 
       num_tasks: number of tasks that start together.
       is_sweep: all runs of a sweep use the starter.
     """
-    may_restart = config.max_restarts > 0 and config.command not in UNRECORDED_COMMANDS
-    pays = is_sweep or num_tasks > 1 or may_restart
+    is_recorded = config.command not in UNRECORDED_COMMANDS
+    may_restart = config.max_restarts > 0 or config.train.finds_accumulation
+    pays = is_sweep or num_tasks > 1 or (may_restart and is_recorded)
     return TaskStarter(forks=pays and config.run.preload == "auto" and not config.run.inline)
 
 

@@ -3,18 +3,24 @@
 So the gradients of an update can be computed micro-batch by micro-batch, with the memory of one micro-batch
 (`train.gradient_accumulation`). An update can also be skipped (`train.precision=mixed_float16`) without a branch in the
 model's own graph; replicas could not communicate inside such a branch.
+
+The error of a step that runs out of memory says which number of micro-batches may help.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from runner.data.replica_batches import ReplicaBatch, micro_batch_counts, micro_batch_of
+from runner.config.strategy_validation import next_accumulation
+from runner.data.inputs import comes_from_input
+from runner.data.replica_batches import ReplicaBatch, micro_batch_counts, micro_batch_of, num_rows
+from runner.data.train_input import TrainInput
 from runner.distribute.collectives import Collectives
 from runner.distribute.reductions import scale
 from runner.model_fn import EstimatorSpec
@@ -22,6 +28,7 @@ from runner.programs.mixed_precision import LossScale
 from runner.programs.optimizer_step import Pair, Update, apply_update, gradients_of, loss_sum, sum_over_replicas
 from runner.programs.program import step_inputs
 from runner.run_config import RunConfig
+from runner.system.exit_codes import CAN_SPLIT
 from runner.tracing.trace_step import Replica
 
 v1 = tf.compat.v1
@@ -230,3 +237,67 @@ class AccumulatedStep:
             if not sparse:
                 after[-1].set_shape(one.shape)  # pruning loses the static shape
         return after
+
+
+@contextlib.contextmanager
+def explaining_memory(
+    config: RunConfig, spec: EstimatorSpec, train_input: TrainInput, examples_before: float
+) -> Iterator[None]:
+    """Add to the error of a step that runs out of memory inside this context what may help, and mark it with CAN_SPLIT.
+
+    Args:
+      config: the RunConfig.
+      spec: what model_fn returned.
+      train_input: the input of the steps.
+      examples_before: mean number of examples of a replica in earlier steps; 0: there were none.
+    """
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        if not comes_from_input(error):  # an input reads whole batches however they are split
+            number = _smaller(config, train_input, examples_before)
+            _explain(error, config, spec, number)
+        raise
+
+
+def _smaller(config: RunConfig, train_input: TrainInput, examples_before: float) -> int | None:
+    """Return a number of micro-batches that are smaller than those of a step which failed; None: there is none."""
+    now = config.gradient_accumulation
+    batch_size = train_input.pipeline.global_batch_size
+    number = next_accumulation(now, batch_size, config.num_replicas_in_sync)
+    if batch_size is not None:
+        return number
+    examples = _examples_of_next(train_input.iterator) or examples_before
+    return number if now < examples else None
+
+
+def _examples_of_next(iterator: Any) -> int | None:
+    """Return how many examples the next element of the input has; None: not known. Nobody else reads it any more."""
+    if isinstance(iterator, tf.data.Iterator):  # else workers of parameter servers read the data
+        with contextlib.suppress(tf.errors.OpError, StopIteration):
+            return int(num_rows(next(iterator)))
+    return None
+
+
+def _explain(error: Any, config: RunConfig, spec: EstimatorSpec, number: int | None) -> None:
+    refused = ""
+    if spec.optimizer is None:
+        refused = "with train_op=. Return EstimatorSpec(optimizer=...)"
+    elif config.eager:
+        refused = "in eager steps. Set run.eager=false"
+    error.is_clear = True  # where in a step the memory ran out says nothing
+    setattr(error, CAN_SPLIT, number is not None and not refused)
+    said = "A step of training ran out of memory."
+    written = f"train.gradient_accumulation={number}, in a script RunConfig(gradient_accumulation={number}),"
+    if number is None:
+        error.add_note(
+            f"{said} With train.gradient_accumulation={config.gradient_accumulation}, a micro-batch has one example: "
+            "with more, it would be empty."
+        )
+    elif refused:
+        error.add_note(f"{said} {written} would need less, but does not work {refused}.")
+    else:
+        error.add_note(
+            f"{said} {written} makes the same update, with the memory of a part of the batch; "
+            "train.gradient_accumulation=auto finds the number."
+        )

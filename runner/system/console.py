@@ -505,6 +505,7 @@ def _summary_rows(summary: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ("best", summary.get("best")),
         *((name, summary.get(name) and format_number(summary[name])) for name in ("repeated_steps", "steps_per_sec")),
         ("lost workers", summary.get("lost_workers")),
+        ("train.gradient_accumulation", summary.get("found_accumulation")),
         ("input-bound", _input_bound(summary.get("input_bound"))),
         ("time", ", ".join(f"{name} {_format_short(secs)}" for name, secs in phases.items())),
         ("strategy", None if replicas is None else strategy),

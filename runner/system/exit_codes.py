@@ -7,6 +7,7 @@
 | 2 | failed | FAILED | the task, by `code_of_error`; for a wrong config the command (`runner.launch.app`) |
 | 3 | interrupted | SCHEDULED | the task: it was asked to stop, and the same command resumes |
 | 75 | (all tasks start again) | | the task, for its supervisor only: it lost another task of its cluster |
+| 76 | (all tasks start again) | | the task, for its supervisor only: a step of training needs smaller micro-batches |
 
 If there are several tasks, `runner.launch.gang` decides whose code counts, and `runner.tracking.summary.outcome_of`
 derives the run's code from it. The command exits with the worst code of its runs.
@@ -23,6 +24,7 @@ from runner.system.files import StorageError, is_disk_full
 
 FINISHED, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 3
 PEER_LOST = 75
+OUT_OF_MEMORY = 76
 
 CODES = {"finished": FINISHED, "failed": FAILED, "interrupted": INTERRUPTED}
 """Status of a run -> exit code, for a job of a sweep that ran in another process."""
@@ -41,6 +43,10 @@ ENVIRONMENT_ERRORS = (
 
 BY_USER = "_runner_raised_by_user"
 """Attribute of an error that a user's function caused, set by `runner.model_fn.user_code`: the function, or None."""
+
+CAN_SPLIT = "_runner_can_split_batch"
+"""Attribute of an error of a training step that ran out of memory: whether the same step with more micro-batches
+(`train.gradient_accumulation`) has smaller ones."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -75,6 +81,8 @@ def is_loss(code: int) -> bool:
 def rank_of(code: int) -> int:
     """Return the rank of a task's exit code among those of its gang. The lowest rank is the likely cause of the others.
 
-    SIGKILL has the lowest rank, because no task sends it.
+    SIGKILL has the lowest rank, because no task sends it. A step without memory comes before other errors: what it
+    breaks off in other tasks may not look like a lost peer.
     """
-    return {-signal.SIGKILL: 0, FAILED: 1, USER_ERROR: 1, INTERRUPTED: 2, PEER_LOST: 4}.get(code, 3)
+    ranks = {-signal.SIGKILL: 0, OUT_OF_MEMORY: 1, FAILED: 2, USER_ERROR: 2, INTERRUPTED: 3, PEER_LOST: 5}
+    return ranks.get(code, 4)

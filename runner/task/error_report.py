@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from runner.config.schema import ConfigError
-from runner.system.exit_codes import BY_USER, USER_ERROR, code_of_error, is_out_of_memory
+from runner.system.exit_codes import BY_USER, CAN_SPLIT, USER_ERROR, code_of_error, is_out_of_memory
 from runner.system.files import StorageError, is_disk_full
 from runner.system.redaction import mask_text
 from runner.system.standard_streams import FULL_ERROR
@@ -62,7 +62,7 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
     """
     found = explain(error)
     said = mask_text(found.said, secrets)
-    trace = mask_text("".join(traceback.format_exception(error)), secrets)
+    facts = _facts(error, said, secrets)
     is_nan = any(one.__name__ == "NanLossDuringTrainingError" for one in type(error).__mro__)
     is_clear = (
         is_nan
@@ -76,7 +76,7 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
         lines = [f"runner: {said}", *(f"  {note}" for note in getattr(error, "__notes__", ()))]
         hint = ["  HYDRA_FULL_ERROR=1 shows the whole traceback."] if found.frames or found.operation else []
     else:
-        lines, hint = [trace.rstrip("\n")], []  # it ends with the message
+        lines, hint = [facts["traceback"].rstrip("\n")], []  # it ends with the message
     if isinstance(error, SyntaxError) and error.text:  # a SyntaxError: the file never ran, so it has no frame
         lines.append(f"  in {error.filename}, line {error.lineno}: {error.text.strip()}")
     elif found.operation and found.frames:
@@ -86,13 +86,26 @@ def report_error(error: Exception, journal: Journal, env: Mapping[str, str], sec
     if is_out_of_memory(error):
         lines.append("  This process got no more memory. Its limits: ulimit -a, and those of its container or job.")
     lines = [mask_text(line, secrets) for line in (*lines, *hint)]
-    facts = {"error": textwrap.shorten(said, 300, placeholder="..."), "traceback": trace}
     if env.get(QUIET_ERRORS):
         journal.event("error", **facts, said="\n".join(lines))
         return
     with contextlib.suppress(OSError):  # the disk is full; the user still gets the message
         journal.event("error", **facts)
     print(*lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def note_out_of_memory(error: Exception, journal: Journal, secrets: set[str]) -> None:
+    """Note the error of a step for which this task is started again, in smaller parts: its supervisor prints it."""
+    journal.event("out_of_memory", **_facts(error, mask_text(explain(error).said, secrets), secrets))
+
+
+def _facts(error: Exception, said: str, secrets: set[str]) -> dict[str, Any]:
+    """Return what the journal says of an error."""
+    trace = mask_text("".join(traceback.format_exception(error)), secrets)
+    facts: dict[str, Any] = {"error": textwrap.shorten(said, 300, placeholder="..."), "traceback": trace}
+    if hasattr(error, CAN_SPLIT):
+        facts["out_of_memory"] = True
+    return facts
 
 
 def explain(error: BaseException) -> Explained:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import importlib
 import logging
 import os
@@ -31,18 +32,28 @@ from runner.distribute.tf_config import read_tf_config
 from runner.hooks.hook import Interrupted
 from runner.system import console, gc_pause
 from runner.system.child_process import NOTICES, end_with_parent
-from runner.system.exit_codes import FAILED, FINISHED, INTERRUPTED, PEER_LOST, USER_ERROR, code_of_error
+from runner.system.exit_codes import (
+    CAN_SPLIT,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    PEER_LOST,
+    USER_ERROR,
+    code_of_error,
+)  # fmt: skip
 from runner.system.files import FolderLostError, HeldFolder
 from runner.system.heartbeat import Heartbeat
 from runner.system.redaction import SecretList, hiding, secrets_of
 from runner.system.standard_streams import hidden_stderr, say
 from runner.system.start_status import take_terminal
 from runner.task import user_mlflow
-from runner.task.error_report import refuse_breakpoint, report_error
+from runner.task.error_report import note_out_of_memory, refuse_breakpoint, report_error
 from runner.task.stop_hook import ForwardedStop, StopRequest
 from runner.tracking.artifacts import Artifacts, keeping
 from runner.tracking.journal import Journal, NullJournal, journal_path
 from runner.tracking.run_lock import only_task_in
+from runner.tracking.run_record import FOUND_ACCUMULATION
 
 BuildStop = Callable[[Journal], StopRequest]
 
@@ -67,8 +78,17 @@ def main(argv: Sequence[str] | None = None, *, inline: bool = False) -> int:
         take_terminal(os.environ)
         report_error(error, NullJournal(), os.environ, set())
         return USER_ERROR
+    config = _with_found_accumulation(config, os.environ)  # before anybody asks whether the model supports it
     with hiding(SecretList.of(config.run.secrets, os.environ)):
         return _start(config, Path(config_file), started, inline=inline)
+
+
+def _with_found_accumulation(config: Config, env: Mapping[str, str]) -> Config:
+    """Return `config` with the number of micro-batches of this start, if its supervisor finds that."""
+    if not config.train.finds_accumulation:
+        return config
+    number = int(env.get(FOUND_ACCUMULATION) or 1)
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, gradient_accumulation=number))
 
 
 def _start(config: Config, config_file: Path, started: float, *, inline: bool) -> int:
@@ -162,9 +182,8 @@ def _run(
         journal = journal if recorded else Journal(path)  # its supervisor hands the reason on
         if folder is not None:
             error = _cause_of(error, folder)
-        listed = SecretList.of(config.run.secrets, os.environ)
-        report_error(error, journal, os.environ, secrets_of(schema.to_tree(config), listed))
-        return code_of_error(error)
+        secrets = secrets_of(schema.to_tree(config), SecretList.of(config.run.secrets, os.environ))
+        return _report(error, journal, secrets)
     finally:
         # Everything is reported and saved. Python and TensorFlow take a while to end; a stop request in that time must
         # not turn a finished task into a killed one.
@@ -177,6 +196,16 @@ def _run(
         journal.close()
     # A worker that is asked to stop makes all workers end an evaluation.
     return INTERRUPTED if stop.was_heeded or result.get("interrupted") else FINISHED
+
+
+def _report(error: Exception, journal: Journal, secrets: set[str]) -> int:
+    """Report an error, and return the exit code. The supervisor reports one after which it starts this task again."""
+    finds_accumulation = bool(os.environ.get(FOUND_ACCUMULATION))
+    if finds_accumulation and getattr(error, CAN_SPLIT, False):
+        note_out_of_memory(error, journal, secrets)
+        return OUT_OF_MEMORY
+    report_error(error, journal, os.environ, secrets)
+    return code_of_error(error)
 
 
 def _cause_of(error: Exception, folder: HeldFolder) -> Exception:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.system.files import write_atomically
-from runner.tracking.journal import iterate_journal, journals_in
+from runner.tracking.journal import is_of_host, iterate_journal, journals_in
 from runner.tracking.tracker import points_of
 
 if TYPE_CHECKING:
@@ -74,12 +74,16 @@ def draw_jobs(jobs: Sequence[tuple[str, float | None, float | None]], metric: st
         if value is not None and math.isfinite(value):
             settings.append(dict(part.split("=", 1) for part in name.split(", ") if "=" in part))
             results.append((value, deviation or 0.0))
-    names = list(dict.fromkeys(name for varied in settings for name in varied))
+    names: dict[str, None] = {}
+    for varied in settings:
+        names |= dict.fromkeys(varied)
     if len(results) < 2 or not names:
         return None
-    columns = [[varied.get(name, "-") for varied in settings] for name in names]
+    columns = []
+    for name in names:
+        columns.append([varied.get(name, "-") for varied in settings])
     path = directory / JOBS_FILE
-    save_figure(_figure_of_jobs(names, columns, metric, results), path)
+    save_figure(_figure_of_jobs(list(names), columns, metric, results), path)
     return path
 
 
@@ -121,7 +125,8 @@ class Curve(Sequence[tuple[int, float]]):
 def read_metrics(model_dir: Path) -> Curves:
     """Return metric -> its (step, value) points, by step. After a rollback, later values replace earlier ones."""
     metrics: dict[str, Curve] = {}
-    for path in journals_in(model_dir):
+    of_steps = [path for path in journals_in(model_dir) if not is_of_host(path)]
+    for path in of_steps:
         of_file: dict[str, Curve] = {}
         for line in iterate_journal(path, containing=b'"metrics"'):
             for point in points_of(line):

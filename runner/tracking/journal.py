@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,12 @@ RUN_STARTED, RUN_ENDED = "run_started", "run_ended"
 recorded, tags, files, models), which `runner.tracking.run_end` writes. They are in one journal of a folder, that of
 SUPERVISOR, a script's too."""
 SUPERVISOR = "supervisor"
+HOST = "host"
+"""Role of the journals with the metrics of a host (`system/...`)."""
+OF_RESTARTS = "run/"
+"""What the names of metrics begin with that say what restarts have changed; there may be several at one step."""
 ARTIFACT, IMAGE, DATASET = "artifact", "image", "dataset"
 """Events: a file or folder to keep with the run (path in model_dir, folder), a PNG of a step, facts of an input."""
-DESCRIPTION = "description"
-"""Event: what the trackers show of the run, in Markdown (text)."""
 
 
 ShowPhase = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -170,9 +172,14 @@ class NullJournal(Journal):
     def close(self) -> None: ...
 
 
-def journal_path(model_dir: Path, role: str = "chief", index: int = 0) -> Path:
-    """Return the path of the journal of one task."""
+def journal_path(model_dir: Path, role: str = "chief", index: int | str = 0) -> Path:
+    """Return the path of the journal of one task, or of a host by its name."""
     return model_dir / f"events.{role}-{index}.jsonl"
+
+
+def is_of_host(path: Path) -> bool:
+    """Report whether a journal has the metrics of a host, which are not of a step."""
+    return path.name.startswith(f"events.{HOST}-")
 
 
 def journals_in(model_dir: Path) -> list[Path]:
@@ -292,6 +299,13 @@ class Journals:
                  for path in journals_in(self.model_dir)}  # fmt: skip
         return {task: lines for task, lines in found.items() if lines}
 
+    def has_any(self, events: Collection[str]) -> bool:
+        """Report whether a task has written one of `events`. Each journal is read once, up to the first of them."""
+        for path in journals_in(self.model_dir):
+            if any(line.get("event") in events for line in self._lines(path, "event")):
+                return True
+        return False
+
     def _lines(self, path: Path, word: str) -> Iterator[dict[str, Any]]:
         return iterate_journal(path, self.sizes.get(path.name, 0), containing=f'"{word}"'.encode())
 
@@ -304,7 +318,6 @@ _NEEDS: Mapping[str, Mapping[str, Any]] = {
     RUN_ENDED: {"time": _NUMBER, "status": str, "recorded": str},
     ARTIFACT: {"time": _NUMBER, "path": str, "folder": str},
     IMAGE: {"time": _NUMBER, "path": str, "name": str, "step": int},
-    DESCRIPTION: {"text": str},
     DATASET: {"context": str, "name": str, "digest": str, "source": dict, "profile": dict},
 }
 """Event -> type of each of its fields without which nobody can use it."""

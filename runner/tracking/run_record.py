@@ -16,6 +16,9 @@ from runner.tracking.journal import RUN_STARTED, SUPERVISOR, has_end_of_line, jo
 MLFLOW = "mlflow"
 RUN_FILE = "run.json"
 
+FOUND_ACCUMULATION = "RUNNER_GRADIENT_ACCUMULATION"
+"""Environment variable of a task with `RunRecord.gradient_accumulation`, which stands for auto in its config."""
+
 _WORDS: Mapping[Any, str] = {
     int: "a whole number", int | None: "a whole number or null", float: "a number", float | None: "a number or null",
     str | None: "text or null", bool: "true or false",
@@ -40,6 +43,8 @@ class RunRecord:
         earlier version.
       started: when the last start began, in seconds since 1970; None: it was of an earlier version.
       secs_before: seconds that the starts before it took.
+      gradient_accumulation: number of micro-batches with which the last start trained with
+        `train.gradient_accumulation=auto`, and the next begins; None: that start had a number of its own.
     """
 
     generation: int = 0
@@ -48,6 +53,7 @@ class RunRecord:
     ending: dict[str, Any] = field(default_factory=dict)
     started: float | None = None
     secs_before: float = 0.0
+    gradient_accumulation: int | None = None
 
     @property
     def secs(self) -> float | None:

@@ -43,13 +43,14 @@ from runner.tracking.journal import (
     ARTIFACT,
     BLOCK_BYTES,
     DATASET,
-    DESCRIPTION,
     IMAGE,
+    OF_RESTARTS,
     RUN_ENDED,
     RUN_STARTED,
     SUPERVISOR,
     WANTS_RUN,
     Journals,
+    is_of_host,
     journal_path,
     journals_in,
     make_durable,
@@ -89,6 +90,8 @@ PATIENCE_SECS = 30.0
 
 A provisional start is waited for without an end: its folder is removed after a mistake, and what is shipped stays."""
 _WAKING = ("first_step", WANTS_RUN, RUN_ENDED)
+_TOLD = (DATASET, ARTIFACT, IMAGE)
+"""Events of which trackers are told."""
 
 
 class Deadline:
@@ -120,7 +123,7 @@ def build_tracker(backend: str, settings: TrackingConfig, model_dir: Path, name:
       started_at: when the run started, in seconds since 1970; the tracker may be built later.
     """
     if backend == MLFLOW:
-        return MlflowTracker(str(settings.uri), str(settings.experiment), settings.system_metrics, started_at)
+        return MlflowTracker(str(settings.uri), str(settings.experiment), started_at)
     if backend == "csv":
         return CsvTracker(model_dir)
     return UserTracker(next(one for one in settings.backends if one.name == backend), name)
@@ -156,12 +159,13 @@ class RunShipper:
         self._tracker: Tracker | None = None
         self._opening: Tracker | None = None
         self._left_out: set[str] = set()
+        self._noted: set[Path] = set()  # journals with offsets that the record on disk does not have
         self._is_guest = self._is_sweep = self._has_looked = self._is_full = False
 
     def is_due(self) -> bool:
         """Report whether it is time to ship: not before the first step, because the task's imports need the core."""
         now = time.monotonic()
-        if now < self._wakes_at and (self._is_lost() or any(self._unseen.events(event) for event in _WAKING)):
+        if now < self._wakes_at and (self._is_lost() or self._unseen.has_any(_WAKING)):
             self._wakes_at = now
         if now < max(self._wakes_at, self._due_at):
             return False
@@ -282,7 +286,8 @@ class RunShipper:
         self._shipped.started = offset
         address = tracker.address()
         self._shipped.address = address and mask_text(address, self._settings.secret_texts())
-        self._save(self._bounds)
+        self._noted.add(self._bounds)
+        self._save()
         if line["tags"].get("host") and not self._has_looked:
             self._has_looked = True
             try:
@@ -324,7 +329,7 @@ class RunShipper:
         with tempfile.TemporaryDirectory(prefix="runner-") as scratch:
             things: list[Callable[[], None]] = []
             if line.get("description"):
-                things.append(partial(tracker.set_description, line["description"], _heading_of(line["description"])))
+                things.append(partial(tracker.set_description, line["description"], line["description"][:20]))
             things += [partial(self._send_file, tracker, name, Path(scratch)) for name in line.get("files", ())]
             things += [partial(self._send_model, tracker, facts) for facts in line.get("models", ())]
             for thing in things:
@@ -368,7 +373,8 @@ class RunShipper:
                 if values.get("mlflow_run_id", self._shipped.run_id) != self._shipped.run_id:
                     write_json(path, {**values, "mlflow_run_id": self._shipped.run_id})
         self._deadline.expect(path.stat().st_size)
-        tracker.log_file(path)
+        folder = str(Path(name).parent)
+        tracker.log_file(path, "" if folder == "." else folder)
         self._deadline.expect()
 
     def _send_model(self, tracker: Tracker, facts: Mapping[str, Any]) -> None:
@@ -389,34 +395,44 @@ class RunShipper:
         """Ship the journals of the tasks, up to the next start: whether a step that is repeated counts depends on the
         start.
         """
-        for path in journals_in(self.folder):
+        for path in self._journals_of_tasks():
             before = -1
-            while path != self._bounds and before != (before := self._offset(path)):
+            while before != (before := self._offset(path)):
                 lines, after = read_journal(path, before, BLOCK_BYTES, left_out=self._say_left_out)
                 # Must follow the reading of lines: a start may just have begun.
                 bounds = starts_and_ends(self.folder, self._offset(self._bounds))
                 starts = [bound["time"] for bound in bounds if bound["event"] == RUN_STARTED]
                 if starts:
                     lines, after = read_journal(path, before, BLOCK_BYTES, until=starts[0])
-                self._ship_lines(tracker, lines)
+                has_sent = self._ship_lines(tracker, lines)
                 # Must follow log_points: a crash in between ships points twice, and MLflow stores them once (same time
                 # and step).
-                self._note(path, after)
+                self._note(path, after, saves=has_sent)
+        if self._noted:
+            self._save()
 
-    def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> None:
+    def _journals_of_tasks(self) -> Iterator[Path]:
+        """Yield the journals that this tracker gets beside the supervisor's; those of hosts are for MLflow's pages."""
+        for path in journals_in(self.folder):
+            is_taken = self._name == MLFLOW or not is_of_host(path)
+            if path != self._bounds and is_taken:
+                yield path
+
+    def _ship_lines(self, tracker: Tracker, lines: Sequence[Mapping[str, Any]]) -> bool:
+        """Send what the tracker is told of these lines. Return whether there was anything."""
         last_steps = dict(self._shipped.last_steps)
         points = [point for line in lines for point in points_of(line) if self._is_new(point, last_steps)]
         if points:
             tracker.log_points(points)
             self._deadline.expect()
         self._shipped.last_steps = last_steps
-        for line in lines:
+        told = [line for line in lines if line.get("event") in _TOLD]
+        for line in told:
             if line.get("event") == DATASET:
                 tracker.log_input(DatasetFacts(**{one.name: line[one.name] for one in fields(DatasetFacts)}))
             elif line.get("event") in (ARTIFACT, IMAGE):
                 self._ship_file(tracker, line)
-            elif line.get("event") == DESCRIPTION:
-                tracker.set_description(line["text"], _heading_of(line["text"]))
+        return bool(points or told)
 
     def _ship_file(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         path = self.folder / line["path"]
@@ -453,8 +469,10 @@ class RunShipper:
 
     def _is_new(self, point: Point, last_steps: dict[str, int]) -> bool:
         last = last_steps.get(point.name, -1)
-        # A step may be evaluated again; both results are shipped. The best job of a sweep may change to any step.
-        is_new = point.step > last or (self._is_guest and point.step == last) or self._is_sweep
+        # A step may be evaluated again, and a run restarted twice at one step: both results are shipped. The best job
+        # of a sweep may change to any step.
+        may_repeat = self._is_guest or point.name.startswith(OF_RESTARTS)
+        is_new = point.step > last or (may_repeat and point.step == last) or self._is_sweep
         if is_new:
             last_steps[point.name] = point.step
         return is_new
@@ -470,23 +488,28 @@ class RunShipper:
         last = next(reversed(starts_and_ends(self.folder, since)), None)
         return last if last is not None and last["event"] == RUN_STARTED else None
 
-    def _note(self, journal: Path, offset: int) -> None:
-        if offset != self._offset(journal):
-            self._shipped.offsets = {**self._shipped.offsets, journal.name: offset}
-            self._save(journal)
-
-    def _save(self, journal: Path | None = None) -> None:
-        """Save the record.
+    def _note(self, journal: Path, offset: int, *, saves: bool = True) -> None:
+        """Note how much of a journal is shipped.
 
         Args:
-          journal: the one in which the record has a new offset; None: it has none.
+          saves: save the record now. It has an offset for each task, so it is not saved for each: workers mostly write
+            lines of which no tracker is told.
         """
+        if offset != self._offset(journal):
+            self._shipped.offsets[journal.name] = offset
+            self._noted.add(journal)
+            if saves:
+                self._save()
+
+    def _save(self) -> None:
+        """Save the record, after the disk has the journals in which it has new offsets."""
         if self._is_lost():
             return
-        if journal is not None:
+        for journal in self._noted:
             # First: after a power cut the record must not speak of lines that the disk has not. This process waits
             # for the disk, so that training need not.
             make_durable(journal)
+        self._noted.clear()
         self._shipped.save(self.folder, self._name)
 
     def _is_lost(self) -> bool:
@@ -548,11 +571,6 @@ def close_abandoned(tracker: Tracker, host: str) -> None:
             except OSError:  # one of the processes is alive, or the file is not a lock of a run
                 continue
             _close_as_killed(tracker, run_id, path.parent)
-
-
-def _heading_of(description: str) -> str:
-    """Return what a description begins with that a later one replaces; one of the user begins otherwise."""
-    return description[:20]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from runner.config import hydra, parsing, schema
 from runner.config.mistakes import Conflict, Malformed, NoEffect, NotAllowed, NotFound, NotSet, UnknownKey, WrongType
 from runner.config.schema import STRATEGY_OPTIONS, Config, ConfigError
 from runner.config.settings.limits import as_typed
+from runner.config.strategy_validation import next_accumulation
 from runner.config.validation import newest_runs
 from tests.support.command_line import CommandLine
 from tests.support.messages import Messages
@@ -271,6 +272,50 @@ def test_a_least_number_of_workers_is_accepted_where_numbers_do_not_depend_on_th
     Path("run").mkdir()
     Path("run/checkpoint").write_text("")
     assert parsed(*asked.split()).cluster.min_workers is not None
+
+
+@pytest.mark.parametrize(
+    ("number", "batch_size", "num_replicas", "larger"),
+    [
+        (1, 64, 1, 2),
+        (1, 64, 4, 2),
+        (8, 64, 4, 16),
+        (16, 64, 4, None),
+        (4, 12, 1, 12),  # 8 parts would not be even
+        (1, 7, 1, 7),
+        (7, 7, 1, None),
+        (3, 20, 2, 10),
+        (1, 2, 2, None),
+        (5, None, 2, 10),
+    ],
+)
+def test_smaller_micro_batches_are_twice_as_many_or_the_next_that_are_even(
+    number: int, batch_size: int | None, num_replicas: int, larger: int | None
+) -> None:
+    assert next_accumulation(number, batch_size, num_replicas) == larger
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "train.gradient_accumulation=auto input.train.batch_size=7",
+        "train.gradient_accumulation=auto strategy=parameter_server",
+        "train.gradient_accumulation=auto run.inline=true command=evaluate model_dir=run",  # its config
+        "train.gradient_accumulation=auto run.inline=true command=dry_run",
+    ],
+)
+def test_the_number_of_micro_batches_may_be_left_to_the_supervisor(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/checkpoint").write_text("")
+    train = parsed(*asked.split()).train
+    assert train.finds_accumulation
+    assert train.first_accumulation == 1
+    monkeypatch.setenv("PARTS", "4")
+    by_hand = parsed("train.gradient_accumulation=${oc.env:PARTS}").train
+    assert (by_hand.finds_accumulation, by_hand.first_accumulation) == (False, 4)
 
 
 def test_an_evaluation_on_another_input_takes_a_name_of_its_own(

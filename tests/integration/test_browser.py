@@ -91,13 +91,14 @@ def test_the_address_of_the_last_lines_shows_the_best_run_first(pages: Pages, fo
     pages.resize()  # as the other tests have it
 
 
-def test_the_jobs_of_a_sweep_are_grouped_by_their_settings(pages: Pages, folder: Path) -> None:
-    pages.open()
-    pages.click(link("runner"))
-    pages.see(link("alone"))
-    pages.group_by("settings")
-    for rate in ("0.1", "0.01"):
-        pages.see(f"//*[contains(normalize-space(), 'Group: learning_rate={rate}')]")
+def test_the_jobs_of_a_sweep_are_grouped_by_their_settings(pages: Pages, tmp_path: Path) -> None:
+    with browser(pages.address, tmp_path / "profile") as others:  # the page keeps the grouping for this user
+        others.open()
+        others.click(link("runner"))
+        others.see(link("alone"))
+        others.group_by("settings")
+        for rate in ("0.1", "0.01"):
+            others.see(f"//*[contains(normalize-space(), 'Group: learning_rate={rate}')]")
 
 
 def test_the_page_of_a_run_shows_its_params_metrics_and_tags(pages: Pages, folder: Path) -> None:
@@ -128,3 +129,24 @@ def test_the_learning_curves_are_shown_as_a_picture(pages: Pages, folder: Path) 
     pages.click("//*[normalize-space(text())='learning_curves.png']")
     picture = pages.see("//img[@alt='learning_curves.png' or contains(@class, 'rc-image-img')]")
     assert pages.run("return arguments[0].naturalWidth", picture) == 1000
+
+
+@pytest.mark.parametrize("width", [390, 1920])
+def test_the_report_fits_the_window_and_sorts_by_a_column(width: int, pages: Pages, folder: Path) -> None:
+    report = started(["-m", "runner", "command=report", "model_dir=outputs"], folder)
+    said, _ = report.communicate(timeout=TIMEOUT_SECS)
+    assert report.returncode == 0, said
+    pages.resize(width)
+    pages.open_file(folder / "report.html")
+    picture = pages.see("//*[local-name()='svg' and contains(@aria-label, 'model.params.learning_rate')]")
+    assert 300 < pages.run("return arguments[0].getBoundingClientRect().width", picture) < width
+    assert pages.run("return document.documentElement.scrollWidth <= innerWidth"), "only tables scroll to the side"
+    of_losses = "return [...document.querySelectorAll('table')[0].tBodies[0].rows].map(row => row.cells[2].textContent)"
+    best_first = pages.run(of_losses)
+    assert len(best_first) == 3
+    assert best_first == sorted(best_first, key=float)
+    head = pages.see("//table[1]//th[normalize-space()='eval/loss']")
+    pages.run("arguments[0].click()", head)
+    pages.run("arguments[0].click()", head)
+    assert pages.run(of_losses) == best_first[::-1]
+    pages.resize()  # as the other tests have it

@@ -20,7 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from runner.config import schema
-from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig
+from runner.config.schema import ClusterConfig, Config, RunSettings, StrategyConfig, TrackingConfig, TrainConfig
 from runner.distribute.cluster import ALONE, Cluster
 from runner.launch import gang, restarts, supervisor, task_group, task_starter
 from runner.launch.gang import GangResult
@@ -28,7 +28,7 @@ from runner.launch.restarts import Restarts, pause_secs
 from runner.system.exit_codes import rank_of
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_supervisor import config_of, summary_in
-from tests.support.journal import recorded
+from tests.support.journal import events_in, metrics_of_steps, recorded
 from tests.support.messages import Messages
 from tests.support.processes import is_gone, wait_until
 from tests.support.screen import line_of
@@ -65,9 +65,11 @@ def prepared(folder: Path, codes: Mapping[str, str], strategy: str, **settings: 
     for name, code in codes.items():
         (folder / f"{name}.py").write_text(code)
     tracking = TrackingConfig(backend=settings.pop("backend", "none"), uri=f"sqlite:///{folder}/mlflow.db")
+    train = settings.pop("train", TrainConfig())
     run = RunSettings(**{name: settings.pop(name) for name in ("seed", "freeze_secs") if name in settings})
     cluster = ClusterConfig(**settings)
-    return config_of(folder / "run", strategy=StrategyConfig(strategy), cluster=cluster, tracking=tracking, run=run)
+    groups = {"strategy": StrategyConfig(strategy), "cluster": cluster, "tracking": tracking, "run": run}
+    return config_of(folder / "run", train=train, **groups)
 
 
 def noted(folder: Path, role: str = "chief", index: int = 0) -> list[dict[str, Any]]:
@@ -276,10 +278,10 @@ def test_a_gang_that_lost_a_task_starts_again_from_the_last_checkpoint(
     assert RunRecord.read(tmp_path / "run").generation == 2
     said = line_of(capfd.readouterr().err, "runner: ")
     messages.same("stderr", said)
-    (_, restart, metric, _) = noted(tmp_path, "supervisor")
-    assert (restart["event"], restart["task"], restart["step"]) == ("restart", "worker:0", 40)
+    (restart,) = events_in(tmp_path / "run", "restart", "supervisor")
+    assert (restart["task"], restart["step"]) == ("worker:0", 40)
     messages.same("reason", restart["reason"])
-    assert (metric["step"], metric["metrics"]) == (40, {"run/restarts": 1.0})
+    assert metrics_of_steps(tmp_path / "run", "supervisor") == [(40, {"run/restarts": 1.0})]
     tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"])
     assert tracked.data.tags["restarts"] == "1"
     assert f"runner: {tracked.data.tags['last_restart']}" == said
@@ -379,7 +381,7 @@ def test_a_frozen_task_is_the_reason_when_the_others_lost_it(
     freezes = JOIN + "if generation == 1: started(); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)\n"
     loses = JOIN + "if generation == 1: wait_for('worker:0.pid'); sys.exit(75)\n"
     assert run({"chief": loses + FINISH, "worker:0": freezes}) == 0
-    messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"], hide=SILENT_SECS)
+    messages.same("reason", events_in(tmp_path / "run", "restart", "supervisor")[0]["reason"], hide=SILENT_SECS)
 
 
 @pytest.mark.alone
@@ -399,7 +401,59 @@ def test_a_single_process_is_started_again_where_that_is_asked_for(
 ) -> None:
     dies_once = "if generation == 1: save(3); os.kill(os.getpid(), signal.SIGKILL)\n"
     assert run({"chief": dies_once + FINISH}, "default", max_restarts=1) == 0
-    messages.same("reason", noted(tmp_path, "supervisor")[1]["reason"])
+    messages.same("reason", events_in(tmp_path / "run", "restart", "supervisor")[0]["reason"])
+
+
+# --- smaller micro-batches -------------------------------------------------------------------------------------------
+
+FOUND = TrainConfig(gradient_accumulation="auto")
+NUMBERED = JOIN + (
+    "number = int(os.environ['RUNNER_GRADIENT_ACCUMULATION'])\n"
+    "(folder / f'{place.name}.numbers').open('a').write(f'{number} ')\n"
+)
+BUILDS = NUMBERED + "journal.event('built', num_replicas=2, devices='CPU'); (folder / f'built{number}').touch()\n"
+FOLLOWS = NUMBERED + "wait_for(f'built{number}'); (folder / f'followed{number}').touch()\n"
+NEEDS_FOUR = (
+    "if number < 4:\n"
+    "    wait_for(f'there{number}')\n"
+    "    journal.event('out_of_memory', error='no memory for 8 examples')\n"
+    "    (folder / f'ended{number}').touch()\n"
+    "    sys.exit(76)\n"
+)
+BREAKS_OFF = "(folder / f'there{{number}}').touch()\nif number < 4: wait_for(f'ended{{number}}'); {how}\n"
+"""What a task does whose step another task breaks off."""
+
+
+@pytest.mark.usefixtures("mlflow_database")
+@pytest.mark.parametrize("how", ["sys.exit(75)", "fail('Collective ops is aborted', 1)"], ids=["peer", "error"])
+def test_a_gang_goes_on_with_smaller_micro_batches_whatever_the_other_tasks_see_of_it(
+    how: str, run: Callable[..., int], tmp_path: Path, capfd: pytest.CaptureFixture[str], messages: Messages
+) -> None:
+    codes = {"chief": BUILDS + BREAKS_OFF.format(how=how) + FINISH, "worker:0": FOLLOWS + NEEDS_FOUR}
+    assert run(codes, backend="mlflow", max_restarts=0, train=FOUND) == 0
+    assert {(tmp_path / f"{name}.numbers").read_text() for name in codes} == {"1 2 4 "}
+    record = RunRecord.read(tmp_path / "run")
+    assert (record.generation, record.gradient_accumulation) == (3, 4)
+    summary = summary_in(tmp_path / "run")
+    assert (summary["status"], summary["restarts"], summary["gradient_accumulation"]) == ("finished", 2, 4)
+    first, second = events_in(tmp_path / "run", "restart", "supervisor")
+    assert (first["task"], first["gradient_accumulation"], second["gradient_accumulation"]) == ("worker:0", 2, 4)
+    messages.same("reason", first["reason"])
+    metrics = [values for _, values in metrics_of_steps(tmp_path / "run", "supervisor")]
+    assert metrics[0] == {"run/restarts": 1.0, "run/gradient_accumulation": 2.0}
+    tracked = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_run(summary["mlflow_run_id"]).data
+    assert (tracked.params["train.gradient_accumulation"], tracked.tags["gradient_accumulation"]) == ("auto", "4")
+    assert tracked.metrics["run/gradient_accumulation"] == 4.0
+
+
+def test_a_run_that_is_asked_to_stop_is_not_started_again_with_smaller_micro_batches(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    stopped = "on_sigterm(76); journal.event('built', num_replicas=1); save(3); os.kill(os.getppid(), signal.SIGTERM)\n"
+    waits = "while True: time.sleep(0.05)\n"
+    assert run({"chief": JOIN + stopped + waits}, "default", train=FOUND) == 3
+    assert summary_in(tmp_path / "run")["restarts"] == 0
+    assert RunRecord.read(tmp_path / "run").gradient_accumulation == 1
 
 
 # --- fewer workers --------------------------------------------------------------------------------------------------
@@ -543,8 +597,8 @@ def test_which_end_is_a_loss_and_which_of_two_is_the_reason() -> None:
     def ending(code: int) -> GangResult:
         return GangResult(code, ALONE)
 
-    assert [code for code in (-9, -6, -11, 75, 1, 2, 3, -15, -2) if ending(code).is_loss] == [-9, -6, -11, 75]
-    assert sorted([75, -6, 3, 1, -9], key=rank_of) == [-9, 1, 3, -6, 75]
+    assert [code for code in (-9, -6, -11, 75, 76, 1, 2, 3, -15, -2) if ending(code).is_loss] == [-9, -6, -11, 75]
+    assert sorted([75, -6, 3, 1, 76, -9], key=rank_of) == [-9, 76, 1, 3, -6, 75]
 
 
 # --- a task that freezes alone ------------------------------------------------------------------------------------

@@ -24,10 +24,15 @@ from runner.launch.worker_supervisor import differences_to_chief
 from runner.system.exit_codes import FAILED, INTERRUPTED, PEER_LOST, USER_ERROR
 from runner.tracking.run_record import RunRecord
 from tests.launch.test_gang import (
+    BREAKS_OFF,
+    BUILDS,
     CHIEF,
     FINISH,
+    FOLLOWS,
+    FOUND,
     JOIN,
     LOST,
+    NEEDS_FOUR,
     PREEMPTED,
     SUPERVISE,
     TASK,
@@ -40,8 +45,10 @@ from tests.launch.test_gang import (
     wait_until,
 )
 from tests.support.command_line import CommandLine
+from tests.support.control_plane import places_of
 from tests.support.messages import Messages
 from tests.support.screen import line_of
+from tests.support.tiers import slow_but
 
 WORKERS = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
 OTHERS = {"chief": ["127.0.0.1:4"], "worker": ["127.0.0.1:5"]}
@@ -104,6 +111,23 @@ def test_a_task_that_is_killed_has_all_start_again_in_the_next_generation(tmp_pa
         messages.same(f"{name} says", line_of(said[name], "SIGKILL"))
     assert summary_in(tmp_path / "run")["restarts"] == 1
     assert json.loads((tmp_path / "run" / "generation.json").read_text())["generation"] == 2
+
+
+@pytest.mark.parametrize("name", slow_but(["chief", "worker:0"], "worker:0"))
+def test_a_task_that_runs_out_of_memory_has_all_go_on_with_smaller_micro_batches(
+    name: str, tmp_path: Path, messages: Messages
+) -> None:
+    parts = dict.fromkeys(("chief", "worker:0"), BREAKS_OFF.format(how="sys.exit(75)"))
+    parts[name] = NEEDS_FOUR
+    terminals = Terminals(tmp_path, train=FOUND, max_restarts=0)
+    ends = "wait_for(f'followed{number}')\n" + FINISH
+    terminals.start({"chief": BUILDS + parts["chief"] + ends, "worker:0": FOLLOWS + parts["worker:0"]})
+    ended, said = terminals.end()
+    assert ended == {"chief": 0, "worker:0": 0}, said
+    assert {(tmp_path / f"{each}.numbers").read_text() for each in parts} == {"1 2 4 "}
+    record = RunRecord.read(tmp_path / "run")
+    assert (record.generation, record.gradient_accumulation) == (3, 4)
+    messages.same("chief says", line_of(said["chief"], "train.gradient_accumulation=4"))
 
 
 def test_a_supervisor_that_is_killed_is_waited_for(tmp_path: Path, messages: Messages) -> None:
@@ -435,7 +459,7 @@ def test_a_worker_whose_supervisor_is_started_again_is_lost_and_an_evaluator_is_
     again._answered = leader._call
     again.tell("ready")
     found = leader.look()
-    assert found is not None and (found.code, found.place.name) == (PEER_LOST, "worker:0")
+    assert found is not None and (found.code, found.place.name) == (-signal.SIGKILL, "worker:0")
 
     leader, first = chief_and_evaluator(tmp_path / "evaluator", lambda: 0.0)
     assert leader.look() is None
@@ -444,6 +468,22 @@ def test_a_worker_whose_supervisor_is_started_again_is_lost_and_an_evaluator_is_
     leader._say()
     second.tell("ready")
     assert leader.look() is None
+
+
+def test_the_task_that_was_killed_is_the_loss_and_not_one_that_lost_its_connection_to_it(tmp_path: Path) -> None:
+    """All of them answer at once; the cause is named, whatever its place among them."""
+    chief, *workers = places_of(4)
+    leader = LeaderRendezvous(tmp_path, chief, 10)
+    leader._say(generation=1, phase="gather")
+    followers = [FollowerRendezvous(tmp_path, place, 10) for place in workers]
+    for follower in followers:
+        follower._answered = leader._call
+        follower.tell("ready")
+    assert leader.gather(1, []) is None
+    for follower, code in zip(followers, [PEER_LOST, -signal.SIGKILL, PEER_LOST], strict=True):
+        follower.tell("lost", "gone", code)
+    for found in (leader.look(), leader.reason(GangResult(PEER_LOST, chief))):
+        assert found is not None and (found.code, found.place.name) == (-signal.SIGKILL, "worker:1")
 
 
 def test_the_supervisor_of_a_lost_task_says_why_if_it_answers_in_time(tmp_path: Path) -> None:

@@ -113,8 +113,10 @@ def test_a_task_that_finishes_is_summarised(
         "phases": {},
         "unread_params": [],
         "strategy": "default",
+        "gradient_accumulation": 1,
         "num_replicas": 2,
         "devices": "2 x NVIDIA H200",
+        "peak_memory": None,
         "checkpoint": "c",
         "predictions": None,
         "exports": [],
@@ -123,6 +125,8 @@ def test_a_task_that_finishes_is_summarised(
         "interrupted_by": None,
         "repeated_steps": 0,
         "mlflow_run_id": None,
+        "seed": 1,
+        "settings_id": None,
     }
     assert (tmp_path / "run" / "config.yaml").exists()
     said = capsys.readouterr().out.splitlines()
@@ -262,7 +266,7 @@ def test_an_mlflow_run_has_the_params_metrics_and_status(run: Callable[..., int]
     tags = recorded.data.tags
     assert (tags["team"], tags["status"], tags["num_replicas"], tags["strategy"]) == ("a", "finished", "2", "default")
     assert tags["version.tensorflow"].startswith(("2.21", "2.22"))
-    left = {"code", "config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
+    left = {"runner_files", "config.yaml", "summary.json", "model_summary.txt", "learning_curves.png"}
     assert {file.path for file in client.list_artifacts(run_id)} == left
 
     assert run("os.kill(os.getpid(), signal.SIGKILL)", tracking=tracking) == 1
@@ -405,6 +409,9 @@ def test_the_task_gets_our_package_and_a_quiet_tensorflow() -> None:
     quiet = {**bars, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "RUNNER_GENERATION": "1"}
     assert env == {"A": "b", **quiet}
     assert task_group.task_env({"TF_CPP_MIN_LOG_LEVEL": "0"})["TF_CPP_MIN_LOG_LEVEL"] == "0"
+    number = "RUNNER_GRADIENT_ACCUMULATION"
+    assert task_group.task_env({}, generation=2, gradient_accumulation=4)[number] == "4"
+    assert number not in task_group.task_env({number: "4"}), "the code of a task that starts a run of its own"
     assert task_group.task_env({"TQDM_DISABLE": "0"})["TQDM_DISABLE"] == "0"
     assert task_group.task_env({"PYTHONPATH": "/x"})["PYTHONPATH"] == f"{ROOT}{os.pathsep}/x"
 
@@ -635,10 +642,10 @@ def test_a_run_whose_supervisor_was_killed_is_interrupted_once_it_is_read(
     assert run(RESULT) == 0
     path = tmp_path / "run" / "summary.json"
     path.write_text(path.read_text().replace('"finished"', '"running"'))
-    RunRecord(1, "running").save(tmp_path / "run")
+    RunRecord(1, "running", gradient_accumulation=4).save(tmp_path / "run")
     assert run(RESULT, command="predict", input=PREDICTS) == 0
     summary = summary_in(tmp_path / "run")
-    assert summary["status"] == "interrupted"
+    assert (summary["status"], summary["gradient_accumulation"]) == ("interrupted", 4)
     messages.same("error", summary["error"])
 
 

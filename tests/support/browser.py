@@ -94,13 +94,13 @@ class Pages:
         ):  # fmt: skip
             options.add_argument(f"--{flag}")
         self._driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-        self._address = address
+        self.address = address
 
     def resize(self, width: int = 1500, height: int = 1250) -> None:
         self._driver.set_window_size(width, height)
 
     def open(self, path: str = "") -> None:
-        self._driver.get(f"{self._address}/{path}")
+        self._driver.get(f"{self.address}/{path}")
 
     def open_file(self, path: Path) -> None:
         self._driver.get(path.as_uri())
