@@ -20,6 +20,7 @@ from runner.checkpoint import reader
 from runner.checkpoint.integrity import VerifiedCheckpoints
 from runner.checkpoint_files import layout
 from runner.config.metric_names import evaluation_prefix
+from runner.data.inputs import InputPipeline
 from runner.data.sharding import WorkerPlace
 from runner.distribute.collectives import Collectives, check_evaluation, collectives_of
 from runner.distribute.strategy import check_devices_of
@@ -253,6 +254,22 @@ class Estimator:
         setup = self._train_setups.build(input_fn, hooks, self.agreed_checkpoint(), max_epochs)
         assert setup is not None
         return setup
+
+    def train_pipeline(
+        self, input_fn: InputFn, max_epochs: int | None = None, num_workers: int | None = None
+    ) -> InputPipeline:
+        """Return the training input of this process, from its beginning; no model is built.
+
+        Args:
+          input_fn: an input function or an Input.
+          max_epochs: number of passes over the examples; None: no limit.
+          num_workers: the input is that of the first of so many workers; None: as many as there are.
+        """
+        model = self._models.for_training
+        place = model.place(training=True)
+        if num_workers is not None:
+            place = dataclasses.replace(place, num_workers=num_workers)
+        return self._models.build_pipeline(input_fn, ModeKeys.TRAIN, model, max_epochs, place=place)
 
     def _own_hooks(self, setup: TrainSetup) -> list[Hook]:
         """Return the runner's own hooks, on the process that writes. They are called after all other hooks."""
