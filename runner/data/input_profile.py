@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import os
 import statistics
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,19 @@ WARM_UP_SECS = 1.5
 
 ROUNDS = 7
 ROUND_SECS = 0.4
-"""The inputs that are compared are read in turn, each `ROUNDS` times, so that other work on the machine slows all."""
+"""In each round the input is read as it is, with a change, and as it is again, each for so long: other work on the
+machine slows all three."""
+
+MAX_SLOWER = 1
+"""A gain is clear if the changed input was the fastest of the three in all rounds but so many.
+
+Of three reads that differ by chance alone, the one in the middle is the fastest in 1 of 3 rounds, and in 6 or 7 of 7
+rounds with a chance of 15 in 2187, 0.7 %. Of `MAX_TRIALS` changes that gain nothing, one gets there in 4 % of all
+commands, and then has to reach `MIN_GAIN` too."""
+
+MIN_GAIN = 1.2
+"""Smallest median gain that is clear. A smaller one is rarely worth the work, and a model that needs the same cores may
+take it away."""
 
 DRAIN_SECS = 0.15
 """What an input has read ahead since its last turn is read, and not counted, for so long before its turn."""
@@ -51,6 +64,9 @@ MAX_TRIALS = 6
 FILL_SECS = 3.0
 """A cache is tried with the elements that its stage makes in so many seconds; they stand for all. Fewer would stay in
 the processor's cache, and be read faster than all of them."""
+
+MAX_FILL_SECS = 15.0
+"""The longest time to wait until they are in the cache: the machine may do other work meanwhile."""
 
 _CALL_SECS = 0.05
 """About how long one call of TensorFlow reads, so that the way from Python costs nothing that can be measured."""
@@ -117,11 +133,13 @@ class Change:
         "batch_first": the batch before the map, whose function then gets whole batches.
         "cache": a cache behind the call.
       num_cached: the number of elements in that cache.
+      num_filling: the number of elements of the whole pipeline that are read until it is full.
     """
 
     kind: str
     call: Call
     num_cached: int = 0
+    num_filling: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,17 +179,51 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
-    """A change that was tried.
+class Round:
+    """Examples per second of a changed input, and of the input as it is directly before and after."""
 
-    Attributes:
-      gain: examples per second with the change, divided by those without.
-      examples_per_sec: with the change.
-    """
+    before: float
+    changed: float
+    after: float
+
+    @property
+    def gain(self) -> float:
+        return self.changed / statistics.mean([self.before, self.after])
+
+    @property
+    def is_faster(self) -> bool:
+        return self.changed > max(self.before, self.after)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A change that was tried."""
 
     change: Change
-    gain: float
-    examples_per_sec: float
+    rounds: Sequence[Round]
+
+    @property
+    def gain(self) -> float:
+        """The median of the rounds' gains."""
+        return statistics.median(turn.gain for turn in self.rounds)
+
+    @property
+    def num_faster(self) -> int:
+        """The number of rounds in which it was faster than the input as it is, before and after."""
+        return sum(turn.is_faster for turn in self.rounds)
+
+    @property
+    def is_clear(self) -> bool:
+        """The change makes the input faster; see `MAX_SLOWER`."""
+        return self.gain >= MIN_GAIN and self.num_faster >= len(self.rounds) - MAX_SLOWER
+
+
+@dataclasses.dataclass(frozen=True)
+class Untried:
+    """A change that could not be tried, and why."""
+
+    change: Change
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +236,7 @@ class InputProfile:
       stages: from the source to the end.
       tuned: (stage, parameter, value) of each value that AUTOTUNE has chosen.
       trials: the changes that were tried, those that gain most first.
+      untried: those that could not be tried.
     """
 
     speed: Speed
@@ -191,6 +244,7 @@ class InputProfile:
     stages: Sequence[Stage]
     tuned: Sequence[tuple[str, str, float]]
     trials: Sequence[Trial]
+    untried: Sequence[Untried]
 
 
 def profile(build: Build, check: Callable[[], None]) -> InputProfile:
@@ -207,7 +261,8 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
         dataset = build()
     reading = Reading(dataset, check)
     has_cache = any(call.method == "cache" for call in recorder.calls)
-    reading.read(CACHE_SECS if has_cache else WARM_UP_SECS)
+    warm_up_secs = CACHE_SECS if has_cache else WARM_UP_SECS
+    reading.read(warm_up_secs)
     cpu_before = time.process_time()
     began = time.perf_counter()
     speed = reading.read(ROUND_SECS)
@@ -215,38 +270,61 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
     stages = _stages(dataset, recorder, check)
     options = dataset.options()
     stages = [dataclasses.replace(stage, secs_up_to=_secs_up_to(stage, options, check)) for stage in stages]
-    tried = []
+    tried: dict[Change, Reading] = {}
+    untried: dict[Change, str] = {}
     for change in _changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
-        check()
-        changed = _changed_reading(change, build, dataset)
-        if changed is not None:
-            tried.append((change, changed))
-    readings = [reading, *(changed for _, changed in tried)]
-    rounds = _in_turn(readings)
-    speeds = [_median_speed(speeds) for speeds in zip(*rounds, strict=True)]
-    trials = []
-    for place, (change, _) in enumerate(tried, start=1):
-        # Of each round by itself: the machine may be slower in one round than in another.
-        gain = statistics.median(_examples_per_sec(speeds[place]) / _examples_per_sec(speeds[0]) for speeds in rounds)
-        trials.append(Trial(change, gain, gain * _examples_per_sec(speeds[0])))
+        try:
+            changed = _changed_reading(change, build, dataset, check)
+            _warm_up(changed, change, warm_up_secs)
+        except _CannotTryError as error:
+            untried[change] = str(error)
+        else:
+            tried[change] = changed
+    speeds, rounds = _in_turn(reading, tried, untried)
+    trials = [Trial(change, rounds[change]) for change in rounds if change not in untried]
     trials.sort(key=lambda trial: trial.gain, reverse=True)
-    return InputProfile(speeds[0], min(1.0, cpu), stages, reading.tuned(), trials)
+    left = [Untried(change, reason) for change, reason in untried.items()]
+    return InputProfile(_median_speed(speeds), min(1.0, cpu), stages, reading.tuned(), trials, left)
 
 
-def _in_turn(readings: Sequence[Reading]) -> list[list[Speed]]:
-    """Return what was read in each round, for each of `readings`."""
-    rounds = []
+def _in_turn(
+    reading: Reading, tried: Mapping[Change, Reading], untried: dict[Change, str]
+) -> tuple[list[Speed], dict[Change, list[Round]]]:
+    """Read the input as it is, and with each change.
+
+    Args:
+      reading: the input as it is.
+      tried: the inputs with a change.
+      untried: gets the changes whose input fails, and why.
+
+    Returns:
+      What was read of the input as it is, and the rounds of each change.
+    """
+    unchanged = []
+    rounds: dict[Change, list[Round]] = {change: [] for change in tried}
     for number in range(ROUNDS):
-        speeds = {}
-        order = list(range(len(readings)))
+        order = [change for change in tried if change not in untried]
         if number % 2:
             order.reverse()  # none is always the first after another one
-        for place in order:
-            _settle()
-            readings[place].read(DRAIN_SECS)
-            speeds[place] = readings[place].read(ROUND_SECS)
-        rounds.append([speeds[place] for place in range(len(readings))])
-    return rounds
+        unchanged.append(_turn(reading))
+        for change in order:
+            try:
+                changed = _turn(tried[change])
+            except _READ_ERRORS as error:
+                untried[change] = _why_failed(error)
+                continue
+            before = unchanged[-1]
+            after = _turn(reading)
+            unchanged.append(after)
+            pair = Round(_examples_per_sec(before), _examples_per_sec(changed), _examples_per_sec(after))
+            rounds[change].append(pair)
+    return unchanged, rounds
+
+
+def _turn(reading: Reading) -> Speed:
+    _settle()
+    reading.read(DRAIN_SECS)
+    return reading.read(ROUND_SECS)
 
 
 def _settle() -> None:
@@ -398,20 +476,14 @@ class Recorder:
         return record
 
     def _noted(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Call:
-        given = [value for value in (*arguments, *options.values()) if callable(value)]
         stack = traceback.extract_stack()[:-2]  # without this method and `record`
-        frames = user_frames(stack)
+        frame = next(reversed(user_frames(stack)), None)
         caller = (stack[-1].filename, stack[-1].lineno)
-        parallel = options.get("num_parallel_calls", arguments[1] if method == "map" and len(arguments) > 1 else None)
-        call = Call(
-            number=len(self.calls),
-            method=method,
-            function=_short_name(given[0]) if given else "",
-            frame=frames[-1] if frames else None,
-            is_own=bool(frames) and frames[-1][:2] == caller,
-            is_parallel=parallel is not None and not tf.is_tensor(parallel) and parallel == tf.data.AUTOTUNE,
-            parent=self._under_way[-1] if self._under_way else None,
-        )
+        is_own = frame is not None and frame[:2] == caller
+        function = _function_name([*arguments, *options.values()])
+        parent = next(reversed(self._under_way), None)
+        is_parallel = _is_parallel(method, arguments, options)
+        call = Call(len(self.calls), method, function, frame, is_own, is_parallel, parent)
         self.calls.append(call)
         return call
 
@@ -472,8 +544,20 @@ def recording(change: Change | None = None) -> Iterator[Recorder]:
         yield recorder
 
 
-def _short_name(function: Any) -> str:
-    return name_of(function).rpartition(".")[2]
+def _function_name(arguments: Sequence[Any]) -> str:
+    """Return the short name of the first function among `arguments`, "" if there is none."""
+    for value in arguments:
+        if callable(value):
+            return name_of(value).rpartition(".")[2]
+    return ""
+
+
+def _is_parallel(method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Report whether a call has num_parallel_calls=AUTOTUNE."""
+    number = options.get("num_parallel_calls")
+    if method == "map" and len(arguments) > 1:
+        number = arguments[1]
+    return isinstance(number, int | np.integer) and bool(number == tf.data.AUTOTUNE)
 
 
 # --- the stages -------------------------------------------------------------------------------------------------------
@@ -696,9 +780,10 @@ def _changes(stages: Sequence[Stage], recorder: Recorder, speed: Speed, *, waits
         call = stage.call
         if call is None or not call.is_own or stage.share < MIN_SHARE:
             continue
-        made_in_time = stage.elements * speed.elements / speed.secs * FILL_SECS
-        num_cached = max(1, int(made_in_time))
-        found += [Change(kind, call, num_cached) for kind in _kinds(stage, call, recorder, waits=waits)]
+        num_filling = max(1, int(speed.elements / speed.secs * FILL_SECS))
+        num_cached = max(1, int(stage.elements * num_filling))
+        for kind in _kinds(stage, call, recorder, waits=waits):
+            found.append(Change(kind, call, num_cached, num_filling))
     return list(dict.fromkeys(found))[:MAX_TRIALS]
 
 
@@ -731,17 +816,64 @@ def _may_be_cached(dataset: Any) -> bool:
     return is_finite and not has_infinite and not datasets.may_draw_values(dataset)
 
 
-def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset) -> Reading | None:
-    """Return the input with a change, warmed up; None: the change cannot be made."""
-    with contextlib.suppress(Exception):  # of the user's function, which was not written for the change
+class _CannotTryError(Exception):
+    """A change cannot be tried; its text says why."""
+
+
+_READ_ERRORS = (tf.errors.OpError, TypeError, ValueError)
+"""What reading an input raises, when it is traced or when it runs. `check` raises other ones."""
+
+
+def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset, check: Callable[[], None]) -> Reading:
+    """Return the input with a change.
+
+    Raises:
+      _CannotTryError: the change cannot be made.
+    """
+    try:
         with recording(change) as recorder:
             changed = build()
-        if not recorder.was_changed or not _are_alike(changed.element_spec, dataset.element_spec):
-            return None
-        reading = Reading(changed, lambda: None)
-        reading.read(2 * FILL_SECS if change.kind == "cache" else WARM_UP_SECS)
-        return reading
-    return None
+        reading = Reading(changed, check)
+    except Exception as error:  # of the user's function, which was not written for the change
+        raise _CannotTryError(_why_failed(error)) from error
+    if not recorder.was_changed and change.kind == "batch_first":
+        raise _CannotTryError("no .batch follows the map directly")
+    if not recorder.was_changed:
+        raise _CannotTryError("the input function did not make this call when it was called again")
+    if not _are_alike(changed.element_spec, dataset.element_spec):
+        raise _CannotTryError("the elements would have other names or types")
+    return reading
+
+
+def _warm_up(reading: Reading, change: Change, secs: float) -> None:
+    """Read an input with a change until the cache of the change is full, and then for so many seconds.
+
+    Raises:
+      _CannotTryError: the input cannot be read, or the cache was not full in time.
+    """
+    try:
+        if change.kind == "cache":
+            _fill(reading, change.num_filling)
+        reading.read(secs)
+    except _READ_ERRORS as error:
+        raise _CannotTryError(_why_failed(error)) from error
+
+
+def _fill(reading: Reading, number: int) -> None:
+    """Read `number` elements. Before its cache is full an input is as slow as without, or slower."""
+    began = time.monotonic()
+    num_read = 0
+    while num_read < number:
+        num_read += reading.read(ROUND_SECS / 2).elements
+        took = time.monotonic() - began
+        if num_read < number and took > MAX_FILL_SECS:
+            raise _CannotTryError(f"only {num_read} of {number} elements for its cache came in {took:.0f} s")
+
+
+def _why_failed(error: BaseException) -> str:
+    """Return an error on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {textwrap.shorten(text, 200)}"
 
 
 def _are_alike(spec: Any, other: Any) -> bool:

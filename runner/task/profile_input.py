@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from runner.config.schema import CLUSTER_STRATEGIES, Config
-from runner.data.input_profile import Change, InputProfile, Stage, Trial, many_calls, num_cores, profile
+from runner.data.input_profile import Change, InputProfile, Trial, Untried, many_calls, num_cores, profile
 from runner.data.inputs import EmptyInputError, Input, InputPipeline, why_empty
 from runner.distribute.cluster_resolver import detect
 from runner.distribute.collectives import SINGLE_PROCESS
 from runner.system.console import counted, print_table
 from runner.system.user_frames import Frame
 from runner.task.build import Job
-
-MIN_GAIN = 1.1
-"""Smallest gain that is advice; smaller ones are within what a second measurement differs by."""
 
 _DOES = {
     "parallel": "num_parallel_calls=tf.data.AUTOTUNE",
@@ -54,7 +51,17 @@ def profile_input(config: Config, job: Job, check: Callable[[], None]) -> dict[s
     answer = {"input": _print_input(config, pipeline, found)}
     answer["stages"] = _print_stages(found)
     answer["autotune"] = _print_tuned(found)
-    answer["advice"] = _print_advice(found)
+    advice = [trial for trial in found.trials if trial.is_clear]
+    others = [trial for trial in found.trials if not trial.is_clear]
+    if not advice:
+        print("\nNothing that was tried makes it clearly faster.")
+    answer["advice"] = _print_trials("what to try, in order of its gain", advice, found)
+    for kind, but in _BUT.items():
+        if any(trial.change.kind == kind for trial in advice):
+            print(f"{_DOES[kind]}: {but}.")
+    answer["no_clear_gain"] = _print_trials("tried, no clear gain", others, found)
+    answer["not_tried"] = _print_untried(found.untried)
+    print("\nNothing was written.", flush=True)
     return answer
 
 
@@ -101,25 +108,31 @@ def _num_workers(config: Config) -> int:
 def _print_input(config: Config, pipeline: InputPipeline, found: InputProfile) -> Any:
     speed = found.speed
     replicas = counted(pipeline.num_replicas, "replica")
-    rows: list[tuple[str, Any]] = [
-        ("function", str(config.input.train.fn)),
-        ("read by", f"strategy {config.strategy.name}, {replicas}; sharding {pipeline.shard}: {pipeline.reason}"),
-        ("elements per second", _rounded(speed.elements / speed.secs)),
-        ("examples per second", _rounded(speed.examples / speed.secs)),
-        ("bytes per second", _rounded(speed.num_bytes / speed.secs)),
-        ("examples per element", _rounded(speed.examples / speed.elements)),
-        ("bytes per element", _rounded(speed.num_bytes / speed.elements)),
-        ("busy", f"{found.cpu:.0%} of {counted(num_cores(), 'core')}"),
-    ]
+    strategy = config.strategy.name
+    rows: list[tuple[str, Any]] = [("function", str(config.input.train.fn))]
+    rows.append(("read by", f"strategy {strategy}, {replicas}; sharding {pipeline.shard}: {pipeline.reason}"))
+    rows.append(("elements per second", _rounded(speed.elements / speed.secs)))
+    rows.append(("examples per second", _rounded(speed.examples / speed.secs)))
+    rows.append(("bytes per second", _rounded(speed.num_bytes / speed.secs)))
+    rows.append(("examples per element", _rounded(speed.examples / speed.elements)))
+    rows.append(("bytes per element", _rounded(speed.num_bytes / speed.elements)))
+    rows.append(("busy", f"{found.cpu:.0%} of {counted(num_cores(), 'core')}"))
     return print_table("input", ["fact", "value"], rows)
 
 
 def _print_stages(found: InputProfile) -> Any:
     rows = []
     for stage in found.stages:
-        up_to = "" if stage.secs_up_to is None else _rounded(1000 * stage.secs_up_to)
+        function = ""
+        line = ""
+        if stage.call is not None:
+            function = stage.call.function
+            line = _line(stage.call.frame)
+        up_to: Any = ""
+        if stage.secs_up_to is not None:
+            up_to = _rounded(1000 * stage.secs_up_to)
         name = "  " * stage.depth + stage.name
-        rows.append([name, _function(stage), _place(stage), _rounded(1000 * stage.secs), f"{stage.share:.0%}", up_to])
+        rows.append([name, function, line, _rounded(1000 * stage.secs), f"{stage.share:.0%}", up_to])
     print()
     headers = ["stage", "function", "line", "work ms", "share", "up to here ms"]
     answer = print_table("stages, from the source to the end; milliseconds per element", headers, rows)
@@ -139,38 +152,51 @@ def _print_tuned(found: InputProfile) -> Any:
     return print_table("chosen by AUTOTUNE", ["stage", "parameter", "value"], rows)
 
 
-def _print_advice(found: InputProfile) -> Any:
+def _print_trials(title: str, trials: Sequence[Trial], found: InputProfile) -> list[dict[str, Any]]:
+    """Print a table of trials, if there are any, and return them."""
+    before = found.speed.examples / found.speed.secs
     rows = []
-    advice = [trial for trial in found.trials if trial.gain >= MIN_GAIN]
-    for trial in advice:
-        rows.append(
-            [_at(trial.change), _DOES[trial.change.kind], f"{trial.gain:.2f}x", _rounded(trial.examples_per_sec)]
-        )
-    print()
-    answer: list[dict[str, Any]] = []
+    answer = []
+    for trial in trials:
+        gains = [turn.gain for turn in trial.rounds]
+        with_change = _rounded(trial.gain * before)
+        told = _told(trial.change)
+        told["gain"] = round(trial.gain, 3)
+        told["gain_min"] = round(min(gains), 3)
+        told["gain_max"] = round(max(gains), 3)
+        told["rounds_faster"] = trial.num_faster
+        told["rounds"] = len(gains)
+        told["examples_per_second"] = with_change
+        answer.append(told)
+        spread = f"{min(gains):.2f} to {max(gains):.2f}"
+        faster = f"{trial.num_faster} of {len(gains)}"
+        rows.append([told["where"], told["do"], f"{trial.gain:.2f}x", spread, faster, with_change])
     if rows:
-        print_table("what to try, in order of its gain", ["where", "change", "gain", "examples per second"], rows)
-        answer = [_as_answer(trial) for trial in advice]
-    else:
-        print("Nothing that was tried makes it faster.")
-    others = [trial for trial in found.trials if trial.gain < MIN_GAIN]
-    for trial in others:
-        print(f"tried: {_at(trial.change)}: {_DOES[trial.change.kind]}: {trial.gain:.2f}x")
-    for kind, but in _BUT.items():
-        if any(trial.change.kind == kind for trial in advice):
-            print(f"{_DOES[kind]}: {but}.")
-    print("\nNothing was written.", flush=True)
+        print()
+        print_table(title, ["where", "change", "gain", "of each round", "faster in", "examples per second"], rows)
     return answer
 
 
-def _as_answer(trial: Trial) -> dict[str, Any]:
+def _print_untried(untried: Sequence[Untried]) -> list[dict[str, Any]]:
+    """Print a table of the changes that could not be tried, if there are any, and return them."""
+    answer = []
+    for left in untried:
+        told = _told(left.change)
+        told["reason"] = left.reason
+        answer.append(told)
+    if answer:
+        rows = [[told["where"], told["do"], told["reason"]] for told in answer]
+        print()
+        print_table("could not be tried", ["where", "change", "reason"], rows)
+    return answer
+
+
+def _told(change: Change) -> dict[str, Any]:
     return {
-        "change": trial.change.kind,
-        "where": _at(trial.change),
-        "function": trial.change.call.function,
-        "do": _DOES[trial.change.kind],
-        "gain": round(trial.gain, 3),
-        "examples_per_second": _rounded(trial.examples_per_sec),
+        "change": change.kind,
+        "where": _at(change),
+        "function": change.call.function,
+        "do": _DOES[change.kind],
     }
 
 
@@ -180,19 +206,13 @@ def _at(change: Change) -> str:
     return f"{_line(call.frame)} .{call.method}({function})".strip()
 
 
-def _function(stage: Stage) -> str:
-    return stage.call.function if stage.call is not None else ""
-
-
-def _place(stage: Stage) -> str:
-    return "" if stage.call is None else _line(stage.call.frame)
-
-
 def _line(frame: Frame | None) -> str:
     if frame is None:
         return ""
     path = os.path.relpath(frame.filename)
-    return f"{frame.filename if path.startswith('..') else path}:{frame.lineno}"
+    if path.startswith(".."):
+        path = frame.filename
+    return f"{path}:{frame.lineno}"
 
 
 def _rounded(value: float) -> float:

@@ -95,6 +95,57 @@ def test_a_dry_run_answers_with_what_would_be_trained(ask: Run) -> None:
     assert [one["name"] for one in found["outputs"] if one["output"] == "metric"] == ["eval/loss", "eval/mae"]
 
 
+INPUTS = """
+import time
+import tensorflow as tf
+from runner.data import input_profile
+
+# This process is the command's own, and is not to take half a minute.
+for name in ("WARM_UP_SECS", "ROUND_SECS", "CUT_SECS", "SETTLE_SECS", "DRAIN_SECS", "FILL_SECS"):
+    setattr(input_profile, name, 0.1)
+
+def wait(value):
+    time.sleep(0.003)
+    return value
+
+def waiting(value):
+    waited = tf.py_function(wait, [value], tf.int64)
+    waited.set_shape([])
+    return waited
+
+def slow(params):
+    return tf.data.Dataset.range(64).repeat().map(waiting).batch(2)
+
+def empty(params):
+    return tf.data.Dataset.range(0).batch(2)
+
+def raising(params):
+    raise RuntimeError("my own mistake")
+
+def damaged(params):
+    return tf.data.Dataset.from_tensors("1,x").map(lambda line: tf.io.decode_csv(line, [[0], [0]])[1]).batch(2)
+"""
+
+
+def test_a_profile_of_the_input_answers_with_what_to_try_and_what_was_tried(trained: Path, ask: Run) -> None:
+    (trained / "slow_inputs.py").write_text(INPUTS)
+    before = set(trained.iterdir())
+    words = (*SMALL, "command=profile_input", "model_dir=profiled")
+    found = ask(*words, "input.train.fn=slow_inputs.slow")
+    assert found["code"] == 0 and found["status"] == "finished" and found["error"] is None
+    assert found["input"]["examples_per_element"] == 2 and found["autotune"] is not None
+    assert "waiting" in [stage["function"] for stage in found["stages"]]
+    first = found["advice"][0]
+    assert first["function"] == "waiting" and first["gain_min"] <= first["gain"] <= first["gain_max"]
+    assert first["rounds_faster"] >= 6 and first["rounds"] == 7 and first["gain"] >= 1.2
+    (left,) = [one for one in found["not_tried"] if one["change"] == "batch_first"]
+    assert left["reason"] and isinstance(found["no_clear_gain"], list)
+    for name, code in (("empty", 2), ("raising", 2), ("damaged", 2)):
+        found = ask(*words, f"input.train.fn=slow_inputs.{name}")
+        assert (found["code"], found["status"]) == (code, "failed") and found["error"]
+    assert set(trained.iterdir()) - before <= {trained / "__pycache__"}
+
+
 def test_cluster_info_answers_with_the_tasks(ask: Run) -> None:
     found = ask("command=cluster_info", "strategy=multi_worker", "cluster.num_workers=2")
     assert found["strategy"] == "multi_worker" and "tf_config" not in found

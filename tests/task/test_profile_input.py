@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -104,6 +105,10 @@ def test_the_slow_stage_is_named_and_the_change_that_helps_comes_first(
     assert facts["examples_per_second"] < 1000 / 3 * 1.1
     first = found["advice"][0]
     assert first["function"] == "waiting" and first["change"] in ("parallel", "many")
+    assert first["gain_min"] <= first["gain"] <= first["gain_max"] and first["rounds_faster"] in (2, 3)
+    reasons = {(one["function"], one["change"]): one["reason"] for one in found["not_tried"]}
+    assert reasons["waiting", "batch_first"] == "no .batch follows the map directly"
+    assert not any(one["gain"] >= 1.2 and one["rounds_faster"] >= 2 for one in found["no_clear_gain"])
     assert "Nothing was written." in capsys.readouterr().out
     assert ("2 replicas" in facts["read_by"]) == (strategy == "mirrored")
 
@@ -113,6 +118,60 @@ def test_a_function_of_single_examples_that_whole_batches_make_faster(tmp_path: 
     changes = [one["change"] for one in found["advice"] if one["function"] == "to_numbers"]
     assert {"batch_first", "cache"} <= set(changes)
     assert [one["gain"] for one in found["advice"]] == sorted((one["gain"] for one in found["advice"]), reverse=True)
+
+
+def trial(*gains: float) -> input_profile.Trial:
+    change = input_profile.Change("cache", input_profile.Call(0, "map", "", None, True, False, None))
+    return input_profile.Trial(change, [input_profile.Round(100, 100 * gain, 100) for gain in gains])
+
+
+@pytest.mark.parametrize(
+    ("gains", "is_clear"),
+    [
+        ([1.3, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3], True),
+        ([0.5, 1.3, 1.3, 1.3, 1.3, 1.3, 1.3], True),
+        ([0.5, 0.9, 9.0, 9.0, 9.0, 9.0, 9.0], False),
+        ([1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1], False),
+    ],
+    ids=["all", "all_but_one", "too_few_rounds", "too_little"],
+)
+def test_a_gain_is_clear_if_it_is_large_and_there_in_nearly_all_rounds(gains: list[float], is_clear: bool) -> None:
+    assert trial(*gains).is_clear is is_clear
+    assert trial(*gains).gain == pytest.approx(sorted(gains)[3])
+
+
+def test_inputs_that_are_equally_fast_are_rarely_a_clear_gain() -> None:
+    random = np.random.RandomState(0)
+    change = trial(1.0).change
+    num_clear = 0
+    for _ in range(5000):
+        speeds = random.lognormal(sigma=1.0, size=[7, 3])  # a machine whose speed doubles and halves all the time
+        num_clear += input_profile.Trial(change, [input_profile.Round(*three) for three in speeds]).is_clear
+    assert 0 < num_clear / 5000 < 0.012
+
+
+class Params:
+    batch_size = 2
+
+
+def test_a_change_that_cannot_be_tried_is_listed_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_built = 0
+
+    def build() -> tf.data.Dataset:
+        nonlocal num_built
+        num_built += 1
+        if num_built == 2:
+            raise KeyError("only once")
+        return parsed(Params)
+
+    monkeypatch.setattr(input_profile, "FILL_SECS", 1000.0)
+    monkeypatch.setattr(input_profile, "MAX_FILL_SECS", 0.1)
+    found = input_profile.profile(build, lambda: None)
+    reasons = {(left.change.call.function, left.change.kind): left.reason for left in found.untried}
+    assert "KeyError: 'only once'" in reasons.values()
+    assert reasons["to_numbers", "cache"].startswith("only ")
+    changes = [left.change for left in found.untried] + [trial.change for trial in found.trials]
+    assert num_built == 1 + len(changes) == 1 + len(set(changes))
 
 
 def test_inputs_of_two_sources_have_the_stages_of_both(tmp_path: Path) -> None:
@@ -140,9 +199,6 @@ def test_the_input_is_that_of_one_worker_of_the_run(strategy: str, tmp_path: Pat
 
 
 def test_the_same_call_has_the_same_number() -> None:
-    class Params:
-        batch_size = 2
-
     with input_profile.recording() as recorder:
         slow(Params)
     before = recorder.calls
