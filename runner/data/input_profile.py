@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import os
 import statistics
-import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -220,10 +219,14 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Untried:
-    """A change that could not be tried, and why."""
+    """A change that could not be tried.
+
+    Attributes:
+      error: what the changed input raised, or a CannotTryError, whose text says why.
+    """
 
     change: Change
-    reason: str
+    error: Exception
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,24 +274,28 @@ def profile(build: Build, check: Callable[[], None]) -> InputProfile:
     options = dataset.options()
     stages = [dataclasses.replace(stage, secs_up_to=_secs_up_to(stage, options, check)) for stage in stages]
     tried: dict[Change, Reading] = {}
-    untried: dict[Change, str] = {}
+    untried: dict[Change, Exception] = {}
     for change in _changes(stages, recorder, speed, waits=cpu < MAX_BUSY):
         try:
             changed = _changed_reading(change, build, dataset, check)
             _warm_up(changed, change, warm_up_secs)
-        except _CannotTryError as error:
-            untried[change] = str(error)
+        except CannotTryError as error:
+            untried[change] = error
+        except _InputError as error:
+            untried[change] = error.of_input
         else:
             tried[change] = changed
     speeds, rounds = _in_turn(reading, tried, untried)
-    trials = [Trial(change, rounds[change]) for change in rounds if change not in untried]
+    for change in untried:
+        rounds.pop(change, None)
+    trials = list(map(Trial, rounds.keys(), rounds.values()))
     trials.sort(key=lambda trial: trial.gain, reverse=True)
-    left = [Untried(change, reason) for change, reason in untried.items()]
+    left = list(map(Untried, untried.keys(), untried.values()))
     return InputProfile(_median_speed(speeds), min(1.0, cpu), stages, reading.tuned(), trials, left)
 
 
 def _in_turn(
-    reading: Reading, tried: Mapping[Change, Reading], untried: dict[Change, str]
+    reading: Reading, tried: Mapping[Change, Reading], untried: dict[Change, Exception]
 ) -> tuple[list[Speed], dict[Change, list[Round]]]:
     """Read the input as it is, and with each change.
 
@@ -311,13 +318,13 @@ def _in_turn(
             try:
                 changed = _turn(tried[change])
             except _READ_ERRORS as error:
-                untried[change] = _why_failed(error)
+                untried[change] = error
                 continue
             before = unchanged[-1]
             after = _turn(reading)
             unchanged.append(after)
-            pair = Round(_examples_per_sec(before), _examples_per_sec(changed), _examples_per_sec(after))
-            rounds[change].append(pair)
+            speeds = map(_examples_per_sec, (before, changed, after))
+            rounds[change].append(Round(*speeds))
     return unchanged, rounds
 
 
@@ -816,8 +823,16 @@ def _may_be_cached(dataset: Any) -> bool:
     return is_finite and not has_infinite and not datasets.may_draw_values(dataset)
 
 
-class _CannotTryError(Exception):
+class CannotTryError(Exception):
     """A change cannot be tried; its text says why."""
+
+
+class _InputError(Exception):
+    """An input with a change raised `of_input`."""
+
+    def __init__(self, of_input: Exception) -> None:
+        super().__init__()
+        self.of_input = of_input
 
 
 _READ_ERRORS = (tf.errors.OpError, TypeError, ValueError)
@@ -828,20 +843,21 @@ def _changed_reading(change: Change, build: Build, dataset: tf.data.Dataset, che
     """Return the input with a change.
 
     Raises:
-      _CannotTryError: the change cannot be made.
+      CannotTryError: the change cannot be made.
+      _InputError: the input function failed with it.
     """
     try:
         with recording(change) as recorder:
             changed = build()
         reading = Reading(changed, check)
     except Exception as error:  # of the user's function, which was not written for the change
-        raise _CannotTryError(_why_failed(error)) from error
+        raise _InputError(error) from error
     if not recorder.was_changed and change.kind == "batch_first":
-        raise _CannotTryError("no .batch follows the map directly")
+        raise CannotTryError("no .batch follows the map directly")
     if not recorder.was_changed:
-        raise _CannotTryError("the input function did not make this call when it was called again")
+        raise CannotTryError("the input function did not make this call when it was called again")
     if not _are_alike(changed.element_spec, dataset.element_spec):
-        raise _CannotTryError("the elements would have other names or types")
+        raise CannotTryError("the elements would have other names or types")
     return reading
 
 
@@ -849,14 +865,15 @@ def _warm_up(reading: Reading, change: Change, secs: float) -> None:
     """Read an input with a change until the cache of the change is full, and then for so many seconds.
 
     Raises:
-      _CannotTryError: the input cannot be read, or the cache was not full in time.
+      CannotTryError: the cache was not full in time.
+      _InputError: the input cannot be read.
     """
     try:
         if change.kind == "cache":
             _fill(reading, change.num_filling)
         reading.read(secs)
     except _READ_ERRORS as error:
-        raise _CannotTryError(_why_failed(error)) from error
+        raise _InputError(error) from error
 
 
 def _fill(reading: Reading, number: int) -> None:
@@ -867,13 +884,7 @@ def _fill(reading: Reading, number: int) -> None:
         num_read += reading.read(ROUND_SECS / 2).elements
         took = time.monotonic() - began
         if num_read < number and took > MAX_FILL_SECS:
-            raise _CannotTryError(f"only {num_read} of {number} elements for its cache came in {took:.0f} s")
-
-
-def _why_failed(error: BaseException) -> str:
-    """Return an error on one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {textwrap.shorten(text, 200)}"
+            raise CannotTryError(f"only {num_read} of {number} elements for its cache came in {took:.0f} s")
 
 
 def _are_alike(spec: Any, other: Any) -> bool:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from runner.config.schema import CLUSTER_STRATEGIES, Config
-from runner.data.input_profile import Change, InputProfile, Trial, Untried, many_calls, num_cores, profile
+from runner.data.input_profile import (
+    CannotTryError,
+    Change,
+    InputProfile,
+    Trial,
+    Untried,
+    many_calls,
+    num_cores,
+    profile,
+)
 from runner.data.inputs import EmptyInputError, Input, InputPipeline, why_empty
 from runner.distribute.cluster_resolver import detect
 from runner.distribute.collectives import SINGLE_PROCESS
 from runner.system.console import counted, print_table
 from runner.system.user_frames import Frame
 from runner.task.build import Job
+from runner.task.error_report import explain
 
 _DOES = {
     "parallel": "num_parallel_calls=tf.data.AUTOTUNE",
@@ -182,13 +193,19 @@ def _print_untried(untried: Sequence[Untried]) -> list[dict[str, Any]]:
     answer = []
     for left in untried:
         told = _told(left.change)
-        told["reason"] = left.reason
+        told["reason"] = _reason(left)
         answer.append(told)
     if answer:
         rows = [[told["where"], told["do"], told["reason"]] for told in answer]
         print()
         print_table("could not be tried", ["where", "change", "reason"], rows)
     return answer
+
+
+def _reason(left: Untried) -> str:
+    if isinstance(left.error, CannotTryError):
+        return str(left.error)
+    return textwrap.shorten(explain(left.error).said, 200)
 
 
 def _told(change: Change) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -167,11 +168,24 @@ def test_a_change_that_cannot_be_tried_is_listed_with_its_reason(monkeypatch: py
     monkeypatch.setattr(input_profile, "FILL_SECS", 1000.0)
     monkeypatch.setattr(input_profile, "MAX_FILL_SECS", 0.1)
     found = input_profile.profile(build, lambda: None)
-    reasons = {(left.change.call.function, left.change.kind): left.reason for left in found.untried}
-    assert "KeyError: 'only once'" in reasons.values()
-    assert reasons["to_numbers", "cache"].startswith("only ")
+    errors = {(left.change.call.function, left.change.kind): left.error for left in found.untried}
+    assert [error.args for error in errors.values() if isinstance(error, KeyError)] == [("only once",)]
+    assert isinstance(errors["to_numbers", "cache"], input_profile.CannotTryError)
     changes = [left.change for left in found.untried] + [trial.change for trial in found.trials]
     assert num_built == 1 + len(changes) == 1 + len(set(changes))
+
+
+def test_a_change_whose_input_fails_while_it_is_timed_is_left_out() -> None:
+    def ends(number: tf.Tensor) -> tf.Tensor:
+        return 1 // tf.maximum(500 - number, 0)  # an error in the element 500
+
+    whole = tf.data.Dataset.range(10**6).batch(2)
+    good, bad = (dataclasses.replace(trial(1.0).change, kind=kind) for kind in ("many", "parallel"))
+    read = {good: input_profile.Reading(whole, lambda: None), bad: input_profile.Reading(whole.map(ends), lambda: None)}
+    untried: dict[input_profile.Change, Exception] = {}
+    unchanged, rounds = input_profile._in_turn(input_profile.Reading(whole, lambda: None), read, untried)
+    assert list(untried) == [bad] and isinstance(untried[bad], tf.errors.InvalidArgumentError)
+    assert len(rounds[good]) == 3 and rounds[bad] == [] and len(unchanged) == 6
 
 
 def test_inputs_of_two_sources_have_the_stages_of_both(tmp_path: Path) -> None:
