@@ -158,8 +158,11 @@ class TrainLog:
             last = max(points)
             self.recorded = last, dict(points[last])
         if result.first_step == self._first_step + 1:  # note when the start of the run was over
+            self._context.collectives.tell_waits(None)
+            self._context.journal.note_waits()
             # By now the input function has been called, which may import modules, too.
-            self._context.journal.event("first_step", step=result.first_step, files=imported_files())
+            secs = round(result.secs, 4)
+            self._context.journal.event("first_step", step=result.first_step, secs=secs, files=imported_files())
         if not self._config.is_chief:
             return
         if logs_speed or not self._speed:

@@ -111,6 +111,8 @@ def test_a_task_that_finishes_is_summarised(
         "input_bound": None,
         "examples": None,
         "phases": {},
+        "starts": {},
+        "slowest_start": None,
         "unread_params": [],
         "strategy": "default",
         "gradient_accumulation": 1,
